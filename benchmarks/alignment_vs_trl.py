@@ -32,7 +32,7 @@ from paceline.data.examples import Example
 from paceline.data.sources import ExampleStream, SampledText, TextBatch
 from paceline.models import load_model
 from paceline.models.loading import load_tokenizer, shapes_at
-from paceline.models.prepare import TrainingWriter, choose_writer
+from paceline.models.prepare import choose_writer, training_writer
 from paceline.records import RunDirectory
 from paceline.train import AlignConfig
 from paceline.train.loss import StepPlan
@@ -148,7 +148,7 @@ class Ours:
         draft = load_model(options.draft, dtype="float32")
         chosen = choose_writer(draft, options.batch)
         print(f"forward passes in {'bfloat16' if bfloat16 else 'float32'}; {chosen.reason}")
-        writer = TrainingWriter(draft) if chosen.precision == "bfloat16" else draft
+        writer = training_writer(draft) if chosen.precision == "bfloat16" else draft
         self.stepper = Stepper(
             draft, target, config, accelerator, vocab_size=draft.vocab_size, bfloat16=bfloat16
         )

@@ -44,7 +44,7 @@ from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.decode.block import draw, verify
 from paceline.measure.measurement import MeasureConfig, measure_models
 from paceline.models import load_model, prepare_for_decoding, wrap_model
-from paceline.models.prepare import in_fixed_shapes
+from paceline.models.prepare import with_cuda_graphs
 from paceline.rng import named_generator
 from paceline.train import AlignConfig, align
 from paceline.train.loss import StepPlan
@@ -376,7 +376,7 @@ def main() -> None:
         print(f"\n{shape}: {SHAPES[shape]}")
         report_bandwidth(plain[0], 2**30 if on_gpu else 2**26)
         fix_block_length(plain[1], options.gamma)
-        ready = in_fixed_shapes(plain[0]), in_fixed_shapes(plain[1])
+        ready = with_cuda_graphs(plain[0]), with_cuda_graphs(plain[1])
         for temperature in (0.0, 1.0):
             compare_decoding(plain, ready, SamplingParams(temperature=temperature), options)
         if on_gpu:

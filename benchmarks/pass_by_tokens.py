@@ -21,8 +21,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline import processor
-from paceline.models.hf.causal import CausalModel
-from paceline.models.hf.session import CausalSession
+from paceline.models.hf.causal import CausalModel, CausalSession
 from paceline.models.llama.cpu import NativeLlama
 from paceline.models.llama.forward import LlamaDecoder
 from paceline.models.llama.int8 import rounded_copy
@@ -39,7 +38,7 @@ def session_of(hf: LlamaForCausalLM, *, int8: bool) -> CausalSession:
     through_torch = rounded_copy(hf) if int8 else hf
     decoder = LlamaDecoder(through_torch, Packer(EXACT), compiled=False)
     decoder.native = NativeLlama(hf, None, int8=int8, library=library)
-    session = CausalSession(CausalModel(through_torch, decoder=decoder))
+    session = CausalSession(CausalModel(through_torch).decoding_with(decoder))
     session.prefill([[7] * CONTEXT])
     return session
 

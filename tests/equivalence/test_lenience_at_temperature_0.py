@@ -20,7 +20,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.decode import SpeculativeDecoder
 from paceline.models import prepare_for_decoding, wrap_model
 from paceline.models.llama.cpu import NativeLlama
-from paceline.models.prepare import in_fixed_shapes
+from paceline.models.prepare import with_cuda_graphs
 from paceline.native import compiled
 from paceline.native.kernels import NativeBackend
 from tiny import tiny_hf
@@ -38,7 +38,7 @@ RULES: list[tuple[Rule, Callable[[float, float], bool]]] = [
 PREPARED = {
     "plain": lambda model: model,
     "compiled": prepare_for_decoding,
-    "recorded": in_fixed_shapes,
+    "recorded": with_cuda_graphs,
 }
 
 

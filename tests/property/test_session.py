@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from paceline.models import HfModel, prepare_for_decoding, wrap_model
 from paceline.models.contract import decoder_prompt_of
 from paceline.models.fakes import TableModel
-from paceline.models.llama.cuda_session import FixedSession
+from paceline.models.llama.cuda import GraphSession
 from paceline.models.llama.forward import LlamaDecoder
 from paceline.models.llama.packing import can_pack
-from paceline.models.prepare import in_fixed_shapes
+from paceline.models.prepare import with_cuda_graphs
 from paceline.native import compiled
 from tiny import CONFIGS, ENCODER_DECODERS, tiny_hf, tiny_model
 
@@ -223,8 +223,8 @@ def test_the_compiled_pass_changes_nothing(
 @cache
 def fixed_model_of(architecture: str) -> HfModel:
     """As a GPU reads it, but nothing is recorded here."""
-    prepared = in_fixed_shapes(tiny_model(architecture))
-    assert isinstance(prepared.start_session(), FixedSession)
+    prepared = with_cuda_graphs(tiny_model(architecture))
+    assert isinstance(prepared.start_session(), GraphSession)
     return prepared
 
 
@@ -238,7 +238,7 @@ def test_rooms_of_a_fixed_size_change_nothing(
 ):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("paceline.models.llama.cuda._FEWEST_COLUMNS", 4)  # so that they are left
-        patch.setattr("paceline.models.llama.cuda_session._SPARE", 0)
+        patch.setattr("paceline.models.llama.cuda._SPARE", 0)
         if in_groups:
             patch.setattr(
                 "paceline.models.llama.forward._few_queries", lambda _, mask: mask is not None

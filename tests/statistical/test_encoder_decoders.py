@@ -22,7 +22,7 @@ import exact_cascades as cascades
 from paceline.core.rules import BiLDRule, Chow, Lossless, Rule, TokenV3
 from paceline.decode import SpeculativeDecoder
 from paceline.models import HfModel, wrap_model
-from paceline.models.hf.seq2seq_cache import Seq2SeqCache
+from paceline.models.hf.seq2seq import Seq2SeqCache
 from paceline.rng import named_generator
 from tiny import tiny_hf
 

@@ -8,10 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cache import _warn, cache_directory, cached_text, keep_text
+from paceline.cache import (
+    _warn,
+    cache_directory,
+    cached_directory,
+    cached_text,
+    is_cached,
+    keep_text,
+)
 from paceline.cli import crash
 from paceline.errors import StorageError
-from paceline.models.cached_directory import cached_directory, is_cached
 
 NOBODY = 65534
 

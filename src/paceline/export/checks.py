@@ -20,9 +20,10 @@ from paceline.engines.process import check_choice, started
 from paceline.errors import ExportError
 from paceline.export.export_inputs import SAMPLES
 from paceline.models import load_model
-from paceline.models.admission.tokenizer_probes import TOKENIZER_FILE, TokenizerFile
+from paceline.models.admission.tokenizer import TOKENIZER_FILE, TokenizerFile
+from paceline.models.checkpoint_files import auto_class
 from paceline.models.gguf import convert_gguf
-from paceline.models.loading import auto_class, load_tokenizer
+from paceline.models.loading import load_tokenizer
 from paceline.models.silence import quiet
 
 if TYPE_CHECKING:

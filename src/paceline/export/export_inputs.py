@@ -19,7 +19,7 @@ from paceline.engines.commands import EngineChoice, EngineName
 from paceline.errors import ConfigError, UsageError, VocabularyMismatchError
 from paceline.measure import Measurement
 from paceline.models import load_model
-from paceline.models.admission.tokenizer_probes import PROBES
+from paceline.models.admission.tokenizer import PROBES
 from paceline.models.compatibility import check_block, check_same_vocabulary
 from paceline.models.drafts.save import other_file
 from paceline.models.gguf import open_gguf

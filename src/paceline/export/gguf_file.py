@@ -18,9 +18,9 @@ from torch import Tensor
 
 from paceline.errors import UnsupportedModelError, UsageError
 from paceline.models.gguf import open_gguf
+from paceline.models.gguf.conversion import rotated_by_pairs, tensor_names
 from paceline.models.gguf.pre_tokenizers import name_of
-from paceline.models.gguf.stops import ENDS
-from paceline.models.gguf.tensors import rotated_by_pairs, tensor_names
+from paceline.models.gguf.vocabulary import ENDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

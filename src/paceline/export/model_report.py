@@ -20,18 +20,17 @@ from paceline.models.admission.tokenizer import check_tokenizer
 from paceline.models.answer_text import answer_text
 from paceline.models.drafts.layers import layer_list
 from paceline.models.gguf import is_converted, is_gguf
-from paceline.models.hf.architectures import num_decoder_layers, num_encoder_layers
-from paceline.models.hf.layers import WINDOW_IN_CONFIG, outer_lists, settings_of
+from paceline.models.hf.architectures import (
+    WINDOW_IN_CONFIG,
+    num_decoder_layers,
+    num_encoder_layers,
+    outer_lists,
+    settings_of,
+)
 from paceline.models.hf.settings import unused_settings, warn_of_no_end, warn_of_unused
 from paceline.models.inspection import inspect_model
-from paceline.models.loading import (
-    choose_dtype,
-    files_of,
-    find_device,
-    model_directory,
-)
+from paceline.models.loading import choose_dtype, files_of, find_device, model_directory, unchecked
 from paceline.models.prepare import describe_pass
-from paceline.models.wrapping import unchecked
 
 if TYPE_CHECKING:
     from collections.abc import Callable

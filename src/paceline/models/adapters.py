@@ -15,16 +15,18 @@ from typing import Any
 
 import huggingface_hub
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
+from paceline.cache import cached_directory
 from paceline.errors import ModelLoadError, PacelineError, first_line
 from paceline.fingerprints import files_fingerprint
-from paceline.models.cached_directory import cached_directory
-from paceline.models.config_files import read_config
-from paceline.models.hf.architectures import is_encoder_decoder
+from paceline.models.checkpoint_files import (
+    ModelLocation,
+    read_config,
+    refuse_incomplete,
+    shapes_in,
+    with_weights,
+)
 from paceline.models.silence import quiet
-from paceline.models.sizes import shapes_in, with_weights
-from paceline.models.weights import refuse_incomplete
 from paceline.places import copy_files
 
 CONFIG = "adapter_config.json"
@@ -62,8 +64,9 @@ def merged_adapter(directory: Path) -> Path:
         )
     _check_ranks(directory, settings)
     base = _base_of(directory, settings)
-    files = [file for folder in (directory, base) for file in _fingerprinted(folder)]
-    name = f"{directory.name}-{files_fingerprint(files)}"
+    files = [file for folder in (directory, base) for file in sorted(folder.iterdir())]
+    kept = (file for file in files if file.suffix in (".json", ".safetensors", ".bin"))
+    name = f"{directory.name}-{files_fingerprint(kept)}"
     entry = cached_directory("merged", name, lambda folder: _merge_into(folder, directory, base))
     if base == directory:
         warnings.warn(
@@ -136,16 +139,11 @@ def _base_of(directory: Path, settings: dict[str, Any]) -> Path:
         ) from error
 
 
-def _fingerprinted(folder: Path) -> list[Path]:
-    suffixes = (".json", ".safetensors", ".bin")
-    return [file for file in sorted(folder.iterdir()) if file.suffix in suffixes]
-
-
 def _merge_into(scratch: Path, directory: Path, base: Path) -> None:
     """Write the merged model, with tokenizer and other files of the adapter, else of the base."""
     with quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        config = read_config(str(base), base, {"local_files_only": True})
+        config = read_config(ModelLocation(str(base), str(base)))
         if getattr(config, "quantization_config", None) is not None:
             raise ModelLoadError(
                 f"{base} is quantized, so the adapter in {directory} cannot be merged into it; "
@@ -165,14 +163,12 @@ def _merge_into(scratch: Path, directory: Path, base: Path) -> None:
 
 def _load(base: Path, config: Any) -> Any:
     """The base model in float32."""
-    auto: Any = AutoModelForSeq2SeqLM if is_encoder_decoder(config) else AutoModelForCausalLM
     with tempfile.TemporaryDirectory() as plain:
         for file in base.iterdir():
             if not file.name.startswith("adapter"):  # transformers would attach it
                 (Path(plain) / file.name).symlink_to(file.resolve())
-        options = {"local_files_only": True}
-        hf, info = with_weights(auto, str(base), config, plain, torch.float32, options)
-    refuse_incomplete(str(base), base, hf, info)
+        hf, info = with_weights(ModelLocation(str(base), plain), config, torch.float32)
+    refuse_incomplete(ModelLocation(str(base), str(base)), hf, info)
     return hf
 
 
@@ -208,10 +204,8 @@ def _merge(hf: Any, directory: Path, base: Path) -> None:
             f"the adapter in {directory} does not fit {base}: {len(odd)} of its weights are "
             f"missing or unknown, for example {odd[0]}; name the base model that it was trained for"
         )
-    if not tied:
-        return
-    if torch.equal(hf.get_output_embeddings().weight, hf.get_input_embeddings().weight):
+    if tied and torch.equal(hf.get_output_embeddings().weight, hf.get_input_embeddings().weight):
         hf.tie_weights()
-    else:
+    elif tied:
         hf.config.tie_word_embeddings = False
         hf.config.get_text_config(decoder=True).tie_word_embeddings = False

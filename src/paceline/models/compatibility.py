@@ -26,10 +26,9 @@ _ADVICE = "choose or build a draft with the target's own tokenizer"
 
 def written_vocabulary(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     """Ids of the tokens that a model writes; Marian may have another vocabulary for its sources."""
-    two: Any = tokenizer
-    if getattr(tokenizer, "separate_vocabs", False):
-        return dict(two.target_encoder)
-    return tokenizer.get_vocab()
+    marian: Any = tokenizer
+    two = getattr(tokenizer, "separate_vocabs", False)
+    return dict(marian.target_encoder) if two else tokenizer.get_vocab()
 
 
 def check_same_vocabulary(target: Model, draft: Model) -> int:
@@ -81,13 +80,10 @@ def check_block(gamma: int, limit: int | None) -> None:
         )
 
 
-def without_rollback(*models: Model) -> str | None:
+def without_rollback(*models: Any) -> str | None:
     """The architecture of the first of these models that cannot roll back; None if all can."""
-    for model in models:
-        if not getattr(model, "rolls_back", True):
-            wrapped: Any = model
-            return wrapped.hf.config.model_type
-    return None
+    failing = (model for model in models if not getattr(model, "rolls_back", True))
+    return next((model.hf.config.model_type for model in failing), None)
 
 
 def check_rollback(*models: Model) -> None:
@@ -108,12 +104,9 @@ def no_rollback(architecture: str) -> UnsupportedModelError:
 def check_fits(
     model: Model, num_prompt: int, num_new: int, names: tuple[str, str], who: str
 ) -> None:
-    """Check that prompts and new tokens of these lengths fit a model.
+    """Raise a ContextLengthError unless prompts and new tokens of these lengths fit a model.
 
     `names` are the settings of both lengths and `who` is the model, for the message.
-
-    Raises:
-        ContextLengthError: They do not fit.
     """
     prompt_name, new_name = names
     decoder_prompt, limit = decoder_prompt_of(model), model.max_length

@@ -276,17 +276,12 @@ def pad(rows: Sequence[Sequence[int]]) -> Texts:
 
 
 class TrainableModel(Model, Protocol):
-    """The model interface that training and scoring by hidden states use.
-
-    Attributes:
-        device: Device of the weights.
-        dtype: Dtype of the weights.
-        head: Makes logits of `hidden`, those of padding rows included.
-        draft_vocabulary: The tokens that it may propose, most likely first, [K]; None for all.
-    """
+    """The model interface that training and scoring by hidden states use."""
 
     @property
-    def draft_vocabulary(self) -> Tensor | None: ...
+    def draft_vocabulary(self) -> Tensor | None:
+        """The tokens that it may propose, most likely first, [K]; None for all."""
+        ...
 
     @property
     def device(self) -> torch.device: ...
@@ -295,7 +290,9 @@ class TrainableModel(Model, Protocol):
     def dtype(self) -> torch.dtype: ...
 
     @property
-    def head(self) -> Head: ...
+    def head(self) -> Head:
+        """Makes logits of `hidden`, those of padding rows included."""
+        ...
 
     def hidden(self, batch: Batch) -> Tensor:
         """Final hidden states, scaled for `head`, [B, T, D]. Differentiable."""

@@ -7,11 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
-from safetensors import safe_open
 from transformers import GenerationConfig
 
 from paceline.models.admission.model import twin_admission
-from paceline.models.config_files import read_config
+from paceline.models.checkpoint_files import (
+    ModelLocation,
+    read_config,
+    stored_keys,
+    stored_tensor,
+    weight_files,
+    without_weights,
+)
 from paceline.models.gguf import is_converted, is_gguf, read_gguf_header
 from paceline.models.hf.architectures import (
     configured_prompt,
@@ -19,30 +25,19 @@ from paceline.models.hf.architectures import (
     is_encoder_decoder,
     num_decoder_layers,
     num_encoder_layers,
-    refuse_by_name,
     source_length,
 )
 from paceline.models.hf.base import named_tokens, rolls_back, stop_tokens
 from paceline.models.hf.causal import CausalModel
-from paceline.models.loading import auto_class, open_model, read_tokenizer
+from paceline.models.loading import open_model, read_tokenizer
 from paceline.models.silence import quiet
-from paceline.models.sizes import stored_size, within
-from paceline.models.weights import stored_tensor, weight_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from paceline.models.loading import ModelLocation
-
 
 class Header(NamedTuple):
-    """A model without its weights.
-
-    Attributes:
-        hf: The model of transformers on the meta device.
-        tokenizer: Its tokenizer; None if there are no tokenizer files.
-        num_parameters: Distinct weights; 0 if they are not on this machine.
-    """
+    """A model of transformers on the meta device; `num_parameters`: 0 if they are not known."""
 
     hf: Any
     tokenizer: PreTrainedTokenizerBase | None
@@ -52,18 +47,12 @@ class Header(NamedTuple):
 class ModelFacts(NamedTuple):
     """Facts about a model that is not loaded.
 
-    Attributes:
+    Attributes that are not in `contract`:
         path: As given by the user.
         architecture: The model_type; None if unknown.
         num_layers: Number of layers, of the decoder if there is an encoder.
         num_encoder_layers: Number of layers of the encoder; 0 for a decoder-only model.
-        eos_token_ids: Tokens that end a text.
-        decoder_prompt: See `contract.EncoderDecoder`; None for a decoder-only model.
-        max_length: Context length in tokens; None if unlimited or unknown.
-        max_source_length: Maximum number of encoder tokens; None if unlimited or decoder-only.
-        vocab_size: Tokens of the tokenizer.
         num_parameters: Distinct weights; 0 if unknown.
-        tokenizer: The tokenizer in the model's directory; None if missing or unknown.
     """
 
     path: str
@@ -120,12 +109,13 @@ def state_keeper(path: str | Path) -> str | None:
     if is_gguf(path):
         return None
     with open_model(path) as location:
-        config = read_config(location.name, location.source, location.options)
+        config = read_config(location)
     if is_encoder_decoder(config):
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run repeats them
-        twin = twin_admission(CausalModel(_without_weights(path, location.source, config)))
+        with quiet():
+            twin = twin_admission(CausalModel(without_weights(location, config)))
     return None if twin is None or rolls_back(twin.sessions) else config.model_type
 
 
@@ -140,19 +130,12 @@ def read_header(path: str | Path) -> Header:
         hf, tokenizer = read_gguf_header(local)
         return Header(hf, tokenizer, _num_weights(hf))
     with open_model(path) as location:
-        config = read_config(location.name, location.source, location.options)
-        refuse_by_name(config)
+        config = read_config(location)
         tokenizer = read_tokenizer(location)
-        hf = _without_weights(location.name, location.source, config)
+        hf = without_weights(location, config)
         hf.generation_config = _generation_config(location)
         count = 0 if location.directory is None else _count_parameters(location.directory, hf)
     return Header(hf, tokenizer, count)
-
-
-def _without_weights(name: str | Path, source: str | Path, config: Any) -> Any:
-    size = within(str(name), lambda: stored_size(source, config))
-    with quiet(), size, torch.device("meta"):
-        return auto_class(config).from_config(config, trust_remote_code=False)
 
 
 def _generation_config(location: ModelLocation) -> GenerationConfig:
@@ -174,16 +157,14 @@ def count_parameters(directory: Path) -> int:
     """
     if not (directory / "config.json").exists():
         return 0
-    config = read_config(str(directory), directory, {"local_files_only": True})
-    return _count_parameters(directory, _without_weights(directory, directory, config))
+    location = ModelLocation(str(directory), str(directory))
+    with quiet():
+        return _count_parameters(directory, without_weights(location, read_config(location)))
 
 
 def _count_parameters(directory: Path, hf: Any) -> int:
-    stored: set[str] = set()
-    for file in weight_files(directory):
-        if file.suffix == ".safetensors":
-            with safe_open(file, "pt") as weights:  # detects truncated files
-                stored |= set(weights.keys())
+    files = [file for file in weight_files(directory) if file.suffix == ".safetensors"]
+    stored = {key for file in files for key in stored_keys(file)}
     count = _num_weights(hf)
     for name, source in hf.all_tied_weights_keys.items():
         if name in stored and source in stored:  # tied only if their values are equal

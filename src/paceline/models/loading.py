@@ -1,4 +1,4 @@
-"""Loads models and tokenizers from a hub id, a local directory or a GGUF file.
+"""Loads models and tokenizers from a hub id, a directory or a GGUF file; wraps loaded ones.
 
 Every problem is a one-line error. Missing or unexpected weights are an error, never a silent random
 initialization.
@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import huggingface_hub
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from torch import nn
 
 from paceline.config import read_json_mapping
 from paceline.errors import (
@@ -26,30 +25,35 @@ from paceline.errors import (
 )
 from paceline.fingerprints import files_fingerprint
 from paceline.models.adapters import adapters_below, has_adapter, merged_adapter
+from paceline.models.admission.model import admit
 from paceline.models.admission.tokenizer import admit_tokenizer
-from paceline.models.config_files import needs_code, read_config
-from paceline.models.gguf import converted_gguf, is_gguf
-from paceline.models.hf.architectures import is_encoder_decoder, refuse_by_name
-from paceline.models.hf.base import HfModel, named_tokens
-from paceline.models.hf.draft_vocabulary import read_draft_vocabulary
-from paceline.models.hf.settings import warn_of_no_end, warn_of_unused
-from paceline.models.precision import choose_precision, shapes_of
-from paceline.models.silence import quiet
-from paceline.models.sizes import with_weights
-from paceline.models.weights import (
+from paceline.models.checkpoint_files import (
+    ModelLocation,
+    needs_code,
+    read_config,
     refuse_incomplete,
     refuse_integers,
     refuse_not_finite,
     weight_files,
+    with_weights,
 )
-from paceline.models.wrapping import admitted, unchecked
+from paceline.models.gguf import converted_gguf, is_gguf
+from paceline.models.hf.architectures import configured_prompt, is_encoder_decoder, refuse_by_name
+from paceline.models.hf.causal import CausalModel
+from paceline.models.hf.draft_vocabulary import read_draft_vocabulary
+from paceline.models.hf.seq2seq import Seq2SeqModel
+from paceline.models.hf.settings import refuse_malformed, warn_of_no_end, warn_of_unused
+from paceline.models.precision import choose_precision, shapes_of
+from paceline.models.silence import quiet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from transformers import PreTrainedTokenizerBase
+    from torch import Tensor
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from paceline.models.contract import Model
+    from paceline.models.hf.base import HfModel
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -83,21 +87,84 @@ def load_model(
     found_device = find_device(device)
     with quiet():
         with open_model(path) as location:
-            config = read_config(location.name, location.source, location.options)
-            refuse_by_name(config)
+            config = read_config(location)
             kind = choose_dtype(dtype, config, found_device)
-            hf, info = with_weights(
-                auto_class(config), location.name, config, location.source, kind, location.options
-            )
-            refuse_incomplete(location.name, location.directory, hf, info)
-            refuse_integers(location.name, location.directory, hf)
+            hf, info = with_weights(location, config, kind)
+            refuse_incomplete(location, hf, info)
+            refuse_integers(location, hf)
             refuse_not_finite(location.name, hf)
             tokenizer = read_tokenizer(location)
-        draft_vocabulary = _draft_vocabulary(location, hf, tokenizer)
         model = unchecked(hf.to(found_device).eval(), tokenizer)
+        draft_vocabulary = read_draft_vocabulary(_directory_of(location), model.vocab_size)
         warn_of_unused(hf, stacklevel=2)
         warn_of_no_end(hf, stacklevel=2)
         return admitted(model, draft_vocabulary, files_of(model, location.source))
+
+
+def wrap_model(
+    hf_model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    draft_vocabulary: Tensor | None = None,
+    decoder_prompt: Sequence[int] | None = None,
+) -> HfModel:
+    """Wrap a transformers model, decoder-only or encoder-decoder, as a Paceline model.
+
+    Args:
+        hf_model: The model.
+        tokenizer: Its tokenizer, if texts are tokenised.
+        draft_vocabulary: The only tokens it may propose, most likely first, [K]; None for all.
+        decoder_prompt: Encoder-decoders only: the tokens that every decoder text begins with. None:
+            `decoder_start_token_id` and, if it is set, `forced_bos_token_id`.
+
+    Raises:
+        UnsupportedModelError: Its sessions do not give the logits of transformers.
+        UsageError: `decoder_prompt` is given for a decoder-only model, or it is missing.
+    """
+    model = unchecked(hf_model, tokenizer, decoder_prompt)
+    warn_of_unused(hf_model, stacklevel=2)
+    return admitted(model, draft_vocabulary)
+
+
+def admitted(
+    model: HfModel, draft_vocabulary: Tensor | None = None, files: str | None = None
+) -> HfModel:
+    """A model whose sessions have been compared with transformers; see `admission.model.admit`."""
+    admit(model, files)  # before the restriction: it compares the logits of all tokens
+    if draft_vocabulary is not None:
+        model = model.rewrap(model.hf, draft_vocabulary.to(model.device))
+    model.files = files
+    return model
+
+
+def unchecked(
+    hf: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    decoder_prompt: Sequence[int] | None = None,
+) -> HfModel:
+    """`wrap_model` without comparing anything."""
+    refuse_by_name(hf.config)
+    if not isinstance(hf.get_output_embeddings(), nn.Module):
+        raise UnsupportedModelError(
+            f"{type(hf).__name__} has no output head; load it with AutoModelForCausalLM, or "
+            "AutoModelForSeq2SeqLM if it is an encoder-decoder"
+        )
+    refuse_malformed(hf)
+    if not is_encoder_decoder(hf.config):
+        if decoder_prompt is not None:
+            raise UsageError(
+                f"got decoder_prompt {list(decoder_prompt)}, but {hf.config.model_type} is "
+                "decoder-only; begin the prompts themselves with these tokens"
+            )
+        return CausalModel(hf, tokenizer)
+    if decoder_prompt is None:
+        decoder_prompt = configured_prompt(hf.config, hf.generation_config)
+    embeddings: Any = hf.get_input_embeddings()
+    count = embeddings.weight.shape[0]
+    if not decoder_prompt or not 0 <= min(decoder_prompt) <= max(decoder_prompt) < count:
+        raise UsageError(
+            f"got decoder_prompt {list(decoder_prompt)}; wanted at least one token id below {count}"
+        )
+    return Seq2SeqModel(hf, tokenizer, decoder_prompt=tuple(decoder_prompt))
 
 
 def load_head(
@@ -110,8 +177,7 @@ def load_head(
     """
     found_device = find_device(device)
     with quiet(), open_model(path) as location:
-        config = read_config(location.name, location.source, location.options)
-        refuse_by_name(config)
+        config = read_config(location)
         if is_encoder_decoder(config):
             raise UnsupportedModelError(
                 f"{location.name} is an encoder-decoder, whose head cannot be loaded alone"
@@ -121,20 +187,15 @@ def load_head(
         if getattr(shape, "layer_types", None):
             shape.layer_types = []
         kind = choose_dtype(dtype, config, found_device)
-        options = location.options | {"config": config}
-        hf, info = with_weights(
-            AutoModelForCausalLM, location.name, config, location.source, kind, options
-        )
+        hf, info = with_weights(location, config, kind)
         info["unexpected_keys"] = ()
-        refuse_incomplete(location.name, location.directory, hf, info)
+        refuse_incomplete(location, hf, info)
         refuse_not_finite(location.name, hf)
         return unchecked(hf.to(found_device).eval(), read_tokenizer(location))
 
 
 def load_tokenizer(path: str | Path, *, alone: bool = False) -> PreTrainedTokenizerBase:
-    """Load only the tokenizer of a model.
-
-    `alone`: a local directory needs no model beside it.
+    """Load only the tokenizer of a model; `alone`: a local directory needs no model beside it.
 
     Raises:
         ModelLoadError: The model has no tokenizer, or it cannot be read.
@@ -152,8 +213,11 @@ def load_tokenizer(path: str | Path, *, alone: bool = False) -> PreTrainedTokeni
 def tokenizer_alone(path: str | Path) -> bool:
     """True for a local directory with a tokenizer and without a model."""
     directory = Path(path).expanduser()
-    has_tokenizer = any((directory / name).exists() for name in _TOKENIZERS)
-    return has_tokenizer and not (directory / "config.json").exists()
+    return _has_tokenizer(directory) and not (directory / "config.json").exists()
+
+
+def _has_tokenizer(directory: Path) -> bool:
+    return any((directory / name).exists() for name in _TOKENIZERS)
 
 
 def tokenizer_of(model: Model, path: str | Path) -> Any:
@@ -197,16 +261,20 @@ def fingerprint_if_there(path: str | Path) -> str:
         return ""
 
 
+def config_at(path: str | Path) -> Any:
+    """The configuration of the model at this path; its weights are not read."""
+    with open_model(path) as location:
+        return read_config(location)
+
+
 def shapes_at(path: str | Path) -> list[tuple[int, int]]:
     """`shapes_of` the model at this path."""
-    with open_model(path) as location:
-        return shapes_of(read_config(location.name, location.source, location.options))
+    return shapes_of(config_at(path))
 
 
 def encoder_decoder_at(path: str | Path) -> bool:
-    """True if the model at this path is an encoder-decoder; its weights are not read."""
-    with open_model(path) as location:
-        return is_encoder_decoder(read_config(location.name, location.source, location.options))
+    """True if the model at this path is an encoder-decoder."""
+    return is_encoder_decoder(config_at(path))
 
 
 def stored_dtype(path: str | Path) -> torch.dtype | None:
@@ -214,19 +282,6 @@ def stored_dtype(path: str | Path) -> torch.dtype | None:
     settings = read_json_mapping(model_directory(path) / "config.json")
     name = str(settings.get("dtype") or settings.get("torch_dtype"))
     return getattr(torch, name) if name in _STORED else None
-
-
-@dataclass(frozen=True)
-class ModelLocation:
-    """A model's path as the user gave it, and the arguments that transformers loads it with."""
-
-    name: str
-    source: str
-    options: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def directory(self) -> Path | None:
-        return Path(self.source) if Path(self.source).is_dir() else None
 
 
 def _directory_of(location: ModelLocation) -> Path:
@@ -249,10 +304,10 @@ def open_model(path: str | Path, *, tokenizer_alone: bool = False) -> Iterator[M
     with quiet():
         directory = Path(path).expanduser()
         try:
-            if tokenizer_alone and any((directory / name).exists() for name in _TOKENIZERS):
-                yield ModelLocation(str(path), str(directory), {"local_files_only": True})
+            if tokenizer_alone and _has_tokenizer(directory):
+                yield ModelLocation(str(path), str(directory))
             else:
-                yield locate_model(path)
+                yield _locate(path)
         except (PacelineError, torch.OutOfMemoryError):
             raise
         except Exception as error:
@@ -271,11 +326,11 @@ def _advice(error: Exception) -> str:
     return "it may be damaged or incomplete: copy or download it again"
 
 
-def locate_model(path: str | Path) -> ModelLocation:
+def _locate(path: str | Path) -> ModelLocation:
     """Find the model directory, convert a GGUF file, or check that a hub id exists."""
     local = Path(path).expanduser()
     if is_gguf(local):
-        return ModelLocation(str(path), str(converted_gguf(local)), {"local_files_only": True})
+        return ModelLocation(str(path), str(converted_gguf(local)))
     if local.is_file():
         raise ModelLoadError(
             f"{path} is a file; name the directory that holds config.json and the weights, or a "
@@ -284,7 +339,7 @@ def locate_model(path: str | Path) -> ModelLocation:
     if not local.exists():
         return _locate_on_hub(str(path))
     if has_adapter(local):
-        return ModelLocation(str(path), str(merged_adapter(local)), {"local_files_only": True})
+        return ModelLocation(str(path), str(merged_adapter(local)))
     if not (local / "config.json").exists():
         hint = "name the directory that holds config.json and the weights"
         if adapters := adapters_below(local):
@@ -297,7 +352,7 @@ def locate_model(path: str | Path) -> ModelLocation:
             f"{path} has a config.json but no weights; expected model.safetensors (or its index) "
             "in the same directory"
         )
-    return ModelLocation(str(path), str(local), {"local_files_only": True})
+    return ModelLocation(str(path), str(local))
 
 
 def _locate_on_hub(name: str) -> ModelLocation:
@@ -311,47 +366,19 @@ def _locate_on_hub(name: str) -> ModelLocation:
         huggingface_hub.model_info(name, timeout=5)
     except Exception as error:  # offline, refused or unknown: use a cached copy if there is one
         if isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str):
-            return ModelLocation(name, name, {"local_files_only": True})
+            return ModelLocation(name, name, offline=False)
         raise ModelLoadError(
             f"{name} is not a local path or a hub id that can be reached ({first_line(error)}); "
             "check the spelling or the network"
         ) from error
-    return ModelLocation(name, name)
+    return ModelLocation(name, name, offline=False)
 
 
 def read_tokenizer(location: ModelLocation) -> PreTrainedTokenizerBase | None:
     """The tokenizer in the model's directory; None if there are no tokenizer files."""
-    directory = location.directory
-    if directory and not any((directory / name).exists() for name in _TOKENIZERS):
+    if location.directory and not _has_tokenizer(location.directory):
         return None
-    return admit_tokenizer(
-        location.name, _directory_of(location), location.source, location.options
-    )
-
-
-def _draft_vocabulary(location: ModelLocation, hf: Any, tokenizer: Any) -> torch.Tensor | None:
-    head = hf.get_output_embeddings()
-    if head is None:
-        return None
-    vocab_size = named_tokens(tokenizer, head.weight.shape[0])
-    return read_draft_vocabulary(_directory_of(location), vocab_size)
-
-
-def auto_class(config: Any) -> Any:
-    """The class of transformers that loads a model of this configuration.
-
-    Raises:
-        UnsupportedModelError: There is none, as for models of images and text.
-    """
-    auto: Any = AutoModelForSeq2SeqLM if is_encoder_decoder(config) else AutoModelForCausalLM
-    if type(config) not in auto._model_mapping and hasattr(config, "auto_map"):
-        raise needs_code(f"a model of type {config.model_type}")
-    if type(config) not in auto._model_mapping:
-        raise UnsupportedModelError(
-            f"{config.model_type} is no language model that transformers loads with "
-            f"{auto.__name__}; name a model that reads and writes only text"
-        )
-    return auto
+    return admit_tokenizer(location, _directory_of(location))
 
 
 def find_device(device: str) -> torch.device:

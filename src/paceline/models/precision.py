@@ -46,10 +46,7 @@ _ROWS = {"training": (64, 1024), "reading": (64, 512), "decoding": (64, 64)}  # 
 _LARGEST = 2048  # side of a timed matrix; larger matrices are multiplied in blocks anyway
 _REPEATS = 4
 _EARLY_STOP_RATIO = 3.0  # timing stops once one precision is this many times slower
-_SIZES = {
-    "inner": ("intermediate_size", "n_inner", "ffn_dim"),
-    "hidden": ("hidden_size", "n_embd", "d_model"),
-}
+_HIDDEN, _INNER = ("hidden_size", "d_model"), ("intermediate_size", "n_inner", "ffn_dim")
 
 
 class Choice(NamedTuple):
@@ -62,12 +59,8 @@ class Choice(NamedTuple):
 def choose_precision(purpose: Purpose, shapes: Iterable[Shape], device: torch.device) -> Choice:
     """Choose the precision in which the device multiplies matrices of these shapes fastest.
 
-    A tie gives bfloat16, which needs half the memory.
-
-    Args:
-        purpose: Which products to time.
-        shapes: [out, in] of the weights; see `shapes_of`.
-        device: Only the CPU is timed; a CUDA device gives bfloat16 if it has native bfloat16.
+    A tie gives bfloat16, which needs half the memory. Only the CPU is timed; a CUDA device gives
+    bfloat16 if it has native bfloat16. `shapes`: [out, in] of the weights; see `shapes_of`.
 
     Raises:
         UsageError: `PACELINE_PRECISION` is not a precision.
@@ -105,12 +98,12 @@ def shapes_of(config: PreTrainedConfig) -> list[Shape]:
     """[out, in] of a model's largest matrices, from its configuration."""
     text: Any = config.get_text_config(decoder=True)
 
-    def size(name: str, default: int) -> int:
-        found = (getattr(text, key, None) for key in _SIZES[name])
+    def size(names: tuple[str, ...], default: int) -> int:
+        found = (getattr(text, name, None) for name in names)
         return next((value for value in found if isinstance(value, int)), default)
 
-    hidden = size("hidden", 768)
-    inner = size("inner", 4 * hidden)
+    hidden = size(_HIDDEN, 768)
+    inner = size(_INNER, 4 * hidden)
     return [(hidden, hidden), (inner, hidden), (hidden, inner), (int(text.vocab_size), hidden)]
 
 
@@ -159,25 +152,23 @@ def _measure(purpose: Purpose, shapes: list[Shape]) -> dict[str, float]:
 
 def _products(purpose: Purpose, x: Tensor, weight: Tensor) -> dict[str, Product]:
     x_16, weight_16 = x.bfloat16(), weight.bfloat16()
-    match purpose:
-        case "training":
-            gradient = F.linear(x, weight)
-            gradient_16 = gradient.bfloat16()
-            return {
-                "float32": lambda: _step(x, weight, gradient),
-                "bfloat16": lambda: _step(x_16, weight_16, gradient_16),
-            }
-        case "reading":
-            return {
-                "float32": lambda: F.linear(x, weight),
-                "bfloat16": lambda: F.linear(x_16, weight_16),
-            }
-        case "decoding":
-            packed = _packed(weight)
-            return {
-                "float32": lambda: packed(x),
-                "bfloat16": lambda: F.linear(x.bfloat16(), weight_16).float(),
-            }
+    if purpose == "training":
+        gradient = F.linear(x, weight)
+        gradient_16 = gradient.bfloat16()
+        return {
+            "float32": lambda: _step(x, weight, gradient),
+            "bfloat16": lambda: _step(x_16, weight_16, gradient_16),
+        }
+    if purpose == "reading":
+        return {
+            "float32": lambda: F.linear(x, weight),
+            "bfloat16": lambda: F.linear(x_16, weight_16),
+        }
+    packed = _packed(weight)
+    return {
+        "float32": lambda: packed(x),
+        "bfloat16": lambda: F.linear(x.bfloat16(), weight_16).float(),
+    }
 
 
 def _step(x: Tensor, weight: Tensor, gradient: Tensor) -> None:

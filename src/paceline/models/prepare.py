@@ -5,28 +5,27 @@ This is the only module that imports all implementations of models/contract.py.
 
 from __future__ import annotations
 
+import functools
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from paceline.errors import UsageError
-from paceline.models.admission.hidden import hidden_states_fault
 from paceline.models.admission.model import (
     EXACT,
     ROUNDED,
     faster,
+    hidden_states_fault,
     tolerance_for,
     warn_of_slower,
 )
-from paceline.models.hf.causal import HfDecoder
-from paceline.models.hf.session import CausalSession
+from paceline.models.hf.causal import CausalSession
 from paceline.models.llama import packing
 from paceline.models.llama.cpu import NativeLlama
 from paceline.models.llama.cpu_session import CompiledSession
 from paceline.models.llama.cpu_weights import can_copy
-from paceline.models.llama.cuda import FixedReaders, can_record
-from paceline.models.llama.cuda_session import FixedSession
+from paceline.models.llama.cuda import GraphCaches, GraphSession, can_record
 from paceline.models.llama.forward import LlamaDecoder
 from paceline.models.llama.int8 import rounded_copy
 from paceline.models.llama.packing import Packer, bfloat16_product, can_pack, merged_product
@@ -38,10 +37,7 @@ from paceline.models.precision import (
     overridden,
     shapes_of,
 )
-from paceline.models.t5.forward import T5Pass
-from paceline.models.t5.layers import supports as is_t5_like
-from paceline.models.t5.training import T5States
-from paceline.models.wrapping import plain_pass
+from paceline.models.t5 import T5Pass, T5States, is_t5_like
 
 if TYPE_CHECKING:
     from paceline.models.contract import ModelSession
@@ -86,14 +82,12 @@ def prepare_for_decoding(
     if weights == "plain":
         return model
     if model.device.type == "cuda":
-        return in_fixed_shapes(model)
-    if not on_cpu:
-        return model
-    if model.dtype == torch.bfloat16:
+        return with_cuda_graphs(model)
+    if on_cpu and model.dtype == torch.bfloat16:
         return _in_bfloat16(model, round_activations=activations == "bfloat16")
-    if model.dtype != torch.float32 or not can_pack():
-        return model
-    return _packed(model, exact=weights == "auto")
+    if on_cpu and model.dtype == torch.float32 and can_pack():
+        return _packed(model, exact=weights == "auto")
+    return model
 
 
 def prepare_for_training(model: HfModel, *, frozen: bool = False) -> HfModel:
@@ -106,29 +100,28 @@ def prepare_for_training(model: HfModel, *, frozen: bool = False) -> HfModel:
     if model.device.type != "cpu" or not is_t5_like(model.hf):
         return model
     ready = model.reading_with(T5States(model.hf, frozen=frozen))
-    fault = hidden_states_fault(model, ready, tolerance_for(model.dtype))
+    fault = hidden_states_fault(model, ready)
     if fault is not None:
         warn_of_slower(model, "the fused training pass", fault)
         return model
     return ready
 
 
-def in_fixed_shapes(model: HfModel) -> HfModel:
+def with_cuda_graphs(model: HfModel) -> HfModel:
     """Use CUDA graphs for a Llama-like model (see llama/cuda.py); return other models unchanged.
 
     Weights that are multiplied together become views of one tensor, also in `hf`.
     """
-    if not LlamaDecoder.supports(model.hf) or not can_record(model.hf.config):
-        return model
-    if model.banned_K is not None:  # recorded passes know no bans
+    possible = LlamaDecoder.supports(model.hf) and can_record(model.hf.config)
+    if not possible or model.banned_K is not None:  # recorded passes know no bans
         return model
 
     def build(each: HfModel) -> HfModel:
         decoder = LlamaDecoder(each.hf, merged_product, each.draft_vocabulary, compiled=False)
-        return each.decoding_with(decoder, partial(_start_fixed, decoder, FixedReaders(decoder)))
+        return each.decoding_with(decoder, partial(_start_graphs, decoder, GraphCaches(decoder)))
 
     checked = faster(model, "the recorded pass", tolerance_for(model.dtype), build)
-    # new readers, without the recordings of the trial
+    # new caches, without the recordings of the trial
     return model if checked is None else build(model)
 
 
@@ -136,7 +129,7 @@ def describe_pass(model: HfModel) -> str:
     """The forward pass that a model decodes with, in words."""
     decoder: Any = model.decoder
     session = type(model.start_session())
-    if session is FixedSession:
+    if session is GraphSession:
         return "recorded CUDA graphs"
     if session is CompiledSession:
         return "the compiled pass for few tokens (C), the fused pass for more"
@@ -161,7 +154,7 @@ def _packed(model: HfModel, *, exact: bool) -> HfModel:
             prepared = each.decoding_with(T5Pass(each.hf, packer, each.draft_vocabulary))
         else:
             copy = packing.packed_copy(each.hf, packer)
-            prepared = each.decoding_with(plain_pass(copy, each.draft_vocabulary))
+            prepared = each.decoding_with(each.plain_pass(copy, each.draft_vocabulary))
         if not packer.num_packed and not is_t5_like(each.hf):
             return each
         prepared.weight_change = packer.largest_change
@@ -238,67 +231,56 @@ def _with_llama(model: HfModel, decoder: LlamaDecoder) -> HfModel:
     return model.decoding_with(decoder, partial(CompiledSession, native=decoder.native))
 
 
-def _start_fixed(decoder: LlamaDecoder, readers: FixedReaders, model: HfModel) -> ModelSession:
+def _start_graphs(decoder: LlamaDecoder, caches: GraphCaches, model: HfModel) -> ModelSession:
     if decoder.listening:  # a replayed graph does not call listeners
         return CausalSession(model)
-    return FixedSession(readers, model.device, model.vocab_size, model.max_length)
+    return GraphSession(caches, model.device, model.vocab_size, model.max_length)
 
 
 def _dtype_of(model: HfModel) -> str:
     return str(model.dtype).removeprefix("torch.")
 
 
-class TrainingWriter:
-    """Generates text with a model in training; a session uses the weights at the time it starts.
+def training_writer(model: HfModel, *, bfloat16: bool = True) -> HfModel:
+    """A model for generation in training: a session uses the weights at the time it starts.
 
-    If the model supports it (`has_copies`), passes over few tokens use a compiled copy in bfloat16.
-    The copy is released with the session, because the training step needs the memory. Prompts are
-    processed by the model itself. A T5 is copied for its fused pass (`fuses`), in float32.
+    A T5 is copied for its fused pass, in float32. With `bfloat16`, passes of a Llama-like model
+    over few tokens use a compiled copy in bfloat16; prompts are processed by the model itself.
+    Copies are released with the session, because the training step needs the memory. Other models
+    are returned unchanged.
     """
+    if model.device.type == "cpu" and model.dtype == torch.float32 and is_t5_like(model.hf):
+        build, name, tolerance = _fused_copy, "the fused copy of a model in training", EXACT
+    elif bfloat16 and _can_compile_copies(model):
+        build, name, tolerance = _compiled_copy, "the compiled copy of a model in training", ROUNDED
+    else:
+        return model
 
-    def __init__(self, model: HfModel) -> None:
-        self.vocab_size = model.vocab_size
-        self.max_length = model.max_length
-        self.eos_token_ids = model.eos_token_ids
-        self.num_parameters = model.num_parameters
-        self.tokenizer = model.tokenizer
-        self.decoder_prompt = model.decoder_prompt
-        self.max_source_length = model.max_source_length
-        self.forced_eos = model.forced_eos
-        self._model = model
-        on_cpu = model.device.type == "cpu"
-        possible = on_cpu and LlamaDecoder.supports(model.hf) and model.banned_K is None
-        self.has_copies = possible and can_copy(model.hf, in_training=True)
-        self.fuses = on_cpu and model.dtype == torch.float32 and is_t5_like(model.hf)
-        self._checked = False
+    @functools.cache
+    def is_right() -> bool:
+        return faster(model, name, tolerance, build) is not None
 
-    def start_session(self) -> ModelSession:
-        model = self._model
-        if self.fuses:
-            build, name = self._fused, "the fused copy of a model in training"
-        elif self.has_copies:
-            build, name = self._compiled, "the compiled copy of a model in training"
-        else:
-            return model.start_session()
-        if self._checked:
-            return build(model).start_session()
-        self._checked = True
-        copy = faster(model, name, EXACT if self.fuses else ROUNDED, build)
-        if copy is None:
-            self.fuses = self.has_copies = False
-        return (copy or model).start_session()
+    def start(_writer: HfModel) -> ModelSession:
+        return (build(model) if is_right() else model).start_session()
 
-    @staticmethod
-    def _fused(model: HfModel) -> HfModel:
-        # no rounding: weights in training are not those of a 16-bit checkpoint
-        packer = Packer(packing.EXACT)
-        return model.decoding_with(T5Pass(model.hf, packer, model.draft_vocabulary))
+    return model.decoding_with(model.decoder, start)
 
-    @staticmethod
-    def _compiled(model: HfModel) -> HfModel:
-        native = NativeLlama(model.hf, model.draft_vocabulary)
-        plain = HfDecoder(model.hf, model.draft_vocabulary)
-        return model.decoding_with(plain, partial(CompiledSession, native=native))
+
+def _fused_copy(model: HfModel) -> HfModel:
+    # no rounding: weights in training are not those of a 16-bit checkpoint
+    packer = Packer(packing.EXACT)
+    return model.decoding_with(T5Pass(model.hf, packer, model.draft_vocabulary))
+
+
+def _can_compile_copies(model: HfModel) -> bool:
+    possible = model.device.type == "cpu" and model.banned_K is None
+    return possible and LlamaDecoder.supports(model.hf) and can_copy(model.hf, in_training=True)
+
+
+def _compiled_copy(model: HfModel) -> HfModel:
+    native = NativeLlama(model.hf, model.draft_vocabulary)
+    plain = model.plain_pass(model.hf, model.draft_vocabulary)
+    return model.decoding_with(plain, partial(CompiledSession, native=native))
 
 
 def choose_writer(model: HfModel, num_rows: int) -> Choice:
@@ -309,11 +291,13 @@ def choose_writer(model: HfModel, num_rows: int) -> Choice:
     override = overridden()
     if override is not None:
         return override
-    writer = TrainingWriter(model)
-    if not writer.has_copies:
+    if not _can_compile_copies(model):
         return Choice("float32", f"there is no compiled pass for this {model.hf.config.model_type}")
     tokens_B1 = torch.zeros(num_rows, 1, dtype=torch.int64)
-    sessions = {"float32": model.start_session(), "bfloat16": writer.start_session()}
+    sessions = {
+        "float32": model.start_session(),
+        "bfloat16": training_writer(model).start_session(),
+    }
     for session in sessions.values():
         session.prefill(tokens_B1.tolist())
     passes = {name: partial(session.extend, tokens_B1) for name, session in sessions.items()}

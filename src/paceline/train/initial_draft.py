@@ -25,14 +25,7 @@ from paceline.models.drafts.derive import Embeddings, derive_draft
 from paceline.models.drafts.layers import check_layers, layer_lists, subset_layers
 from paceline.models.drafts.restricted_head import limit_vocabulary
 from paceline.models.drafts.save import other_file
-from paceline.models.drafts.subclone import Width, measure_importance, subclone, width_of
-from paceline.models.drafts.subclone_t5 import (
-    T5Width,
-    can_subclone,
-    measure_t5_importance,
-    subclone_t5,
-    t5_width_of,
-)
+from paceline.models.drafts.subclone import measure_importance, subclone, width_with
 from paceline.models.hf.architectures import num_decoder_layers
 from paceline.models.loading import tokenizer_of
 from paceline.progress import silent
@@ -229,25 +222,10 @@ def _subset(
         kept = kept._replace(encoder=list(config.encoder_layers))
     draft = subset_layers(target, *kept)
     if config.narrows:
-        draft = _narrowed(config, draft, target, texts)
+        width = width_with(draft, config.widths)
+        importance = measure_importance(draft, target, texts, seed=config.seed)
+        draft = subclone(draft, width, importance)
     return draft, kept
-
-
-def _narrowed(
-    config: DraftConfig, draft: HfModel, target: HfModel, texts: Sequence[Sequence[int]]
-) -> HfModel:
-    if not can_subclone(draft):
-        old = width_of(draft)
-        sizes = (size or own for size, own in zip(config.widths, old, strict=True))
-        return subclone(draft, Width(*sizes), measure_importance(draft, texts))
-    if config.num_key_value_heads is not None:
-        raise ConfigError(
-            f"{draft.hf.config.model_type} has no key heads of its own; set num_heads and leave "
-            "num_key_value_heads out"
-        )
-    sizes = (size or own for size, own in zip(config.widths, t5_width_of(draft), strict=False))
-    importance = measure_t5_importance(draft, target, texts, seed=config.seed)
-    return subclone_t5(draft, T5Width(*sizes), importance)
 
 
 class KeptLayers(NamedTuple):

@@ -18,7 +18,7 @@ from paceline.data.sources import Shard
 from paceline.errors import ConfigError, PacelineError
 from paceline.models.loading import load_model, model_directory
 from paceline.models.precision import choose_precision
-from paceline.models.prepare import TrainingWriter, choose_writer
+from paceline.models.prepare import choose_writer, training_writer
 from paceline.native import compiled
 from paceline.progress import silent
 from paceline.records import RunDirectory
@@ -87,7 +87,7 @@ class TrainingRun(NamedTuple):
             precision = self._keep_choice("precision", choose)
         return precision == "bfloat16"
 
-    def writer_of(self, model: HfModel) -> HfModel | TrainingWriter:
+    def writer_of(self, model: HfModel) -> HfModel:
         """The generator of training text: the model itself, or copies of its weights.
 
         A Llama-like model may be rounded to bfloat16. "auto" times both when a run begins and
@@ -97,9 +97,7 @@ class TrainingRun(NamedTuple):
         if precision == "auto":
             rows = self.config.batch_size // self.config.gradient_accumulation_steps
             precision = self._keep_choice("writing", partial(choose_writer, model, rows))
-        writer = TrainingWriter(model)
-        copies = writer.fuses or (precision == "bfloat16" and writer.has_copies)
-        return writer if copies else model
+        return training_writer(model, bfloat16=precision == "bfloat16")
 
     def check_batches(self, num_rows: int, name: str = "batch_size") -> None:
         """Raise ConfigError unless the rows divide into processes and accumulation steps."""

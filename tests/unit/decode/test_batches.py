@@ -19,7 +19,7 @@ from paceline.decode.decoder import Decoder
 from paceline.errors import UsageError
 from paceline.models import prepare_for_decoding
 from paceline.models.fakes import TableModel
-from paceline.models.prepare import in_fixed_shapes
+from paceline.models.prepare import with_cuda_graphs
 from tiny import tiny_pair
 
 PROMPTS = [[1], [2, 0, 3, 3, 7, 1, 1], [4, 1], [6, 6, 6], [5, 5], [1]]
@@ -126,7 +126,7 @@ def test_so_it_is_with_models_that_remember(rule: Rule, kind: str):
             model.hf.bfloat16().float()  # so that few tokens are read in one compiled pass
         target, draft = prepare_for_decoding(target), prepare_for_decoding(draft)
     if kind == "fixed":
-        target, draft = in_fixed_shapes(target), in_fixed_shapes(draft)
+        target, draft = with_cuda_graphs(target), with_cuda_graphs(draft)
     decoder = SpeculativeDecoder(target, draft, rule, gamma=3)
     prompts = [[3 + row] * (1 + row % 4) for row in range(7)]
     at_once = decoder.generate(prompts, 11, seed=3)

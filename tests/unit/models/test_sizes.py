@@ -17,9 +17,8 @@ from transformers import (
 
 from paceline.errors import ModelLoadError
 from paceline.models import load_model
-from paceline.models.config_files import _refuse_counts
+from paceline.models.checkpoint_files import Size, _refuse_counts, stored_size, within
 from paceline.models.inspection import read_header
-from paceline.models.sizes import Size, stored_size, within
 from tiny import tiny_hf
 
 

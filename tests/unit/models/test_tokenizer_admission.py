@@ -125,7 +125,8 @@ def test_the_ids_are_those_of_tokenizer_json_whatever_the_class_makes_of_it(
     assert check.num_differing > 0
     assert check.transformers_class is not None
     assert f"transformers' {check.transformers_class}" in said[0]
-    first = check.differences[0]
+    first = check.example
+    assert first is not None
     assert first.reference == tuple(plain.encode(first.text, add_special_tokens=False).ids)
     assert repr(first.text) in said[0]
     again, repeated = _load(folder)  # from the cache

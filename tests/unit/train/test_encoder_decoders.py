@@ -8,7 +8,7 @@ import torch
 
 from aligning import align_config, losses, write_corpus, write_pair
 from paceline.config import validate
-from paceline.models.t5.training import T5States
+from paceline.models.t5 import T5States
 from paceline.records import read_jsonl
 from paceline.train import align, pretrain
 from paceline.train.pretrain import PretrainConfig

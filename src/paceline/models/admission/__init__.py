@@ -1,11 +1,8 @@
 """Compares what is loaded with libraries that are not Paceline, once; results are kept.
 
-twin.py                  tiny twins: same class and settings, random weights, short windows
-trial.py                 plays a session beside transformers' pass over each whole text
-hidden.py                hidden states of a faster training pass beside those of transformers
-model.py                 chooses the sessions, and the faster passes, that agree
-results.py               keeps these results in the cache
-tokenizer.py             ids and text beside those of `tokenizers` or `sentencepiece`
-tokenizer_probes.py      the texts, and how the references read them
-tokenizer_doubts.py      contradictions in the files of a tokenizer
+twin.py       tiny twins: same class and settings, random weights, short windows
+trial.py      plays a session beside transformers' pass over each whole text
+model.py      chooses the sessions, and the faster passes, that agree
+results.py    keeps these results in the cache
+tokenizer.py  ids and text beside those of `tokenizers` or `sentencepiece`
 """

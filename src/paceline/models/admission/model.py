@@ -24,18 +24,21 @@ from paceline.models.admission.results import key_of, recall, remember
 from paceline.models.admission.trial import (
     FAULTS,
     Comparison,
-    failed,
+    fault_of,
     plain_logits,
     play,
     play_briefly,
 )
 from paceline.models.admission.twin import VOCABULARY, tiny_twin
-from paceline.models.hf.base import rolls_back
+from paceline.models.contract import pad
+from paceline.models.hf.base import evaluating, rolls_back
 from paceline.models.hf.causal import CausalModel
 from paceline.models.hf.seq2seq import Seq2SeqModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from torch import Tensor
 
     from paceline.models.hf.base import HfModel, Sessions
 
@@ -82,10 +85,9 @@ def admit(model: HfModel, files: str | None = None) -> Admission:
     Raises:
         UnsupportedModelError: No kind of session agrees.
     """
-    facts = (str(model.dtype), _device(model))
-    key = None if files is None else key_of(model, "weights", files, *facts)
+    key = None if files is None else key_of(model, "weights", files, *_place(model))
     known = None if key is None else recall(key)
-    found = Admission(**known) if known else _compare(model)
+    found = Admission(**known) if known else _compared(model)
     if known is None and key is not None:
         remember(key, found._asdict())
     if found.attention is not None:
@@ -94,30 +96,25 @@ def admit(model: HfModel, files: str | None = None) -> Admission:
     return found
 
 
-def _device(model: HfModel) -> str:
+def _place(model: HfModel) -> tuple[str, str]:
+    """Dtype and device of a model, by which results are kept."""
     name = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else ""
-    return f"{model.device} {name}"
-
-
-def _compare(model: HfModel) -> Admission:
-    """The model's admission; a model that is refused keeps its attention and its sessions."""
-    before = getattr(model.hf.config, "_attn_implementation", None), model.sessions
-    try:
-        return _compared(model)
-    except BaseException:
-        if before[0] is not None and model.hf.config._attn_implementation != before[0]:
-            _attend(model.hf, before[0])
-        model.sessions = before[1]
-        raise
+    return str(model.dtype), f"{model.device} {name}"
 
 
 def _compared(model: HfModel) -> Admission:
-    twin = twin_admission(model)
-    if twin is None:
-        return _first_that_agrees(model, play_briefly, tolerance_for(model.dtype), "batch")
-    if twin.attention is not None:
-        _attend(model.hf, twin.attention)
-    own = _first_that_agrees(model, play_briefly, tolerance_for(model.dtype), twin.sessions)
+    """The model's admission; a model that is refused keeps its attention and its sessions."""
+    attention, sessions = _attention_of(model.hf), model.sessions
+    try:
+        twin = twin_admission(model) or Admission("batch", None, 0.0, 0)
+        if twin.attention is not None:
+            _attend(model.hf, twin.attention)
+        own = _first_that_agrees(model, play_briefly, tolerance_for(model.dtype), twin.sessions)
+    except BaseException:
+        if attention is not None and _attention_of(model.hf) != attention:
+            _attend(model.hf, attention)
+        model.sessions = sessions
+        raise
     return own._replace(
         twin=twin.twin,
         num_positions=own.num_positions + twin.num_positions,
@@ -164,7 +161,7 @@ def twin_of(model: HfModel, seed: int = 0) -> HfModel | None:
             if pads[1] is not None and (token == pads[0]) != (small == pads[1]):
                 small = pads[1] if token == pads[0] else (small + 1) % VOCABULARY
             prompt.append(small)
-        twin = Seq2SeqModel(hf, None, tuple(prompt))
+        twin = Seq2SeqModel(hf, decoder_prompt=tuple(prompt))
     twin.sessions = model.sessions
     return twin
 
@@ -185,32 +182,22 @@ def faster(
         build: Makes the pass from a model. It is called with the tiny twin, too.
         variant: Distinguishes passes of the same name.
     """
-    facts = ("faster", name, variant, str(model.dtype), _device(model), str(tolerance))
-    fault = None
-    key = key_of(model, *facts)
-    if recall(key) is None:
-        twin = twin_of(model)
-        if twin is not None:
-            twin = twin.rewrap(cast("Any", twin.hf).to(model.device))
-            fault = _fault_of_twin(twin, build, OF_TWIN if tolerance == EXACT else tolerance)
-        if fault is None:
-            remember(key, {"tolerance": tolerance})
+    dtype, device = _place(model)
+    facts = ("faster", name, variant, dtype, device, str(tolerance))
+    fault = _checked(
+        key_of(model, *facts), lambda: _fault_of_twin(model, build, tolerance), tolerance
+    )
+    prepared = None
     if fault is None:
         prepared, fault = _built(model, build)
-        if prepared is None:
-            warn_of_slower(model, name, str(fault))
-            return None
+    if prepared is not None:
         limited = str(model.draft_vocabulary)
         key = None if model.files is None else key_of(model, *facts, model.files, limited)
-        if key is not None and recall(key) is not None:
-            return prepared
-        fault = _fault_of(prepared, play_briefly, tolerance)
-        if fault is None:
-            if key is not None:
-                remember(key, {"tolerance": tolerance})
-            return prepared
-    warn_of_slower(model, name, fault)
-    return None
+        fault = _checked(key, lambda: _fault_of(prepared, play_briefly, tolerance), tolerance)
+    if fault is not None:
+        warn_of_slower(model, name, fault)
+        return None
+    return prepared
 
 
 def warn_of_slower(model: HfModel, name: str, fault: str) -> None:
@@ -223,6 +210,43 @@ def warn_of_slower(model: HfModel, name: str, fault: str) -> None:
     )
 
 
+def hidden_states_fault(model: HfModel, ready: HfModel) -> str | None:
+    """What is wrong with the hidden states of `ready`, in words; None if they are those of `model`.
+
+    Both are encoder-decoders.
+    """
+
+    def compare() -> Comparison:
+        found = Comparison()
+        with evaluating(model.hf):
+            found.add(_hidden_states(model, plain=True), _hidden_states(ready), "")
+        return found
+
+    return fault_of("hidden states", compare, tolerance_for(model.dtype))
+
+
+@torch.inference_mode()
+def _hidden_states(model: HfModel, *, plain: bool = False) -> Tensor:
+    """Of two texts of two and one tokens, in one batch, [T, D]."""
+    first, second, third = (token % model.vocab_size for token in (7, 11, 5))
+    assert model.decoder_prompt is not None, "a decoder-only model has no sources"
+    texts = pad([[*model.decoder_prompt, *new] for new in ([first, second], [third])])
+    batch = texts._replace(source=pad([[first], [second, third, first]]))
+    hidden_BTD = (model.plain_hidden if plain else model.hidden)(batch.to(model.device))
+    kept_BT = torch.ones_like(batch.tokens_BT) if texts.attention_BT is None else texts.attention_BT
+    return hidden_BTD[kept_BT.bool()].float()
+
+
+def _checked(key: str | None, check: Callable[[], str | None], tolerance: float) -> str | None:
+    """The fault that a check finds. It does not run if it found none before under this key."""
+    if key is not None and recall(key) is not None:
+        return None
+    fault = check()
+    if fault is None and key is not None:
+        remember(key, {"tolerance": tolerance})
+    return fault
+
+
 def _built(
     model: HfModel, build: Callable[[HfModel], HfModel]
 ) -> tuple[HfModel | None, str | None]:
@@ -232,36 +256,28 @@ def _built(
     except (torch.OutOfMemoryError, PacelineError):
         raise
     except FAULTS as error:
-        return None, failed(error)
+        return None, f"failed ({first_line(error)})"
 
 
 def _fault_of_twin(
-    twin: HfModel, build: Callable[[HfModel], HfModel], tolerance: float
+    model: HfModel, build: Callable[[HfModel], HfModel], tolerance: float
 ) -> str | None:
     """The fault of its sessions, or of its forward pass in sessions of transformers' kind."""
-    prepared, fault = _built(twin, build)
+    twin = twin_of(model)
+    if twin is None:
+        return None
+    prepared, fault = _built(twin.rewrap(cast("Any", twin.hf).to(model.device)), build)
     if prepared is None:
         return fault
+    tolerance = OF_TWIN if tolerance == EXACT else tolerance
     fault = _fault_of(prepared, play, tolerance)
     if fault is None and prepared.has_own_sessions:
-        plain = prepared.decoding_with(prepared.decoder)
-        return _fault_of(plain, play, tolerance)
+        return _fault_of(prepared.decoding_with(prepared.decoder), play, tolerance)
     return fault
 
 
 def _fault_of(prepared: HfModel, trial: Callable[..., Comparison], tolerance: float) -> str | None:
-    try:
-        found = trial(prepared, rollback=prepared.rolls_back)
-    except (torch.OutOfMemoryError, PacelineError):
-        raise
-    except FAULTS as error:
-        return failed(error)
-    if found.largest <= tolerance:
-        return None
-    return (
-        f"gives logits that differ from transformers by {found.largest:.2g} standard deviations "
-        f"(allowed {tolerance:g}) {found.where}"
-    )
+    return fault_of("logits", lambda: trial(prepared, rollback=prepared.rolls_back), tolerance)
 
 
 def _first_that_agrees(
@@ -273,7 +289,7 @@ def _first_that_agrees(
     """Try sessions from `first` on, then the same with eager attention."""
     faults: list[str] = []
     kinds = list(model.session_kinds)
-    current = getattr(model.hf.config, "_attn_implementation", None)
+    current = _attention_of(model.hf)
     for attention in (None, "eager"):
         if attention is not None and (current == attention or not _attend(model.hf, attention)):
             break
@@ -307,7 +323,7 @@ def _exactly(twin: HfModel, first: Sessions) -> Admission:
     Some models, such as Gemma 3n, make rounding a thousand times larger.
     """
     kinds = list(twin.session_kinds)
-    attention = getattr(twin.hf.config, "_attn_implementation", None)
+    attention = _attention_of(twin.hf)
     found: list[Admission] = []
     fault: PacelineError | None = None
     for dtype in _EXACT_FIRST:
@@ -332,7 +348,7 @@ def _attention_differs(twin: HfModel) -> bool:
 
     SDPA of transformers 5.20 and earlier ignores the cap of Gemma 2's attention without a word.
     """
-    current = getattr(twin.hf.config, "_attn_implementation", None)
+    current = _attention_of(twin.hf)
     if current in (None, "eager"):
         return False
     text = list(range(4, 4 + min(_ATTENDED, twin.max_length or _ATTENDED)))
@@ -357,6 +373,10 @@ def _attention_differs(twin: HfModel) -> bool:
 
 def tolerance_for(dtype: torch.dtype) -> float:
     return EXACT if dtype == torch.float32 else ROUNDED
+
+
+def _attention_of(hf: Any) -> str | None:
+    return getattr(hf.config, "_attn_implementation", None)
 
 
 def _attend(hf: Any, attention: str) -> bool:

@@ -17,7 +17,7 @@ import torch
 import transformers
 
 from paceline.cache import cached_text, keep_text
-from paceline.models.hf.layers import nested_configs
+from paceline.models.hf.architectures import nested_configs
 from paceline.native import compiled
 from paceline.processor import level
 

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paceline.errors import ModelLoadError, first_line
+from paceline.errors import ModelLoadError, PacelineError, first_line
 from paceline.models.contract import Texts
 from paceline.models.hf.base import evaluating
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -33,11 +34,6 @@ FAULTS = (
     *(TypeError, ValueError),
 )
 """What models raise for a cache, mask or position that they do not support."""
-
-
-def failed(error: Exception) -> str:
-    """That a pass failed, with the first line of the reason."""
-    return f"failed ({first_line(error)})"
 
 
 @dataclass
@@ -83,6 +79,26 @@ class Comparison:
         self.num_positions += len(wanted_NV)
         if worst > self.largest:
             self.largest, self.where = worst, where
+
+
+def fault_of(what: str, compare: Callable[[], Comparison], tolerance: float) -> str | None:
+    """What is wrong with a pass, in words; None if a comparison stays within a tolerance.
+
+    Raises:
+        PacelineError: As `compare`; other errors are a fault.
+    """
+    try:
+        found = compare()
+    except (torch.OutOfMemoryError, PacelineError):
+        raise
+    except FAULTS as error:
+        return f"failed ({first_line(error)})"
+    if found.largest <= tolerance:
+        return None
+    return (
+        f"gives {what} that differ from transformers by {found.largest:.2g} standard deviations "
+        f"(allowed {tolerance:g}) {found.where}"
+    ).rstrip()
 
 
 @dataclass
@@ -241,15 +257,15 @@ def _compare_at(
 
 def _check_reference(game: _Game) -> None:
     """Compare the reference with itself: without a text's end, and as generate() reads a text."""
+    model, add = game.model, partial(game.comparison.add, of_session=False)
     for text, source in zip(game.texts, game.sources, strict=True):
-        whole_TV = plain_logits(game.model, text, source)
-        begin_TV = plain_logits(game.model, text[: len(text) // 2 + 1], source)
+        whole_TV = plain_logits(model, text, source)
+        begin_TV = plain_logits(model, text[: len(text) // 2 + 1], source)
         where = "as transformers reads the beginning of a text without its end"
-        game.comparison.add(whole_TV[: len(begin_TV)], begin_TV, where, of_session=False)
-        masked_TV = plain_logits(game.model, text, source, masked=True)
+        add(whole_TV[: len(begin_TV)], begin_TV, where)
         where = "as transformers reads a text with an attention mask of ones, as generate() does"
-        game.comparison.add(whole_TV, masked_TV, where, of_session=False)
-    if game.model.decoder_prompt is None:
+        add(whole_TV, plain_logits(model, text, source, masked=True), where)
+    if model.decoder_prompt is None:
         _check_positions(game, max(game.texts, key=len))
 
 
@@ -259,11 +275,9 @@ def _check_positions(game: _Game, text: list[int]) -> None:
     if "position_ids" not in inspect.signature(hf.forward).parameters:
         return
     tokens_1T = torch.tensor([text], device=game.model.device)
-    mask_1T = torch.ones_like(tokens_1T)
-    positions = hf._prepare_position_ids_for_generation(tokens_1T, {"attention_mask": mask_1T})
-    logits = hf(
-        input_ids=tokens_1T, attention_mask=mask_1T, position_ids=positions, use_cache=False
-    ).logits
+    masked = {"attention_mask": torch.ones_like(tokens_1T)}
+    positions = hf._prepare_position_ids_for_generation(tokens_1T, masked)
+    logits = hf(tokens_1T, **masked, position_ids=positions, use_cache=False).logits
     placed_TV = logits[0, :, : game.model.vocab_size].float()
     wanted_TV = plain_logits(game.model, text, [])
     where = "with the positions that generate() gives to a text"

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from paceline.models.hf.layers import kind_of, nested_configs, outer_lists, shorten_config
+from paceline.models.hf.architectures import (
+    kind_of,
+    nested_configs,
+    outer_lists,
+    ropes_of,
+    shorten_config,
+)
 from paceline.models.silence import quiet
 from paceline.rng import named_generator
 
@@ -196,9 +202,7 @@ def _fit_recurrence(config: Any, sizes: dict[str, int], hidden: int) -> None:
 
 
 def _shrink_ropes(config: Any) -> None:
-    settings = getattr(config, "rope_parameters", None) or {}
-    nested = [value for value in settings.values() if isinstance(value, dict)]
-    for rope in nested or [settings]:
+    for rope in ropes_of(config):
         switches = rope.get("rope_type") == "longrope"
         if "original_max_position_embeddings" in rope:
             rope["original_max_position_embeddings"] = (

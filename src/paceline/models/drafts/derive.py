@@ -10,15 +10,13 @@ import torch
 from torch import Tensor
 
 from paceline.errors import UnsupportedModelError, UsageError
-from paceline.models.drafts.heads import new_like
-from paceline.models.drafts.layers import shorten_config
-from paceline.models.drafts.scratch import draw_weights
-from paceline.models.drafts.scratch_t5 import draw_t5_weights
+from paceline.models.drafts.scratch import draw_weights, new_like
 from paceline.models.hf.architectures import (
     is_encoder_decoder,
     num_decoder_layers,
     num_encoder_layers,
     set_num_layers,
+    shorten_config,
 )
 
 if TYPE_CHECKING:
@@ -48,7 +46,7 @@ def derive_draft(
 
     Args:
         target: Gives architecture, tokenizer and proportions.
-        share: Maximum share of the target's parameters, in (0, 1).
+        share: In (0, 1).
         num_layers: Number of layers, of the decoder if there is an encoder; None for an eighth of
             the target's. An encoder gets the same share of its layers.
         embeddings: `target` copies the target's embeddings and head, projected to their principal
@@ -70,10 +68,7 @@ def derive_draft(
     if not 1 <= depth <= count:
         raise UsageError(f"got {depth} layers; wanted 1 to the target's {count}")
     hf = _widest(target, depth, share * target.num_parameters)
-    if hasattr(config, "d_kv"):
-        draw_t5_weights(hf, seed)
-    else:
-        draw_weights(hf, seed)
+    draw_weights(hf, seed)
     if embeddings == "target":
         _copy_embeddings(hf, target.hf)
     hf.generation_config = target.hf.generation_config
@@ -134,12 +129,12 @@ def _narrowed_parts(config: PreTrainedConfig, width: int, depth: int) -> PreTrai
     share = width / new.d_model
     layers = max(1, round(num_encoder_layers(config) * depth / num_decoder_layers(config)))
     set_num_layers(new, depth, layers)
-    for name in ("num_heads", "encoder_attention_heads", "decoder_attention_heads"):
+    heads = ("num_heads", "encoder_attention_heads", "decoder_attention_heads")
+    multiples = dict.fromkeys(heads, 1)
+    multiples |= dict.fromkeys(("d_ff", "encoder_ffn_dim", "decoder_ffn_dim"), _ROUND)
+    for name, step in multiples.items():
         if isinstance(getattr(new, name, None), int):
-            setattr(new, name, max(1, round(getattr(new, name) * share)))
-    for name in ("d_ff", "encoder_ffn_dim", "decoder_ffn_dim"):
-        if isinstance(getattr(new, name, None), int):
-            setattr(new, name, _ROUND * max(1, round(getattr(new, name) * share / _ROUND)))
+            setattr(new, name, step * max(1, round(getattr(new, name) * share / step)))
     new.d_model = width
     return new
 
@@ -151,16 +146,16 @@ def _group(config: PreTrainedConfig) -> int:
 
 
 def _copy_embeddings(hf: PreTrainedModel, target: PreTrainedModel) -> None:
-    new: Any = hf.get_input_embeddings()
-    old: Any = target.get_input_embeddings()
-    directions_DW = _directions(old.weight.detach().float(), new.weight.shape[1])
+    pairs: list[Any] = [
+        (hf.get_input_embeddings(), target.get_input_embeddings()),
+        (hf.get_output_embeddings(), target.get_output_embeddings()),
+    ]
+    if pairs[1][0] is None or pairs[1][0].weight is pairs[0][0].weight:
+        pairs.pop()
     with torch.no_grad():
-        new.weight.copy_(old.weight.float() @ directions_DW)
-        new_head: Any = hf.get_output_embeddings()
-        old_head: Any = target.get_output_embeddings()
-        if new_head is not None and new_head.weight is not new.weight:
-            directions_DW = _directions(old_head.weight.detach().float(), new.weight.shape[1])
-            new_head.weight.copy_(old_head.weight.float() @ directions_DW)
+        for new, old in pairs:
+            directions_DW = _directions(old.weight.detach().float(), new.weight.shape[1])
+            new.weight.copy_(old.weight.float() @ directions_DW)
         bias_1V = getattr(target, "final_logits_bias", None)  # of BART and its relatives
         if bias_1V is not None:
             cast("Any", hf).final_logits_bias.copy_(bias_1V)

@@ -11,12 +11,14 @@ from torch import nn
 
 from paceline.errors import UnsupportedModelError, UsageError
 from paceline.models.hf.architectures import (
+    NUMBERS,
     is_encoder_decoder,
     num_decoder_layers,
     num_encoder_layers,
     set_num_layers,
+    settings_of,
+    shorten_config,
 )
-from paceline.models.hf.layers import NUMBERS, settings_of, shorten_config
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,20 +68,15 @@ def subset_layers(
         name, old = lists[part]
         new[part].extend(copy.deepcopy(old[index], memo) for index in chosen)
         _keep_relative_positions(old[0], new[part][0], memo)
-        _number(new[part])
+        for index, layer in enumerate(new[part]):
+            for module, number in itertools.product(layer.modules(), NUMBERS):
+                if isinstance(getattr(module, number, None), int):
+                    setattr(module, number, index)
         assert hf.get_submodule(name) is new[part], "the copy has other layers"
     _shorten(hf, kept)
     if not share:
         _check_config(hf, kept)
     return target.rewrap(hf)
-
-
-def _number(layers: nn.ModuleList) -> None:
-    for index, layer in enumerate(layers):
-        for module in layer.modules():
-            for name in NUMBERS:
-                if isinstance(getattr(module, name, None), int):
-                    setattr(module, name, index)
 
 
 def _keep_relative_positions(old: Any, new: Any, memo: dict[int, Any]) -> None:

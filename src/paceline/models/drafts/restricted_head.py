@@ -10,7 +10,6 @@ from torch import Tensor
 
 from paceline.errors import UsageError
 from paceline.models.contract import Texts
-from paceline.models.drafts.answers import sampled_answer
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from paceline.models.hf.base import HfModel
 
 _COUNT_WEIGHT = 0.3  # weight of the frequency in the texts, relative to the target's probability
-_LONGEST = 128  # tokens processed per text
+_LONGEST = 128  # tokens processed per text, or of an answer
 
 
 def limit_vocabulary(
@@ -87,3 +86,20 @@ def count_tokens(texts: Iterable[Sequence[int]], vocab_size: int) -> Tensor:
     for text in texts:
         counts_V += torch.bincount(torch.tensor(text, dtype=torch.int64), minlength=vocab_size)
     return counts_V
+
+
+@torch.inference_mode()
+def sampled_answer(
+    target: HfModel, source: Sequence[int], rng: torch.Generator
+) -> tuple[Tensor, list[int]]:
+    """The logits before each token of an answer, [N, V], and the tokens."""
+    session = target.start_session()
+    logits = [session.prefill([source[: target.max_source_length]])]
+    answer: list[int] = []
+    longest = min(_LONGEST, (target.max_length or _LONGEST) - len(target.decoder_prompt or ()))
+    while True:
+        probs_V = logits[-1][0].float().softmax(-1).cpu()
+        answer.append(int(torch.multinomial(probs_V, 1, generator=rng)))
+        if answer[-1] in target.eos_token_ids or len(answer) >= longest:
+            return torch.cat(logits), answer
+        logits.append(session.extend(torch.tensor([answer[-1:]]))[:, -1])

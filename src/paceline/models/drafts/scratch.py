@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import torch
 from pydantic import BeforeValidator, Field, model_validator
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
+from tokenizers.processors import TemplateProcessing
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+    T5Config,
+)
 
 from paceline.config import StrictModel
 from paceline.models.drafts.save import copy_tokenizer
-from paceline.models.drafts.scratch_t5 import PAD, NewT5, end_with_eos, new_t5
 from paceline.models.loading import load_tokenizer
 from paceline.models.silence import quiet
 from paceline.records import atomic_directory
@@ -22,9 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel
 
-END_OF_TEXT = "<|endoftext|>"
+END_OF_TEXT, _PAD = "<|endoftext|>", "<pad>"
 _BYTES = 256
 # Words, single digits, and runs of punctuation, each with a preceding space; other white space.
 _PIECES = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -63,6 +70,37 @@ class NewModel(StrictModel):
             raise ValueError(
                 f"num_heads {self.num_heads} must be a multiple of num_key_value_heads "
                 f"{self.num_key_value_heads}"
+            )
+        return self
+
+
+class NewT5(StrictModel):
+    """Sizes of a new T5 v1.1: gated, with an untied head.
+
+    Attributes:
+        kind: Must be `t5`; without it, a new model is a Llama.
+        hidden_size: Hidden size, a multiple of num_heads.
+        intermediate_size: Size of the gated MLPs; None for 8/3 of hidden_size, rounded up to a
+            multiple of 16.
+        num_layers: Number of decoder layers.
+        num_encoder_layers: Number of encoder layers; None for num_layers.
+        num_heads: Attention heads of both.
+        max_distance: Distance from which all relative positions are the same.
+    """
+
+    kind: Literal["t5"]
+    hidden_size: int = Field(default=256, ge=1)
+    intermediate_size: int | None = Field(default=None, ge=1)
+    num_layers: int = Field(default=4, ge=1)
+    num_encoder_layers: int | None = Field(default=None, ge=1)
+    num_heads: int = Field(default=4, ge=1)
+    max_distance: int = Field(default=128, ge=32)
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> NewT5:
+        if self.hidden_size % self.num_heads:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} must be a multiple of num_heads {self.num_heads}"
             )
         return self
 
@@ -112,15 +150,13 @@ def write_new_model(
         ModelLoadError: the tokenizer to copy cannot be read.
         StorageError: the disk is full or the directory cannot be written.
     """
+    loaded: Any
     if isinstance(tokenizer, str):
         loaded = load_tokenizer(tokenizer)
     else:
         loaded = _new_tokenizer(shape, tokenizer, texts)
-    match shape:
-        case NewModel():
-            hf = _new_llama(shape, loaded, seed)
-        case NewT5():
-            hf = new_t5(shape, loaded, seed)
+    hf = _new_llama(shape, loaded) if isinstance(shape, NewModel) else _new_t5(shape, loaded)
+    draw_weights(hf, seed)
     with quiet(), atomic_directory(out) as scratch:
         hf.save_pretrained(scratch)
         if isinstance(tokenizer, str):
@@ -132,48 +168,100 @@ def write_new_model(
 def _new_tokenizer(
     shape: NewModel | NewT5, spec: NewTokenizer, texts: Iterable[str]
 ) -> PreTrainedTokenizerFast:
-    if isinstance(shape, NewModel):
-        backend = _train_bpe(spec, texts, [END_OF_TEXT])
-        return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END_OF_TEXT)
-    backend = _train_bpe(spec, texts, [PAD, END_OF_TEXT])
-    loaded = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END_OF_TEXT, pad_token=PAD)
-    end_with_eos(loaded)
+    """A trained tokenizer; that of a T5 appends the end of text, as tokenizers of T5 do."""
+    special = {"pad_token": _PAD} if isinstance(shape, NewT5) else {}
+    special["eos_token"] = END_OF_TEXT
+    backend = _train_bpe(spec, texts, list(special.values()))
+    loaded = PreTrainedTokenizerFast(tokenizer_object=backend, **special)
+    if "pad_token" in special:
+        post: Any = loaded.backend_tokenizer
+        post.post_processor = TemplateProcessing(
+            single=f"$A {END_OF_TEXT}",
+            pair=f"$A {END_OF_TEXT} $B {END_OF_TEXT}",
+            special_tokens=[(END_OF_TEXT, loaded.eos_token_id)],
+        )
     return loaded
 
 
-def _new_llama(shape: NewModel, tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
+def _new_llama(shape: NewModel, tokenizer: Any) -> PreTrainedModel:
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size or 16 * math.ceil(shape.hidden_size / 6),
+        intermediate_size=_inner_size(shape),
         num_hidden_layers=shape.num_layers,
         num_attention_heads=shape.num_heads,
         num_key_value_heads=shape.num_key_value_heads or shape.num_heads,
         max_position_embeddings=shape.max_length,
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=cast("int | None", tokenizer.eos_token_id),
+        eos_token_id=tokenizer.eos_token_id,
         pad_token_id=None,
     )
-    hf = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
-    draw_weights(hf, seed)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+
+
+def _new_t5(shape: NewT5, tokenizer: Any) -> PreTrainedModel:
+    """Its decoder begins with the padding token, or with the end of text if there is none."""
+    eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+    settings: dict[str, Any] = {
+        "tie_word_embeddings": False,
+        "decoder_start_token_id": eos if pad is None else pad,
+    }
+    config = T5Config(
+        vocab_size=len(tokenizer),
+        d_model=shape.hidden_size,
+        d_kv=shape.hidden_size // shape.num_heads,
+        d_ff=_inner_size(shape),
+        num_layers=shape.num_encoder_layers or shape.num_layers,
+        num_decoder_layers=shape.num_layers,
+        num_heads=shape.num_heads,
+        relative_attention_max_distance=shape.max_distance,
+        feed_forward_proj="gated-gelu",
+        dropout_rate=0.0,
+        eos_token_id=eos,
+        pad_token_id=pad,
+        **settings,
+    )
+    hf = AutoModelForSeq2SeqLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+    _untie_head(hf)
     return hf
 
 
+def _inner_size(shape: NewModel | NewT5) -> int:
+    return shape.intermediate_size or 16 * math.ceil(shape.hidden_size / 6)
+
+
 def draw_weights(hf: PreTrainedModel, seed: int) -> None:
-    """Initialize matrices with std 0.02, or less for projections into the residual stream.
+    """Initialize matrices; norms start at 1, and sinusoidal positions are constants.
+
+    With std 0.02, or less for projections into the residual stream. Those of a T5 as its authors
+    do, and its untied head with D^-0.5: transformers initializes it with 1, so that the logits of a
+    new model have a standard deviation of D^0.5.
 
     Paper: Radford et al. 2019, section 2.3 (1 / sqrt(residual layers)).
     """
     rng = named_generator(seed, "new model", 0)
-    num_layers = hf.config.get_text_config(decoder=True).num_hidden_layers
+    std_of = _t5_std if hasattr(hf.config, "d_kv") else _std
     with torch.no_grad():
         for name, weight in hf.named_parameters():
-            if weight.ndim < 2 or not weight.requires_grad:
-                continue  # norms start at 1, sinusoidal positions are constants
-            residual = name.endswith(("o_proj.weight", "down_proj.weight", "c_proj.weight"))
-            std = _STD / math.sqrt(2 * num_layers) if residual else _STD
-            weight.copy_(torch.randn(weight.shape, generator=rng) * std)
+            if weight.ndim >= 2 and weight.requires_grad:
+                weight.copy_(torch.randn(weight.shape, generator=rng) * std_of(name, hf.config))
+
+
+def _std(name: str, config: PreTrainedConfig) -> float:
+    residual = name.endswith(("o_proj.weight", "down_proj.weight", "c_proj.weight"))
+    num_layers = config.get_text_config(decoder=True).num_hidden_layers
+    return _STD / math.sqrt(2 * num_layers) if residual else _STD
+
+
+def _t5_std(name: str, config: Any) -> float:
+    stds = {
+        ".q.weight": (config.d_model * config.d_kv) ** -0.5,
+        ".o.weight": (config.num_heads * config.d_kv) ** -0.5,
+        ".wo.weight": config.d_ff**-0.5,
+        "shared.weight": 1.0,
+    }
+    return next((std for end, std in stds.items() if name.endswith(end)), config.d_model**-0.5)
 
 
 def _train_bpe(spec: NewTokenizer, texts: Iterable[str], special: list[str]) -> Tokenizer:
@@ -193,3 +281,28 @@ def _train_bpe(spec: NewTokenizer, texts: Iterable[str], special: list[str]) -> 
     )
     bpe.train_from_iterator(texts, trainer)
     return bpe
+
+
+def new_like(hf: PreTrainedModel, config: PreTrainedConfig) -> PreTrainedModel:
+    """A new model of the same kind, whose head is untied if that of `hf` is.
+
+    transformers 5 ties the heads of new encoder-decoders to the embeddings, whatever the config
+    says, but leaves them alone when it loads weights that differ.
+    """
+    new = type(hf)(config)
+    if not _is_tied(hf):
+        _untie_head(new)
+    return new
+
+
+def _untie_head(hf: PreTrainedModel) -> None:
+    """Give the model a head of its own, with the same weights."""
+    if _is_tied(hf):
+        head: Any = hf.get_output_embeddings()
+        head.weight = nn.Parameter(head.weight.detach().clone())
+
+
+def _is_tied(hf: PreTrainedModel) -> bool:
+    head: Any = hf.get_output_embeddings()
+    embeddings: Any = hf.get_input_embeddings()
+    return head is not None and head.weight is embeddings.weight

@@ -4,50 +4,60 @@ Scaling compensates for the parts that are removed. The squared norm of an RMS n
 the hidden size, so norm weights are multiplied by sqrt(D / D'), D' the new hidden size. Output
 projections of heads and MLPs are multiplied by the root of the ratio of their input sizes.
 
+In a T5, self-attention layers of a stack share their position biases, which belong to heads, so
+they keep the same heads. Encoder and decoder share their embeddings, so they keep the same hidden
+channels.
+
 Paper: Samragh et al. 2023, sections 3.1 and 3.2. Differs: heads and inner channels are ranked by
 what they add to the residual stream, per layer; key heads stay with their query heads.
 """
 
-# N tokens, D hidden, I inner, H heads, K key heads, S head size
+# N tokens, D hidden, I inner, H heads, K key heads, G heads per key head, L layers, P parts, S size
+# of a part
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from paceline.errors import UnsupportedModelError, UsageError
-from paceline.models.drafts.importance import (
-    HiddenMeter,
-    PartMeter,
-    attached,
-    best,
-    channels_of,
-    fill,
-)
+from paceline.errors import ConfigError, UnsupportedModelError, UsageError
+from paceline.models.drafts.restricted_head import sampled_answer
+from paceline.models.drafts.scratch import new_like
 from paceline.models.hf.base import HfModel, evaluating
+from paceline.models.hf.logit_map import logit_map
 from paceline.models.llama.forward import LlamaDecoder
+from paceline.models.t5 import ARCHITECTURES as T5_ARCHITECTURES
+from paceline.rng import named_generator
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Generator, Iterable, Sequence
 
 _TOKENS = 4096  # tokens to measure importance on
 _LONGEST = 256  # tokens processed per text
 
 
 class Width(NamedTuple):
-    """Sizes of a model's layers; the head size does not change."""
+    """Sizes of a model's layers; the head size does not change.
+
+    `num_key_heads` is None for a T5, where each head has a key head of its own.
+    """
 
     hidden: int
     inner: int
     num_heads: int
-    num_key_heads: int
+    num_key_heads: int | None = None
 
 
 class Importance(NamedTuple):
-    """Importance of hidden channels, and of each layer's inner channels and heads."""
+    """Importance of hidden channels, and of the inner channels and heads of each layer.
+
+    Layers of a T5: those of the encoder, then of the decoder; then attention to the source.
+    """
 
     hidden_D: Tensor
     inner_LI: Tensor
@@ -55,44 +65,82 @@ class Importance(NamedTuple):
 
 
 def width_of(model: HfModel) -> Width:
-    """Sizes of a Llama-like model."""
-    config: Any = _checked(model).hf.config
+    """Sizes of a Llama-like model or a T5.
+
+    Raises:
+        UnsupportedModelError: The model is neither.
+    """
+    config: Any = model.hf.config
+    if _is_t5(model):
+        return Width(config.d_model, config.d_ff, config.num_heads)
+    if not LlamaDecoder.supports(model.hf):
+        raise UnsupportedModelError(
+            f"{config.model_type} is neither Llama-like nor a T5, so it cannot be made "
+            "narrower; use a subset of its layers, or a new draft (--params)"
+        )
     num_heads, num_key_heads = config.num_attention_heads, config.num_key_value_heads
     return Width(config.hidden_size, config.intermediate_size, num_heads, num_key_heads)
 
 
-def measure_importance(target: HfModel, texts: Iterable[Sequence[int]]) -> Importance:
-    """Measure the importance of each part of a Llama-like model on these texts.
+def width_with(model: HfModel, sizes: Iterable[int | None]) -> Width:
+    """The width with these sizes; None for those of the model.
+
+    Raises:
+        ConfigError: A number of key heads for a model that has none of its own.
+    """
+    pairs: Any = zip(sizes, width_of(model), strict=True)
+    width = Width(*(size or own for size, own in pairs))
+    if _is_t5(model) and width.num_key_heads is not None:
+        raise ConfigError(
+            f"{model.hf.config.model_type} has no key heads of its own; set num_heads and leave "
+            "num_key_value_heads out"
+        )
+    return width
+
+
+def measure_importance(
+    model: HfModel, target: HfModel, texts: Iterable[Sequence[int]], *, seed: int = 0
+) -> Importance:
+    """Measure the importance of each part of a model on these texts.
 
     For a channel of the residual stream: its mean absolute value after the norms. For an inner
     channel or a head: the mean norm of what it adds to the residual stream.
 
+    Args:
+        model: A Llama-like model or a T5.
+        target: Samples the answers that a T5 is measured on, with `seed`.
+        texts: Texts, or sources of a T5.
+        seed: See `target`.
+
     Raises:
         UsageError: There is no text.
-        UnsupportedModelError: The model is not Llama-like.
+        UnsupportedModelError: The model is neither Llama-like nor a T5.
     """
-    layers = _layers(_checked(target))
-    size = layers[0].self_attn.head_dim
-    norms = ("input_layernorm", "post_attention_layernorm")
-    hidden = HiddenMeter(getattr(layer, name) for layer in layers for name in norms)
-    heads = [PartMeter(layer.self_attn.o_proj, size) for layer in layers]
-    inner = [PartMeter(layer.mlp.down_proj, 1) for layer in layers]
-    longest = min(_LONGEST, target.max_length or _LONGEST)
+    width_of(model)
+    parts = _parts(model.hf)
+    sums = Importance(
+        torch.zeros(len(parts.norms[0].weight)),
+        torch.zeros(len(parts.mlps), parts.mlps[0].out.in_features),
+        torch.zeros(len(parts.attentions), parts.attentions[0].num_heads),
+    )
+    rng = named_generator(seed, "subcloning")
     num_read = 0
-    with torch.inference_mode(), evaluating(target.hf), attached([hidden, *heads, *inner]):
-        for text in texts:
-            if len(text):
-                tokens = torch.tensor(list(text[:longest]), device=target.device)
-                target.hf.base_model(input_ids=tokens[None], use_cache=False)
-                num_read += len(tokens)
-            if num_read >= _TOKENS:
-                break
+    for text in texts:
+        if not len(text):
+            continue
+        if model.decoder_prompt is None:
+            new, source = text[: min(_LONGEST, model.max_length or _LONGEST)], ()
+        else:
+            new, source = sampled_answer(target, text, rng)[1], text[: model.max_source_length]
+        batch = model.trial_batch(new, source)
+        with torch.inference_mode(), evaluating(model.hf), _summed(parts, sums):
+            model.plain_logits(batch)
+        num_read += len(new)
+        if num_read >= _TOKENS:
+            break
     if not num_read:
         raise UsageError("got no text to rank the target's channels by; give some documents")
-    inner_LI, heads_LH = (
-        torch.stack([meter.total_P for meter in meters]) for meters in (inner, heads)
-    )
-    return Importance(hidden.total_D / num_read, inner_LI / num_read, heads_LH / num_read)
+    return Importance(*(total / num_read for total in sums))
 
 
 def subclone(target: HfModel, width: Width, importance: Importance) -> HfModel:
@@ -102,74 +150,198 @@ def subclone(target: HfModel, width: Width, importance: Importance) -> HfModel:
 
     Raises:
         UsageError: A size is larger than the target's, or the numbers of heads are inconsistent.
-        UnsupportedModelError: The model is not Llama-like.
+        UnsupportedModelError: The model is neither Llama-like nor a T5.
     """
     old = width_of(target)
     _check(width, old)
-    hidden_D = best(importance.hidden_D, width.hidden)
-    config: Any = copy.deepcopy(target.hf.config)
-    config.head_dim = _layers(target)[0].self_attn.head_dim
-    config.hidden_size, config.intermediate_size = width.hidden, width.inner
-    config.num_attention_heads, config.num_key_value_heads = width.num_heads, width.num_key_heads
-    hf = type(target.hf)(config).to(target.device)  # pyright: ignore
+    source: Any = target.hf
+    hf: Any = new_like(source, _narrowed(source, width)).to(target.device)  # pyright: ignore
     for weight in hf.parameters():  # buffers, such as rope frequencies, keep their precision
         weight.data = weight.data.to(target.dtype)
-    body: Any = hf.base_model
-    source: Any = target.hf.base_model
+    parts, wholes = _parts(hf), _parts(source)
+    hidden_D = _best(importance.hidden_D, width.hidden)
     scale = math.sqrt(old.hidden / width.hidden)
     with torch.no_grad():
-        for index, (new, layer) in enumerate(zip(body.layers, _layers(target), strict=True)):
-            heads_H, keys_K = _best_heads(importance.heads_LH[index], old, width)
-            inner_I = best(importance.inner_LI[index], width.inner)
-            _fill_attention(new.self_attn, layer.self_attn, hidden_D, heads_H, keys_K)
-            _fill_mlp(new.mlp, layer.mlp, hidden_D, inner_I)
-            for name in ("input_layernorm", "post_attention_layernorm"):
-                getattr(new, name).weight.copy_(getattr(layer, name).weight[hidden_D] * scale)
-        body.norm.weight.copy_(source.norm.weight[hidden_D] * scale)
-        body.embed_tokens.weight.copy_(source.embed_tokens.weight[:, hidden_D])
-        new_head: Any = hf.get_output_embeddings()
-        head: Any = target.hf.get_output_embeddings()
-        if new_head.weight is not body.embed_tokens.weight:
-            new_head.weight.copy_(head.weight[:, hidden_D])
+        _fill_attentions(parts, wholes, importance.heads_LH, width, hidden_D)
+        for mlp, whole, importance_I in zip(
+            parts.mlps, wholes.mlps, importance.inner_LI, strict=True
+        ):
+            inner_I = _best(importance_I, width.inner)
+            for new, wider in zip(mlp.inputs, whole.inputs, strict=True):
+                _fill(new, wider, inner_I, hidden_D)
+            grown = math.sqrt(whole.out.in_features / len(inner_I))
+            _fill(mlp.out, whole.out, hidden_D, inner_I, grown)
+        hf.get_input_embeddings().weight.copy_(source.get_input_embeddings().weight[:, hidden_D])
+        if hf.get_output_embeddings().weight is not hf.get_input_embeddings().weight:
+            head = source.get_output_embeddings().weight
+            hf.get_output_embeddings().weight.copy_(head[:, hidden_D])
+        scales = [scale] * (len(parts.norms) + len(parts.last_norms))
+        if _is_t5(target):  # the decoder's last norm: a tied head divides by the hidden size
+            scales[-1] = scale * logit_map(source).input_scale / logit_map(hf).input_scale
+        pairs = zip(
+            [*parts.norms, *parts.last_norms], [*wholes.norms, *wholes.last_norms], strict=True
+        )
+        for (norm, whole), factor in zip(pairs, scales, strict=True):
+            norm.weight.copy_(whole.weight[hidden_D] * factor)
     hf.generation_config = target.hf.generation_config
     return target.rewrap(hf.eval())
 
 
-def _fill_attention(new: Any, old: Any, hidden_D: Tensor, heads_H: Tensor, keys_K: Tensor) -> None:
-    size = old.head_dim
-    queries, keys = channels_of(heads_H, size), channels_of(keys_K, size)
-    for name, rows in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
-        fill(getattr(new, name), getattr(old, name), rows, hidden_D)
-    scale = math.sqrt(old.o_proj.in_features / len(queries))
-    fill(new.o_proj, old.o_proj, hidden_D, queries, scale)
-    for name in ("q_norm", "k_norm"):
-        if getattr(old, name, None) is not None:
-            getattr(new, name).weight.copy_(getattr(old, name).weight)
+class _Attention(NamedTuple):
+    """`stack`: attentions of the same stack keep the same heads."""
+
+    query: Any
+    keys: tuple[Any, Any]  # and values
+    out: Any
+    size: int
+    stack: str
+    norms: tuple[Any, ...] = ()
+    biases: Any = None  # of positions, [..., H]
+
+    @property
+    def num_heads(self) -> int:
+        return self.out.in_features // self.size
 
 
-def _fill_mlp(new: Any, old: Any, hidden_D: Tensor, inner_I: Tensor) -> None:
-    for name in ("gate_proj", "up_proj"):
-        fill(getattr(new, name), getattr(old, name), inner_I, hidden_D)
-    scale = math.sqrt(old.down_proj.in_features / len(inner_I))
-    fill(new.down_proj, old.down_proj, hidden_D, inner_I, scale)
+class _Mlp(NamedTuple):
+    inputs: list[Any]
+    out: Any
 
 
-def _best_heads(importance_H: Tensor, old: Width, new: Width) -> tuple[Tensor, Tensor]:
+class _Parts(NamedTuple):
+    """The parts that become smaller, in the same order for target and draft."""
+
+    attentions: list[_Attention]
+    mlps: list[_Mlp]
+    norms: list[Any]
+    last_norms: list[Any]
+
+
+def _is_t5(model: HfModel) -> bool:
+    return model.hf.config.model_type in T5_ARCHITECTURES
+
+
+def _parts(hf: Any) -> _Parts:
+    return _t5_parts(hf) if hf.config.model_type in T5_ARCHITECTURES else _llama_parts(hf)
+
+
+def _llama_parts(hf: Any) -> _Parts:
+    attentions: list[_Attention] = []
+    for index, layer in enumerate(hf.base_model.layers):
+        own = layer.self_attn
+        norms = [getattr(own, name, None) for name in ("q_norm", "k_norm")]
+        kept = tuple(norm for norm in norms if norm is not None)
+        keys = own.k_proj, own.v_proj
+        attentions.append(
+            _Attention(own.q_proj, keys, own.o_proj, own.head_dim, f"layer {index}", kept)
+        )
+    layers = hf.base_model.layers
+    return _Parts(
+        attentions,
+        [_Mlp([x.mlp.gate_proj, x.mlp.up_proj], x.mlp.down_proj) for x in layers],
+        [norm for x in layers for norm in (x.input_layernorm, x.post_attention_layernorm)],
+        [hf.base_model.norm],
+    )
+
+
+def _t5_parts(hf: Any) -> _Parts:
+    stacks = {"encoder": hf.encoder, "decoder": hf.decoder}
+    named = [
+        (name, block.layer[0].SelfAttention)
+        for name, stack in stacks.items()
+        for block in stack.block
+    ]
+    named += [
+        (f"source {index}", block.layer[1].EncDecAttention)
+        for index, block in enumerate(hf.decoder.block)
+    ]
+    blocks = [block for stack in stacks.values() for block in stack.block]
+    dense = [block.layer[-1].DenseReluDense for block in blocks]
+    names = [name for name in ("wi", "wi_0", "wi_1") if hasattr(dense[0], name)]
+    return _Parts(
+        [
+            _Attention(
+                each.q,
+                (each.k, each.v),
+                each.o,
+                each.key_value_proj_dim,
+                name,
+                biases=getattr(each, "relative_attention_bias", None),
+            )
+            for name, each in named
+        ],
+        [_Mlp([getattr(each, name) for name in names], each.wo) for each in dense],
+        [layer.layer_norm for block in blocks for layer in block.layer],
+        [stack.final_layer_norm for stack in stacks.values()],
+    )
+
+
+def _narrowed(hf: Any, width: Width) -> Any:
+    """The configuration with these sizes."""
+    config = copy.deepcopy(hf.config)
+    if config.model_type in T5_ARCHITECTURES:
+        config.d_model, config.d_ff, config.num_heads = width[:3]
+        return config
+    config.head_dim = hf.base_model.layers[0].self_attn.head_dim
+    config.hidden_size, config.intermediate_size = width.hidden, width.inner
+    config.num_attention_heads, config.num_key_value_heads = width.num_heads, width.num_key_heads
+    return config
+
+
+def _fill_attentions(
+    parts: _Parts, wholes: _Parts, importance_LH: Tensor, width: Width, hidden_D: Tensor
+) -> None:
+    stacks = [part.stack for part in wholes.attentions]
+    for new, old in zip(parts.attentions, wholes.attentions, strict=True):
+        same = [index for index, stack in enumerate(stacks) if stack == old.stack]
+        old_keys = old.keys[0].out_features // old.size
+        heads_H, keys_K = _best_heads(importance_LH[same].sum(0), old_keys, width)
+        queries, keys = (_channels_of(heads, old.size) for heads in (heads_H, keys_K))
+        _fill(new.query, old.query, queries, hidden_D)
+        for part, whole in zip(new.keys, old.keys, strict=True):
+            _fill(part, whole, keys, hidden_D)
+        _fill(new.out, old.out, hidden_D, queries, math.sqrt(old.out.in_features / len(queries)))
+        for norm, whole in zip(new.norms, old.norms, strict=True):
+            norm.weight.copy_(whole.weight)
+        if old.biases is not None:
+            new.biases.weight.copy_(old.biases.weight[:, heads_H])
+
+
+def _best_heads(importance_H: Tensor, num_keys: int, new: Width) -> tuple[Tensor, Tensor]:
     """The query and key heads to keep: the best groups, each with its best query heads."""
-    groups_KG = importance_H.reshape(old.num_key_heads, -1)
-    per_group = new.num_heads // new.num_key_heads
+    new_keys = new.num_key_heads or new.num_heads
+    groups_KG = importance_H.reshape(num_keys, -1)
+    per_group = new.num_heads // new_keys
     best_KG = groups_KG.argsort(dim=-1, descending=True, stable=True)[:, :per_group].sort(-1).values
-    keys_K = best(groups_KG.gather(-1, best_KG).sum(-1), new.num_key_heads)
+    keys_K = _best(groups_KG.gather(-1, best_KG).sum(-1), new_keys)
     heads_KG = best_KG[keys_K] + keys_K[:, None] * groups_KG.shape[1]
     return heads_KG.flatten(), keys_K
 
 
+def _best(importance_P: Tensor, count: int) -> Tensor:
+    """Indices of the most important parts, ascending."""
+    return importance_P.argsort(descending=True, stable=True)[:count].sort().values
+
+
+def _channels_of(heads: Tensor, size: int) -> Tensor:
+    return (heads[:, None] * size + torch.arange(size)).flatten()
+
+
+def _fill(new: Any, old: Any, rows: Tensor, columns: Tensor, scale: float = 1) -> None:
+    """Copy these rows and columns of a linear layer, multiplied by `scale`."""
+    new.weight.copy_(old.weight[rows][:, columns] * scale)
+    if old.bias is not None:
+        new.bias.copy_(old.bias[rows])
+
+
 def _check(width: Width, old: Width) -> None:
     for name, new_size, old_size in zip(Width._fields, width, old, strict=True):
-        if not 1 <= new_size <= old_size:
+        if old_size is not None and not 1 <= (new_size or 0) <= old_size:
             raise UsageError(
                 f"{name} of the draft is {new_size}; wanted 1 to the target's {old_size}"
             )
+    if width.num_key_heads is None or old.num_key_heads is None:
+        return
     if width.hidden % width.num_heads:
         raise UsageError(
             f"the hidden size {width.hidden} is not a multiple of {width.num_heads} heads, which "
@@ -187,15 +359,31 @@ def _check(width: Width, old: Width) -> None:
         )
 
 
-def _checked(model: HfModel) -> HfModel:
-    if not LlamaDecoder.supports(model.hf):
-        raise UnsupportedModelError(
-            f"{model.hf.config.model_type} is neither Llama-like nor a T5, so it cannot be made "
-            "narrower; use a subset of its layers, or a new draft (--params)"
-        )
-    return model
+@contextlib.contextmanager
+def _summed(parts: _Parts, sums: Importance) -> Generator[None]:
+    """Within this context, what the model computes is added to the sums."""
+
+    def add_hidden(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
+        sums.hidden_D.add_(output.float().abs().flatten(0, -2).sum(0).cpu())
+
+    with contextlib.ExitStack() as hooks:
+        for norm in parts.norms:
+            hooks.callback(norm.register_forward_hook(add_hidden).remove)
+        outs = [part.out for part in (*parts.mlps, *parts.attentions)]
+        for out, total_P in zip(outs, (*sums.inner_LI, *sums.heads_LH), strict=True):
+            add = functools.partial(_add_norms, total_P)
+            hooks.callback(out.register_forward_pre_hook(add).remove)
+        yield
 
 
-def _layers(model: HfModel) -> list[Any]:
-    body: Any = model.hf.base_model
-    return list(body.layers)
+def _add_norms(total_P: Tensor, linear: Any, inputs: tuple[Tensor]) -> None:
+    """Add the norms of what each part of a linear layer's input adds to its output."""
+    weight = linear.weight.detach().float()
+    size = linear.in_features // len(total_P)
+    if size == 1:
+        total_P += (inputs[0].float().flatten(0, -2).abs().sum(0) * weight.norm(dim=0)).cpu()
+        return
+    parts_NPS = inputs[0].float().reshape(-1, len(total_P), size)
+    weight_PSD = weight.T.reshape(-1, size, weight.shape[0])
+    added_NPD = torch.einsum("nps,psd->npd", parts_NPS, weight_PSD)
+    total_P += added_NPD.norm(dim=-1).sum(0).cpu()

@@ -1,13 +1,15 @@
-"""Architectures of GGUF files as configurations of transformers."""
+"""The configuration of a GGUF file: its architecture and its rotary positions."""
 
+# R frequencies of a head
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
 from transformers import AutoConfig
-
-from paceline.models.gguf.rope import rope_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -23,8 +25,18 @@ _SIZES = {
     "feed_forward_length": "intermediate_size",
     "attention.head_count": "num_attention_heads",
 }
-_RMS = {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
-_NORM = "attention.layer_norm_epsilon"
+_RMS_NORM, _NORM = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
+_RMS = {_RMS_NORM: "rms_norm_eps"}
+_QKV_BIASES = (".attn_q.bias", ".attn_k.bias", ".attn_v.bias")
+_ATTENTION_BIAS = {"attention_bias": (*_QKV_BIASES, ".attn_output.bias")}
+_BIASES = _ATTENTION_BIAS | {"mlp_bias": (".ffn_gate.bias", ".ffn_up.bias", ".ffn_down.bias")}
+_FACTORS, _LONG, _SHORT = (
+    "rope_freqs.weight",
+    "rope_factors_long.weight",
+    "rope_factors_short.weight",
+)
+ROPE_TENSORS = (_FACTORS, _LONG, _SHORT)
+_TOLERANCE = 1e-5  # of a frequency; the file stores float32
 
 
 @dataclass(frozen=True)
@@ -35,7 +47,9 @@ class Architecture:
         model_type: Of transformers.
         keys: Required keys of the file and the settings that they are.
         fixed: Settings that llama.cpp's implementation implies.
+        flags: Settings that are true if a block has one of these tensors.
         more: Further settings from the file; may replace others.
+        ignored: Keys that change nothing.
         grouped: Has `num_key_value_heads`.
         rotary: Rotary positions; with `partial`, of a part of each head.
         partial: See `rotary`.
@@ -44,7 +58,9 @@ class Architecture:
     model_type: str
     keys: Mapping[str, str] = field(default_factory=lambda: _SIZES | _RMS)
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     more: Callable[[GgufFile], dict[str, Any]] = lambda _file: {}
+    ignored: tuple[str, ...] = ()
     grouped: bool = True
     rotary: bool = True
     partial: bool = False
@@ -70,12 +86,15 @@ def read_config(file: GgufFile) -> PreTrainedConfig:
         raise file.error(f"has {kv_heads} key-value heads for {heads} heads")
     if known.rotary:
         rotated = int(file.own("rope.dimension_count", width))
-        settings["rope_parameters"] = rope_parameters(file, rotated)
+        settings["rope_parameters"] = _rope_parameters(file, rotated)
         if known.partial:
             settings["rope_parameters"]["partial_rotary_factor"] = rotated / width
         elif rotated != width:
             raise file.error(f"has rope.dimension_count = {rotated} for heads of {width} values")
-    settings |= {**known.fixed, **known.more(file)}
+    for key in known.ignored:
+        file.own(key)
+    flags = {name: _has(file, *tensors) for name, tensors in known.flags.items()}
+    settings |= {**known.fixed, **flags, **known.more(file)}
     config = AutoConfig.for_model(known.model_type, **settings)
     usual = int(file.required("embedding_length")) // heads
     if (getattr(config, "head_dim", None) or usual) != width:
@@ -110,32 +129,14 @@ def _has(file: GgufFile, *parts: str) -> bool:
     return any(name.startswith("blk.") and name.endswith(parts) for name in file.tensors)
 
 
-_QKV_BIASES = (".attn_q.bias", ".attn_k.bias", ".attn_v.bias")
-
-
-def _llama(file: GgufFile) -> dict[str, Any]:
-    return {
-        "attention_bias": _has(file, *_QKV_BIASES, ".attn_output.bias"),
-        "mlp_bias": _has(file, ".ffn_gate.bias", ".ffn_up.bias", ".ffn_down.bias"),
-    }
-
-
-def _attention_bias(file: GgufFile) -> dict[str, Any]:
-    return {"attention_bias": _has(file, *_QKV_BIASES, ".attn_output.bias")}
-
-
 def _granite(file: GgufFile) -> dict[str, Any]:
     width = _head_width(file)
-    return _llama(file) | {
+    return {
         "attention_multiplier": file.own("attention.scale", 0.0) or width**-0.5,
         "embedding_multiplier": file.own("embedding_scale", 0.0) or 1.0,
         "residual_multiplier": file.own("residual_scale", 0.0) or 1.0,
         "logits_scaling": file.own("logit_scale", 0.0) or 1.0,
     }
-
-
-def _qwen2_moe(file: GgufFile) -> dict[str, Any]:
-    return {"qkv_bias": _has(file, *_QKV_BIASES)}
 
 
 def _scale_of(file: GgufFile, *, large: int) -> float:
@@ -171,7 +172,7 @@ def _gemma2(file: GgufFile) -> dict[str, Any]:
 def _gemma3(file: GgufFile) -> dict[str, Any]:
     window, width = int(file.own("attention.sliding_window", 0)), _head_width(file)
     count = int(file.required("block_count"))
-    full = rope_parameters(file, width)
+    full = _rope_parameters(file, width)
     base = float(file.own("rope.freq_base_swa", 10_000.0))
     swa = {"rope_type": "default", "rope_theta": base}
     return {
@@ -195,119 +196,250 @@ def _phi3(file: GgufFile) -> dict[str, Any]:
     }
 
 
-def _gpt2(file: GgufFile) -> dict[str, Any]:
-    return {"n_inner": file.required("feed_forward_length")}
-
-
 def _stablelm(file: GgufFile) -> dict[str, Any]:
     parallel = not _has(file, ".ffn_norm.weight")
     if file.own("use_parallel_residual", parallel) != parallel:
         raise file.error("contradicts itself about use_parallel_residual")
-    return {"use_qkv_bias": _has(file, *_QKV_BIASES), "use_parallel_residual": parallel}
+    return {"use_parallel_residual": parallel}
 
 
 def _falcon(file: GgufFile) -> dict[str, Any]:
-    heads = int(file.required("attention.head_count"))
-    kv_heads = int(file.own("attention.head_count_kv", heads))
-    file.own("tensor_data_layout")
-    return {
-        "ffn_hidden_size": file.required("feed_forward_length"),
-        "new_decoder_architecture": _has(file, ".attn_norm_2.weight"),
-        "multi_query": kv_heads == 1,
-        "num_kv_heads": kv_heads,
-    }
+    kv_heads = int(file.own("attention.head_count_kv", file.required("attention.head_count")))
+    return {"multi_query": kv_heads == 1, "num_kv_heads": kv_heads}
 
 
 def _bloom(file: GgufFile) -> dict[str, Any]:
     if file.required("feed_forward_length") != 4 * file.required("embedding_length"):
         raise file.error("has a feed_forward_length that is not 4 times embedding_length")
-    file.own("context_length")
     return {}
 
 
-def _nemotron(file: GgufFile) -> dict[str, Any]:
-    file.own("attention.layer_norm_rms_epsilon")  # converters write it, too
-    return {}
+def _rope_parameters(file: GgufFile, width: int) -> dict[str, Any]:
+    """The settings for heads with `width` rotated values; raises ModelLoadError without any."""
+    theta = float(file.own("rope.freq_base", 10_000.0))
+    basic: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
+    kind, factor = _scaling(file)
+    original = file.own("rope.scaling.original_context_length")
+    attention = float(file.own("rope.scaling.attn_factor", 1.0))
+    if kind == "longrope" or _LONG in file.tensors:
+        return basic | _longrope(file, original, attention)
+    if kind == "yarn":
+        return basic | _yarn(file, factor, original, attention)
+    if attention != 1.0:
+        raise file.error(f"has rope.scaling.attn_factor = {attention:g} without YaRN")
+    if _FACTORS in file.tensors:
+        if factor != 1.0:
+            raise file.error(f"has both {_FACTORS} and rope.scaling.factor = {factor:g}")
+        return basic | _by_factors(file, theta, width)
+    return basic if factor == 1.0 else basic | {"rope_type": "linear", "factor": factor}
 
 
-_EXPERTS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
-_EXPERTS |= {"expert_feed_forward_length": "moe_intermediate_size"}
-_NORMS = {_NORM: "layer_norm_eps"}
+def check_frequencies(file: GgufFile, hf: Any) -> None:
+    """Raise if transformers' rotary positions are not those of the file."""
+    kind, factor = _scaling(file)
+    modules = [each for name, each in hf.named_modules() if name.endswith("rotary_emb")]
+    if not modules or kind in ("yarn", "longrope") or _LONG in file.tensors:
+        return
+    built = type(modules[0])(hf.config)  # the model itself is on the meta device
+    found = {name: each for name, each in built.named_buffers() if name.endswith("inv_freq")}
+    found_R = found.get("full_attention_inv_freq", found.get("inv_freq"))
+    if found_R is None:
+        raise file.error("has rotary positions that transformers computes in a way not known here")
+    theta, width = float(file.own("rope.freq_base", 10_000.0)), 2 * len(found_R)
+    wanted_R = theta ** -(torch.arange(0, width, 2, dtype=torch.float64) / width) / factor
+    if _FACTORS in file.tensors:
+        wanted_R = wanted_R / _factors(file, _FACTORS)
+    if not torch.allclose(found_R.double(), wanted_R, rtol=_TOLERANCE, atol=0):
+        raise file.error("has rotary positions that transformers does not compute")
+
+
+def _scaling(file: GgufFile) -> tuple[str, float]:
+    """Type and factor, with llama.cpp's defaults."""
+    kind = file.own("rope.scaling.type", "linear")
+    if kind not in ("none", "linear", "yarn", "longrope"):
+        raise file.error(f"has rope.scaling.type = {kind}, which is not supported")
+    older = float(file.own("rope.scale_linear", 0.0))
+    factor = float(file.own("rope.scaling.factor", older)) or 1.0
+    return kind, 1.0 if kind == "none" else factor
+
+
+def _factors(file: GgufFile, name: str) -> Tensor:
+    return torch.from_numpy(file.tensors[name].data.astype("float64").reshape(-1).copy())
+
+
+def _yarn(file: GgufFile, factor: float, original: int | None, attention: float) -> dict[str, Any]:
+    usual = 1.0 + 0.1 * math.log(factor) if factor > 1.0 else 1.0
+    if original is None:
+        original = file.required("context_length")
+    # transformers' attention_factor: the whole factor; converters store it, llama.cpp mostly
+    # ignores it
+    stored = float(file.own("rope.scaling.yarn_attn_factor", usual))
+    if not math.isclose(stored, usual, rel_tol=1e-5):
+        raise file.error(f"has rope.scaling.yarn_attn_factor = {stored:g}, which is not supported")
+    found = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+    for key, default in (("beta_fast", 32.0), ("beta_slow", 1.0)):
+        value = float(file.own(f"rope.scaling.yarn_{key}", default))
+        if value != default:
+            raise file.error(
+                f"has rope.scaling.yarn_{key} = {value:g}, for which llama.cpp takes {default:g}"
+            )
+    if attention != 1.0:
+        found["attention_factor"] = usual * attention
+    return found
+
+
+def _longrope(file: GgufFile, original: int | None, attention: float) -> dict[str, Any]:
+    if original is None or _LONG not in file.tensors or _SHORT not in file.tensors:
+        raise file.error("has long rotary positions without their factors or original length")
+    return {
+        "rope_type": "longrope",
+        "short_factor": _factors(file, _SHORT).tolist(),
+        "long_factor": _factors(file, _LONG).tolist(),
+        "original_max_position_embeddings": original,
+        "attention_factor": attention,
+    }
+
+
+def _by_factors(file: GgufFile, theta: float, width: int) -> dict[str, Any]:
+    """Llama 3's settings if they give these factors, else the factors themselves."""
+    factors_R = _factors(file, _FACTORS)
+    if len(factors_R) != width // 2:
+        raise file.error(f"has {len(factors_R)} values in {_FACTORS}, not {width // 2}")
+    if bool((factors_R == 1.0).all()):
+        return {}
+    turns_R = theta ** -(torch.arange(0, width, 2, dtype=torch.float64) / width) / (2 * math.pi)
+    found = _llama3(factors_R, turns_R)
+    if found is not None:
+        return found
+    original = file.required("context_length")
+    return {
+        "rope_type": "longrope",
+        "short_factor": factors_R.tolist(),
+        "long_factor": factors_R.tolist(),
+        "original_max_position_embeddings": original,
+        "attention_factor": 1.0,
+    }
+
+
+def _llama3(factors_R: Tensor, turns_R: Tensor) -> dict[str, Any] | None:
+    """Solve transformers' formula for its parameters.
+
+    With t turns per position, a factor is F where t < low / original, 1 where t > high / original,
+    and between them 1 / factor = (1 - s) / F + s, s = (original t - low) / (high - low): a line in
+    t, of which only original / low and high / low are determined. low is 1, as for all models.
+    """
+    factor = float(factors_R.max())
+    shares_R = (1 / factors_R - 1 / factor) / (1 - 1 / factor) if factor > 1 else factors_R
+    between_R = (shares_R > 1e-6) & (shares_R < 1 - 1e-6)
+    candidates: list[tuple[float, float]] = []  # original, high
+    if int(between_R.sum()) >= 2:
+        turns, shares = turns_R[between_R], shares_R[between_R]
+        slope = float((shares[0] - shares[-1]) / (turns[0] - turns[-1]))
+        offset = slope * float(turns[0]) - float(shares[0])
+        if slope > 0 and offset > 0:
+            candidates.append((slope / offset, 1 + 1 / offset))
+    if bool(between_R.any()):
+        turn, share = float(turns_R[between_R][0]), float(shares_R[between_R][0])
+        candidates.append(((1 + 3 * share) / turn, 4.0))
+    else:
+        candidates += [(2.0**power, 4.0) for power in range(4, 24)]
+    for original, high in candidates:
+        for rounded in ((round(original), round(high)), (round(original), high)):
+            if _agrees(factors_R, turns_R, factor, *rounded):
+                return {
+                    "rope_type": "llama3",
+                    "factor": factor,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": float(rounded[1]),
+                    "original_max_position_embeddings": rounded[0],
+                }
+    return None
+
+
+def _agrees(factors_R: Tensor, turns_R: Tensor, factor: float, original: int, high: float) -> bool:
+    if high <= 1.0 or original < 1:
+        return False
+    share_R = ((original * turns_R - 1) / (high - 1)).clamp(0, 1)
+    wanted_R = 1 / ((1 - share_R) / factor + share_R)
+    return torch.allclose(wanted_R, factors_R, rtol=_TOLERANCE, atol=0)
+
+
+_EXPERTS = {
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
+_SHARED_EXPERT = {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"}
+_MIXTRAL_EXPERTS = _EXPERTS | {"expert_count": "num_local_experts"}
+_MIXTRAL_EXPERTS.pop("expert_feed_forward_length")
 _GELU = {"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh"}
-_MIXTRAL = Architecture(
-    "mixtral",
-    _SIZES
-    | _RMS
-    | {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"},
-    fixed={"sliding_window": None},
-)
+_NO_WINDOW = {"use_sliding_window": False}
+_NARROW = {
+    "embedding_length": "hidden_size",
+    "block_count": "n_layer",
+    "attention.head_count": "n_head",
+    _NORM: "layer_norm_epsilon",
+}
+_MIXTRAL = Architecture("mixtral", _SIZES | _RMS | _MIXTRAL_EXPERTS, fixed={"sliding_window": None})
 _ARCHITECTURES = {
-    "llama": Architecture("llama", more=_llama),
-    "qwen2": Architecture("qwen2", fixed={"use_sliding_window": False}),
-    "qwen3": Architecture("qwen3", fixed={"use_sliding_window": False}, more=_attention_bias),
+    "llama": Architecture("llama", flags=_BIASES),
+    "qwen2": Architecture("qwen2", fixed=_NO_WINDOW),
+    "qwen3": Architecture("qwen3", fixed=_NO_WINDOW, flags=_ATTENTION_BIAS),
     "qwen2moe": Architecture(
         "qwen2_moe",
-        _SIZES
-        | _RMS
-        | _EXPERTS
-        | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
-        fixed={"norm_topk_prob": False, "use_sliding_window": False},
-        more=_qwen2_moe,
+        _SIZES | _RMS | _EXPERTS | _SHARED_EXPERT,
+        fixed=_NO_WINDOW | {"norm_topk_prob": False},
+        flags={"qkv_bias": _QKV_BIASES},
     ),
     "qwen3moe": Architecture(
         "qwen3_moe",
         _SIZES | _RMS | _EXPERTS,
-        fixed={"norm_topk_prob": True, "use_sliding_window": False},
-        more=_attention_bias,
+        fixed=_NO_WINDOW | {"norm_topk_prob": True},
+        flags=_ATTENTION_BIAS,
     ),
-    "granite": Architecture("granite", more=_granite),
+    "granite": Architecture("granite", flags=_BIASES, more=_granite),
     "gemma": Architecture("gemma", fixed=_GELU, more=lambda file: {"head_dim": _head_width(file)}),
     "gemma2": Architecture("gemma2", fixed=_GELU, more=_gemma2),
     "gemma3": Architecture("gemma3_text", fixed=_GELU, more=_gemma3),
     "phi3": Architecture("phi3", more=_phi3, partial=True),
     "gpt2": Architecture(
         "gpt2",
-        {
+        _NARROW
+        | {
             "context_length": "n_positions",
             "embedding_length": "n_embd",
-            "block_count": "n_layer",
-            "attention.head_count": "n_head",
-            _NORM: "layer_norm_epsilon",
+            "feed_forward_length": "n_inner",
         },
-        more=_gpt2,
         grouped=False,
         rotary=False,
     ),
     "starcoder2": Architecture(
         "starcoder2", _SIZES | {_NORM: "norm_epsilon"}, fixed={"sliding_window": None}
     ),
-    "stablelm": Architecture("stablelm", _SIZES | _NORMS, more=_stablelm, partial=True),
+    "stablelm": Architecture(
+        "stablelm",
+        _SIZES | {_NORM: "layer_norm_eps"},
+        flags={"use_qkv_bias": _QKV_BIASES},
+        more=_stablelm,
+        partial=True,
+    ),
     "falcon": Architecture(
         "falcon",
-        {
-            "context_length": "max_position_embeddings",
-            "embedding_length": "hidden_size",
-            "block_count": "num_hidden_layers",
-            "attention.head_count": "num_attention_heads",
-            _NORM: "layer_norm_epsilon",
-        },
+        _SIZES | {"feed_forward_length": "ffn_hidden_size", _NORM: "layer_norm_epsilon"},
         fixed={"alibi": False, "bias": False, "parallel_attn": True},
+        flags={"new_decoder_architecture": (".attn_norm_2.weight",)},
         more=_falcon,
         grouped=False,
     ),
     "bloom": Architecture(
         "bloom",
-        {
-            "embedding_length": "hidden_size",
-            "block_count": "n_layer",
-            "attention.head_count": "n_head",
-            _NORM: "layer_norm_epsilon",
-        },
+        _NARROW,
         more=_bloom,
+        ignored=("context_length",),
         grouped=False,
         rotary=False,
     ),
     "nemotron": Architecture(
-        "nemotron", _SIZES | {_NORM: "norm_eps"}, more=_nemotron, partial=True
+        "nemotron", _SIZES | {_NORM: "norm_eps"}, ignored=(_RMS_NORM,), partial=True
     ),
 }

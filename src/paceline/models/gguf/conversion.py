@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig
 
+from paceline.cache import cached_directory, is_cached
 from paceline.errors import ModelLoadError, PacelineError, first_line
-from paceline.models.cached_directory import cached_directory, is_cached
-from paceline.models.gguf.architectures import read_config
+from paceline.fingerprints import files_fingerprint
+from paceline.models.checkpoint_files import within
+from paceline.models.gguf.architectures import ROPE_TENSORS, check_frequencies, read_config
 from paceline.models.gguf.fields import GgufFile, checked_reader
-from paceline.models.gguf.rope import check_frequencies
-from paceline.models.gguf.tensors import read_tensors, stored_names
 from paceline.models.gguf.vocabulary import read_vocabulary
 from paceline.models.hf.architectures import refuse_by_name
 from paceline.models.silence import quiet
-from paceline.models.sizes import within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,18 +34,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _FORMAT = 4  # increase when the conversion changes, so that old cache entries are not used
-_ENDS = 1 << 20
 # general.file_type of unquantized files; all quantized types are converted to bfloat16
 _PLAIN_TYPES = {0: torch.float32, 1: torch.float16}
-_SAMPLING = {
-    "temp": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "penalty_repeat": "repetition_penalty",
-    "xtc_probability": "xtc_probability",
-    "mirostat": "mirostat",
-}
+# names of llama.cpp that transformers does not share
+_SAMPLING = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
+_SAMPLING |= {name: name for name in ("top_k", "top_p", "min_p", "xtc_probability", "mirostat")}
+_GATE_UP = "gate_up_proj"  # of all experts in transformers; two tensors in a GGUF file
 
 
 def is_gguf(path: str | Path) -> bool:
@@ -75,18 +69,9 @@ def is_converted(path: Path) -> bool:
 
 
 def _entry(path: Path) -> str:
-    return f"{path.stem}-{_key(path)}"
-
-
-def _key(path: Path) -> str:
     # size, time of change and both ends: hashing all of a large file takes seconds
-    status = path.stat()
-    digest = hashlib.sha256(f"{_FORMAT} {status.st_size} {status.st_mtime_ns}".encode())
-    with path.open("rb") as stream:
-        digest.update(stream.read(_ENDS))
-        stream.seek(max(0, status.st_size - _ENDS))
-        digest.update(stream.read(_ENDS))
-    return digest.hexdigest()[:16]
+    facts = f"{_FORMAT} {path.stat().st_mtime_ns} {files_fingerprint([path])}"
+    return f"{path.stem}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}"
 
 
 def open_gguf(path: Path) -> GgufFile:
@@ -116,7 +101,7 @@ def convert_gguf(path: Path, folder: Path, kind: torch.dtype | None = None) -> N
     with _conversion_errors(path):
         kind = kind or _dtype_of(file)
         hf, tokenizer = _without_weights(file, kind)
-        hf.load_state_dict(read_tensors(file, hf, kind), strict=False, assign=True)
+        hf.load_state_dict(_read_tensors(file, hf, kind), strict=False, assign=True)
         hf.tie_weights()
         with quiet():
             hf.save_pretrained(folder)
@@ -132,7 +117,7 @@ def read_gguf_header(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBa
     file = open_gguf(path)
     with _conversion_errors(path):
         hf, tokenizer = _without_weights(file, _dtype_of(file))
-        stored_names(file, hf)
+        _stored_names(file, hf)
     return hf, tokenizer
 
 
@@ -185,3 +170,123 @@ def _sampling(file: GgufFile) -> dict[str, Any]:
     if given.get("temperature") == 0:
         return {name: given[name] for name in given if name == "repetition_penalty"}
     return given | ({"do_sample": True} if given else {})
+
+
+def tensor_names(hf: PreTrainedModel, arch: str) -> dict[str, tuple[str, ...]]:
+    """llama.cpp's names of each weight; none for a weight without a name."""
+    import gguf  # an optional dependency
+
+    archs = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(archs[arch], hf.config.num_hidden_layers)
+    ends = (".weight", ".bias")
+    found: dict[str, tuple[str, ...]] = {}
+    for name in hf.state_dict():
+        label = names.get_name(name, ends) or names.get_name(
+            name.removeprefix("transformer."), ends
+        )
+        if label is None and name.endswith(f"experts.{_GATE_UP}"):
+            block = name.split(".")[2]
+            found[name] = tuple(f"blk.{block}.ffn_{part}_exps.weight" for part in ("gate", "up"))
+        elif label is None and name == "lm_head.weight":
+            found[name] = ("output.weight",)
+        else:
+            bare = label is not None and not label.endswith(ends)
+            found[name] = () if label is None else (f"{label}.weight" if bare else label,)
+    return found
+
+
+def _stored_names(file: GgufFile, hf: PreTrainedModel) -> dict[str, tuple[str, ...]]:
+    """The file's tensors of each weight of this model; none for a bias that the file lacks.
+
+    Raises:
+        ModelLoadError: The model has no place for a tensor, or the file lacks one.
+    """
+    names = tensor_names(hf, file.arch)
+    if hf.config.tie_word_embeddings:
+        names.pop("lm_head.weight", None)
+    for name, labels in names.items():
+        missing = [label for label in labels if label not in file.tensors]
+        if missing or not labels:
+            if not name.endswith(".bias"):
+                raise file.error(f"lacks the tensor {(missing or [name])[0]}")
+            names[name] = ()
+    used = set(ROPE_TENSORS).union(*names.values())
+    if left := sorted(file.tensors.keys() - used):
+        raise file.error(
+            f"has {len(left)} tensors that {hf.config.model_type} of transformers has no place "
+            f"for, for example {left[0]}"
+        )
+    return names
+
+
+def _read_tensors(file: GgufFile, hf: PreTrainedModel, kind: torch.dtype) -> dict[str, Tensor]:
+    """All weights of the file as the state of this model; raises as `stored_names`."""
+    shapes = hf.state_dict()
+    found: dict[str, Tensor] = {}
+    for name, labels in _stored_names(file, hf).items():
+        if labels:
+            weight = _read(file, labels, name, hf.config, shapes[name])
+            found[name] = weight.to(kind).contiguous()
+        else:
+            found[name] = torch.zeros(shapes[name].shape, dtype=kind)
+    return found
+
+
+def _read(file: GgufFile, labels: tuple[str, ...], name: str, config: Any, meta: Tensor) -> Tensor:
+    import gguf
+
+    stored = [file.tensors[label] for label in labels]
+    arrays = [gguf.quants.dequantize(each.data, each.tensor_type).copy() for each in stored]
+    parts = [torch.from_numpy(array) for array in arrays]
+    weight = _layout(parts[0] if len(parts) == 1 else torch.cat(parts, 1), name, file.arch, config)
+    if weight.squeeze().shape != meta.shape and weight.squeeze().shape != meta.squeeze().shape:
+        raise file.error(
+            f"has {labels[0]} of size {list(weight.shape)}, which should be {list(meta.shape)}"
+        )
+    return weight.reshape(meta.shape)
+
+
+def _layout(weight: Tensor, name: str, arch: str, config: Any) -> Tensor:
+    """Undo what llama.cpp's converter does to a weight."""
+    match arch:
+        case "llama" | "granite":
+            return _rotated_by_halves(name, weight, config)
+        case "gemma" | "gemma2" | "gemma3" | "nemotron":
+            return weight - 1 if name.endswith("norm.weight") else weight
+        case "gpt2":
+            turned = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
+            return weight.T if name.endswith(turned) else weight
+        case "bloom" if ".query_key_value." in name:
+            parts = weight.reshape(3, config.n_head, -1, *weight.shape[1:])
+            return parts.transpose(0, 1).reshape(weight.shape)
+        case "falcon" if ".query_key_value." in name:
+            return _in_groups(weight, config.num_attention_heads, config.num_kv_heads)
+        case _:
+            return weight
+
+
+def _in_groups(weight: Tensor, heads: int, kv_heads: int) -> Tensor:
+    """Queries, keys and values of each key-value head side by side."""
+    rows = weight.reshape(heads + 2 * kv_heads, -1, *weight.shape[1:])
+    queries, keys, values = rows.split([heads, kv_heads, kv_heads])
+    groups = queries.reshape(kv_heads, heads // kv_heads, *rows.shape[1:])
+    return torch.cat((groups, keys[:, None], values[:, None]), 1).reshape(weight.shape)
+
+
+def _rotated_by_halves(name: str, weight: Tensor, config: Any) -> Tensor:
+    """Reorder rows of q and k: llama.cpp rotates neighbours, transformers the two halves."""
+    return _transposed(name, weight, config, (-1, 2))
+
+
+def rotated_by_pairs(name: str, weight: Tensor, config: Any) -> Tensor:
+    """The inverse of `_rotated_by_halves`."""
+    return _transposed(name, weight, config, (2, -1))
+
+
+def _transposed(name: str, weight: Tensor, config: Any, parts: tuple[int, int]) -> Tensor:
+    part = name.split(".")[-2]
+    sizes = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    if part not in sizes:
+        return weight
+    rows = weight.reshape(sizes[part], *parts, *weight.shape[1:])
+    return rows.transpose(1, 2).reshape(weight.shape)

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ModelLoadError
-from paceline.models.sizes import Size
+from paceline.models.checkpoint_files import Size
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,30 +16,23 @@ if TYPE_CHECKING:
 _ADVICE = "use the model's safetensors directory instead"
 # Prefixes of keys about the file rather than about the computation.
 _ABOUT = ("GGUF.", "general.", "quantize.", "imatrix.", "split.")
-# Values with which a key changes nothing.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "attention.causal": (True,),
-    "attention.clamp_kqv": (0.0,),
-    "attention.max_alibi_bias": (0.0,),
-    "attention.sliding_window": (0,),
-    "attn_logit_softcapping": (0.0,),
-    "embedding_scale": (0.0, 1.0),
-    "expert_count": (0,),
-    "expert_feed_forward_length": (0,),
-    "expert_group_count": (0, 1),
-    "expert_group_used_count": (0, 1),
-    "expert_shared_count": (0,),
-    "expert_shared_feed_forward_length": (0,),
-    "expert_used_count": (0,),
-    "expert_weights_scale": (0.0, 1.0),
-    "final_logit_softcapping": (0.0,),
-    "leading_dense_block_count": (0,),
-    "logit_scale": (0.0, 1.0),
-    "nextn_predict_layers": (0,),
-    "residual_scale": (0.0, 1.0),
-    "rope.scaling.alpha": (0.0, 1.0),
-    "rope.scaling.yarn_ext_factor": (1.0,),
-    "rope.scaling.yarn_log_multiplier": (0.0,),
+# Keys that change nothing if they are 0, or 0 or 1, or 1; of an architecture.
+_ZERO = (
+    *("attention.clamp_kqv", "attention.max_alibi_bias", "attention.sliding_window"),
+    *("attn_logit_softcapping", "expert_count", "expert_feed_forward_length"),
+    *("expert_shared_count", "expert_shared_feed_forward_length", "expert_used_count"),
+    *("final_logit_softcapping", "leading_dense_block_count", "nextn_predict_layers"),
+    "rope.scaling.yarn_log_multiplier",
+)
+_ZERO_OR_ONE = (
+    *("embedding_scale", "expert_group_count", "expert_group_used_count", "expert_weights_scale"),
+    *("logit_scale", "residual_scale", "rope.scaling.alpha"),
+)
+_ONE = ("attention.causal", "rope.scaling.yarn_ext_factor")
+_NEUTRAL = {
+    **dict.fromkeys(_ZERO, (0,)),
+    **dict.fromkeys(_ZERO_OR_ONE, (0, 1)),
+    **dict.fromkeys(_ONE, (1,)),
 }
 # Keys that change nothing, whatever their value; vocab_size is the number of rows of the embedding.
 _IDLE = {"rope.scaling.finetuned", "tensor_data_layout", "vocab_size", "pooling_type"}
@@ -83,14 +76,7 @@ def checked_reader(path: Path) -> GGUFReader:
 
 
 class GgufFile:
-    """A GGUF file.
-
-    Attributes:
-        path: Its path, for messages.
-        reader: The reader of the package gguf.
-        arch: llama.cpp's name of the architecture.
-        tensors: Its tensors by name.
-    """
+    """A GGUF file, by the reader of the package gguf; `arch` is llama.cpp's name of it."""
 
     def __init__(self, path: Path, reader: GGUFReader) -> None:
         self.path = path

@@ -1,7 +1,11 @@
-"""The tokenizer of a GGUF file, by the rules of llama.cpp."""
+"""The tokenizer of a GGUF file, by the rules of llama.cpp.
+
+Also the roles of its tokens: which are special, and which end a text.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, processors
@@ -10,7 +14,6 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
 from paceline.models.gguf.pre_tokenizers import rule
-from paceline.models.gguf.stops import Roles, roles_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,13 +23,40 @@ if TYPE_CHECKING:
     from paceline.models.gguf.fields import GgufFile
 
 _LONGEST = 2_000  # characters of a token, of which all pairs of parts are looked up
-_UNUSED = 5  # gguf.TokenType
+_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5  # gguf.TokenType
 _SPACE = "\u2581"  # for a space in SentencePiece vocabularies
 _LEFT_ALONE = (  # for embeddings and classifiers, or already contained in what is read
     *("token_type_count", "seperator_token_id", "mask_token_id", "cls_token_id", "add_sep_token"),
     *("precompiled_charsmap", "remove_extra_whitespaces"),
 )
 _PHI3_KEEPS = ("<unk>", "<s>", "<|endoftext|>")
+# Texts by which llama.cpp finds tokens (llama-vocab.cpp, "auto-detect special tokens by text").
+ENDS = {
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>"),
+    *("<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]"),
+    *("<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "[e~["),
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
+}
+_INFILLING = {
+    "pre": (
+        *("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<\uff5cfim\u2581begin\uff5c>"),
+        *("<PRE>", "\u2581<PRE>", "<|code_prefix|>", "<|prefix|>"),
+    ),
+    "suf": (
+        *("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<\uff5cfim\u2581hole\uff5c>"),
+        *("<SUF>", "\u2581<SUF>", "<|code_suffix|>", "<|suffix|>"),
+    ),
+    "mid": (
+        *("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<\uff5cfim\u2581end\uff5c>"),
+        *("<MID>", "\u2581<MID>", "<|code_middle|>", "<|middle|>"),
+    ),
+    "pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "sep": ("<|file_sep|>",),
+}
+_OLDER = {"pre": "prefix", "suf": "suffix", "mid": "middle"}
+_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
+_DEFAULTS = {"llama": {"bos": 1, "eos": 2, "unknown": 0}}  # by the kind of tokenizer
 
 
 def read_vocabulary(file: GgufFile) -> tuple[PreTrainedTokenizerBase, Roles]:
@@ -35,7 +65,7 @@ def read_vocabulary(file: GgufFile) -> tuple[PreTrainedTokenizerBase, Roles]:
     if model is None:
         raise file.error("has no tokenizer (tokenizer.ggml.model)")
     tokens, kinds = _tokens(file)
-    roles = roles_of(file, tokens, kinds, model)
+    roles = _roles_of(file, tokens, kinds, model)
     if model == "gpt2":
         tokenizer, add_bos = _byte_level(file, tokens, roles)
     elif model == "llama":
@@ -44,7 +74,20 @@ def read_vocabulary(file: GgufFile) -> tuple[PreTrainedTokenizerBase, Roles]:
         raise file.error(
             f"has a tokenizer of the kind {model!r} (tokenizer.ggml.model), which is not supported"
         )
-    tokenizer.add_tokens(_added(file, tokens, roles))
+    # llama.cpp, "set attributes by model name"
+    name = str(file.get("general.name", "")).lower()
+    strips = "phi-3" in name or "phi3" in name
+    tokenizer.add_tokens(
+        [
+            AddedToken(
+                tokens[number],
+                special=control,
+                normalized=False,
+                rstrip=strips and tokens[number] not in _PHI3_KEEPS,
+            )
+            for number, control in sorted(roles.special.items())
+        ]
+    )
     if tokenizer.get_vocab_size() != len(tokens):
         raise file.error(f"has {len(tokens)} tokens, of which some have the same text")
     _add_ends(file, tokenizer, tokens, roles, add_bos=add_bos)
@@ -95,7 +138,7 @@ def _byte_level(file: GgufFile, tokens: list[str], roles: Roles) -> tuple[Tokeni
     if merges is None:
         raise file.error("has no merges (tokenizer.ggml.merges)")
     file.get("tokenizer.ggml.scores")  # llama.cpp does not use them here
-    vocabulary = _ids(tokens)
+    vocabulary = {token: number for number, token in enumerate(tokens)}
     pairs = [_pair(merge) for merge in merges]
     known = [pair for pair in pairs if {*pair, "".join(pair)} <= vocabulary.keys()]
     model = BPE(vocabulary, known, ignore_merges=found.ignore_merges)
@@ -104,8 +147,8 @@ def _byte_level(file: GgufFile, tokens: list[str], roles: Roles) -> tuple[Tokeni
     tokenizer.decoder = _decoder(tokens[number] for number in roles.special)
     if file.get("tokenizer.ggml.add_space_prefix", False):
         raise file.error(
-            "puts a space before the text (tokenizer.ggml.add_space_prefix), which is "
-            "not supported for this kind of tokenizer"
+            "puts a space before the text (tokenizer.ggml.add_space_prefix), which is not "
+            "supported for this kind of tokenizer"
         )
     return tokenizer, found.add_bos
 
@@ -123,10 +166,6 @@ def _pair(merge: str) -> tuple[str, str]:
     return merge[:1] + left, right
 
 
-def _ids(tokens: list[str]) -> dict[str, int]:
-    return {token: number for number, token in enumerate(tokens)}
-
-
 def _sentencepiece(file: GgufFile, tokens: list[str], roles: Roles) -> Tokenizer:
     scores: list[float] | None = file.get("tokenizer.ggml.scores")
     if scores is None:
@@ -134,7 +173,7 @@ def _sentencepiece(file: GgufFile, tokens: list[str], roles: Roles) -> Tokenizer
     file.get("tokenizer.ggml.merges")  # llama.cpp merges by the scores alone
     file.get("tokenizer.ggml.pre")
     unknown = None if roles.unknown is None else tokens[roles.unknown]
-    vocabulary = _ids(tokens)
+    vocabulary = {token: number for number, token in enumerate(tokens)}
     merges = _merges(vocabulary, scores)
     model = BPE(vocabulary, merges, unk_token=unknown, fuse_unk=False, byte_fallback=True)
     tokenizer = Tokenizer(model)
@@ -159,50 +198,25 @@ def _merges(vocabulary: dict[str, int], scores: list[float]) -> list[tuple[str, 
     return [(left, right) for _, _, left, right in sorted(found, key=lambda each: each[:2])]
 
 
-def _added(file: GgufFile, tokens: list[str], roles: Roles) -> list[AddedToken]:
-    """Tokens that a text spells as they are."""
-    # llama.cpp, "set attributes by model name"
-    name = str(file.get("general.name", "")).lower()
-    strips = "phi-3" in name or "phi3" in name
-    return [
-        AddedToken(
-            tokens[number],
-            special=control,
-            normalized=False,
-            rstrip=strips and tokens[number] not in _PHI3_KEEPS,
-        )
-        for number, control in sorted(roles.special.items())
-    ]
-
-
 def _add_ends(
     file: GgufFile, tokenizer: Tokenizer, tokens: list[str], roles: Roles, *, add_bos: bool
 ) -> None:
     """Put BOS and EOS around a text as the file says."""
-    wanted = {
-        "bos": (bool(file.get("tokenizer.ggml.add_bos_token", add_bos)), roles.bos),
-        "eos": (bool(file.get("tokenizer.ggml.add_eos_token", False)), roles.eos),
-    }
-    for name, (adds, number) in wanted.items():
+    ends: dict[str, list[str]] = {}
+    for name, number, default in (("bos", roles.bos, add_bos), ("eos", roles.eos, False)):
+        adds = bool(file.get(f"tokenizer.ggml.add_{name}_token", default))
         if adds and number is None:
             raise file.error(
                 f"adds {name.upper()} to texts (tokenizer.ggml.add_{name}_token) but "
                 f"has no tokenizer.ggml.{name}_token_id"
             )
-    before, after = (
-        [tokens[number]] if adds and number is not None else [] for adds, number in wanted.values()
-    )
+        ends[name] = [tokens[number]] if adds and number is not None else []
+    before, after = ends.values()
     if before or after:
+        second = [*(f"{each}:1" for each in before), "$B:1", *(f"{each}:1" for each in after)]
         tokenizer.post_processor = processors.TemplateProcessing(
             single=[*before, "$A", *after],
-            pair=[
-                *before,
-                "$A",
-                *after,
-                *(f"{each}:1" for each in before),
-                "$B:1",
-                *(f"{each}:1" for each in after),
-            ],
+            pair=[*before, "$A", *after, *second],
             special_tokens=[(each, tokens.index(each)) for each in {*before, *after}],
         )
 
@@ -215,3 +229,83 @@ def _templates(file: GgufFile) -> str | dict[str, str] | None:
     if not others:
         return default
     return others if default is None else {"default": default, **others}
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Ids of special tokens, of tokens that end a text (`eos` first) and that a text may spell.
+
+    `special` is True for control tokens, which a decoded text omits.
+    """
+
+    bos: int | None
+    eos: int | None
+    unknown: int | None
+    pad: int | None
+    ends: tuple[int, ...]
+    special: dict[int, bool]
+
+
+def _roles_of(file: GgufFile, tokens: list[str], kinds: list[int], model: str) -> Roles:
+    """The roles as llama.cpp finds them, from keys and from the texts of tokens."""
+    ids = {token: number for number, token in enumerate(tokens)}
+    named = _named(file, len(tokens), _DEFAULTS.get(model, {}))
+    special = {
+        number: kind != _USER_DEFINED
+        for number, kind in enumerate(kinds)
+        if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
+    }
+    ends = [number for name in ("eos", "eot", "eom") if (number := named[name]) is not None]
+    for part, texts in _INFILLING.items():
+        number = named[f"fim_{part}"]
+        if number is None:
+            number = next((ids[text] for text in texts if text in ids), None)
+            if number is not None:
+                special[number] = True
+        if number is not None and part in ("pad", "rep", "sep"):
+            ends.append(number)
+    for text in ENDS & ids.keys():
+        special[ids[text]] = True
+        ends.append(ids[text])
+    special |= dict.fromkeys((ids[text] for text in _SHOWN if text in ids), False)
+    for text in _not_ends({tokens[number] for number in ends}):
+        ends = [number for number in ends if number != ids[text]]
+        special.pop(ids[text])
+        if text == "<|end|>":
+            special[ids[text]] = False
+    first = [] if named["eos"] is None else [named["eos"]]
+    return Roles(
+        bos=named["bos"],
+        eos=named["eos"],
+        unknown=named["unknown"],
+        pad=named["padding"],
+        ends=tuple(dict.fromkeys([*(each for each in first if each in ends), *sorted(ends)])),
+        special=special,
+    )
+
+
+def _not_ends(ends: set[str]) -> set[str]:
+    """Texts that are no end beside these others: gpt-oss, Solar, Gemma 4 and PLaMo."""
+    calls = bool(ends & {"<|call|>", "<|calls|>"})
+    found: set[str] = set()
+    if calls and ends & {"<|return|>", "<|flush|>"}:
+        found.add("<|end|>")
+    if ends & {"<|tool_response>", "<|plamo:eos|>"}:
+        found.add("</s>")
+    return found & ends
+
+
+def _named(file: GgufFile, count: int, defaults: dict[str, int]) -> dict[str, int | None]:
+    names = ["bos", "eos", "eot", "eom", "unknown", "padding", *map("fim_{}".format, _INFILLING)]
+    found: dict[str, int | None] = {}
+    for name in names:
+        keys = [f"tokenizer.ggml.{name}_token_id"]
+        if older := _OLDER.get(name.removeprefix("fim_")):
+            keys.append(f"tokenizer.ggml.{older}_token_id")
+        number = next((each for key in keys if (each := file.get(key)) is not None), None)
+        if number is not None and not 0 <= number < count:
+            if name in ("bos", "eos", "eot", "eom"):
+                raise file.error(f"has {keys[0]} = {number}, but {count} tokens")
+            number = None  # as llama.cpp
+        found[name] = defaults.get(name) if number is None else number
+    return found

@@ -1,17 +1,37 @@
-"""What a configuration says about an architecture: its context, its layers, its decoder prompt."""
+"""What a configuration says about an architecture: its context, its layers, its decoder prompt.
+
+Layers of one model may differ; configurations list how.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
 
 from paceline.errors import UnsupportedModelError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 _CONTEXT_NAMES = ("max_seq_len", "max_decoder_position_embeddings")  # of MPT and LED
+COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers")
+COUNTS += ("num_encoder_layers", "encoder_layers", "decoder_layers", "num_blocks")
+NUMBERS = ("layer_idx", "layer_id", "layer_index", "layer_number")
+"""Attributes of modules that hold the number of their layer, by which caches are indexed."""
+WINDOW_IN_CONFIG = frozenset({"mistral"})
+"""Architectures whose layers read the sliding window from the configuration in each pass."""
+_NOT_SETTINGS = {*NUMBERS, "training"}
+# lists of the numbers of layers that are special
+_NUMBERS = {"mlp_only_layers", "moe_layers", "full_attn_idxs", "cross_attention_layers"}
+_NUMBERS |= {"hybrid_layer_ids", "attn_layer_indices", "ple_layer_ids"}
+# lists of one value per layer whose names do not tell
+_LISTS = {"attention_window", "intermediate_size"}
+# how many layers come first that are of another kind
+_FIRST = {"first_k_dense_replace", "num_dense_layers"}
 
 
 def refuse_by_name(config: PreTrainedConfig) -> None:
@@ -36,7 +56,7 @@ def context_length(config: PreTrainedConfig) -> int | None:
     """
     text = config.get_text_config(decoder=True)
     limits: list[Any] = [_first(text, "max_position_embeddings", *_CONTEXT_NAMES)]
-    for rope in _ropes(text):
+    for rope in ropes_of(text):
         if rope.get("rope_type") in ("longrope", "dynamic"):
             name = "original_max_position_embeddings"
             limits += [rope.get(name), getattr(text, name, None)]
@@ -59,8 +79,7 @@ def is_encoder_decoder(config: PreTrainedConfig) -> bool:
 
 def source_length(config: PreTrainedConfig) -> int | None:
     """Maximum number of encoder tokens of an encoder-decoder, or None if there is no limit."""
-    limit = _first(config, "max_position_embeddings", "max_encoder_position_embeddings")
-    return limit if isinstance(limit, int) and limit > 0 else None
+    return _first(config, "max_position_embeddings", "max_encoder_position_embeddings")
 
 
 def num_decoder_layers(config: PreTrainedConfig) -> int:
@@ -69,16 +88,14 @@ def num_decoder_layers(config: PreTrainedConfig) -> int:
     if not is_encoder_decoder(config):
         return text.num_hidden_layers
     # not of `text`: transformers resets decoder_layers there to the default of the class
-    found = [getattr(config, name, None) for name in ("num_decoder_layers", "decoder_layers")]
-    return next((count for count in found if isinstance(count, int)), text.num_hidden_layers)
+    return _first(config, "num_decoder_layers", "decoder_layers") or text.num_hidden_layers
 
 
 def num_encoder_layers(config: PreTrainedConfig) -> int:
     """Number of layers of the encoder; 0 for a decoder-only model."""
     if not is_encoder_decoder(config):
         return 0
-    found = [getattr(config, name, None) for name in ("encoder_layers", "num_layers")]
-    return next(count for count in found if isinstance(count, int))
+    return _first(config, "encoder_layers", "num_layers") or 0
 
 
 def set_num_layers(config: PreTrainedConfig, decoder: int | None, encoder: int | None) -> None:
@@ -136,12 +153,84 @@ def configured_token(
     return None
 
 
-def _ropes(text: PreTrainedConfig) -> list[dict[str, Any]]:
-    settings = getattr(text, "rope_parameters", None) or {}  # nested per layer type in some models
+def ropes_of(config: PreTrainedConfig) -> list[dict[str, Any]]:
+    """Settings of rotary positions; several if layers of some types have their own."""
+    settings = getattr(config, "rope_parameters", None) or {}
     nested = [value for value in settings.values() if isinstance(value, dict)]
     return nested or [settings]
 
 
-def _first(config: PreTrainedConfig, *names: str) -> Any:
-    """The first of these settings that the config has, or None."""
-    return next((found for name in names if (found := getattr(config, name, None))), None)
+def _first(config: PreTrainedConfig, *names: str) -> int | None:
+    """The first of these settings that is a positive number, or None."""
+    values = (getattr(config, name, None) for name in names)
+    return next((value for value in values if isinstance(value, int) and value > 0), None)
+
+
+def nested_configs(config: PreTrainedConfig) -> Iterator[Any]:
+    """The configuration and those nested in it."""
+    yield config
+    for value in vars(config).values():
+        if hasattr(value, "to_dict") and hasattr(value, "model_type"):
+            yield from nested_configs(value)
+
+
+def outer_lists(model: nn.Module) -> Iterator[nn.ModuleList]:
+    """The module lists of two or more modules that are not inside another list."""
+    outer: list[str] = []
+    for name, module in model.named_modules():
+        inside = any(name.startswith(f"{other}.") for other in outer)
+        if isinstance(module, nn.ModuleList) and len(module) > 1 and not inside:
+            outer.append(name)
+            yield module
+
+
+def kind_of(layer: nn.Module) -> tuple[Any, ...]:
+    """What distinguishes a layer from others: classes and plain settings, without its number."""
+    return tuple(
+        (name, type(module).__name__, *settings_of(module))
+        for name, module in layer.named_modules()
+    )
+
+
+def settings_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Plain attributes of a module, such as its window or scale; not the number of its layer."""
+    for name, value in sorted(vars(module).items()):
+        plain = isinstance(value, bool | int | float | str) or value is None
+        if plain and name not in _NOT_SETTINGS and not name.startswith("_"):
+            yield name, value
+
+
+def shorten_config(config: PreTrainedConfig, layers: Sequence[int]) -> None:
+    """Keep only these layers in a configuration, also in what it says about single layers."""
+    found: dict[str, Any] = dict(vars(config))
+    sizes = {found[name] for name in COUNTS if isinstance(found.get(name), int)}
+    sizes |= {getattr(config, "num_hidden_layers", -1)}  # a property of Nemotron-H
+    changed: Any = config
+    for key, value in found.items():
+        if isinstance(value, list | tuple) and key in _NUMBERS:
+            kept = [new for new, old in enumerate(layers) if old in value]
+            setattr(changed, key, type(value)(kept))
+        elif isinstance(value, list | tuple) and len(value) in sizes and _per_layer(key):
+            setattr(changed, key, type(value)(value[index] for index in layers))
+        elif key in _FIRST and isinstance(value, int):
+            setattr(changed, key, sum(index < value for index in layers))
+    if "attention_types" in found:  # GPT-Neo makes attention_layers from it
+        changed.attention_types = [[[kind], 1] for kind in changed.attention_layers]
+    _number_dense_layers(changed, found, layers)
+    for name in COUNTS:
+        if isinstance(found.get(name), int):
+            setattr(changed, name, min(found[name], len(layers)))
+
+
+def _per_layer(key: str) -> bool:
+    return "layer" in key or key.endswith(("_types", "_pattern")) or key in _LISTS
+
+
+def _number_dense_layers(config: Any, found: dict[str, Any], layers: Sequence[int]) -> None:
+    """Qwen-MoE: every n-th layer has experts, unless it is listed."""
+    step = found.get("decoder_sparse_step")
+    if not isinstance(step, int) or step < 2:
+        return
+    listed = found.get("mlp_only_layers") or ()
+    dense = [new for new, old in enumerate(layers) if old in listed or (old + 1) % step]
+    config.decoder_sparse_step, config.mlp_only_layers = 1, dense

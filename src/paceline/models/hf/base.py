@@ -7,9 +7,10 @@ list, V vocabulary.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from paceline.core.sampling import BANNED_LOGIT
 from paceline.errors import ModelLoadError
 from paceline.models.compatibility import written_vocabulary
 from paceline.models.contract import Texts
-from paceline.models.hf.architectures import context_length
+from paceline.models.hf.architectures import context_length, source_length
 from paceline.models.hf.logit_map import logit_map, unknown_map
 from paceline.models.hf.settings import banned_tokens, forced_eos
 
@@ -61,14 +62,9 @@ class ForwardPass(Protocol):
 class HfModel(ABC):
     """A transformers model and its tokenizer.
 
-    Attributes:
+    Attributes that are not in `contract`:
         hf: The transformers model.
-        tokenizer: Its tokenizer, or None.
         decoder: The forward pass of sessions.
-        vocab_size: Tokens of the tokenizer; logits beyond are padding and are removed.
-        max_length: Context length, None if the architecture sets no limit.
-        eos_token_ids: Tokens that end a text.
-        num_parameters: Distinct weights; tied ones count once.
         draft_vocabulary: The only tokens that sessions may sample, most likely first, [K]; None for
             all. It also makes the head of Llama-like models smaller.
         weight_change: Maximum rounding error of a weight after `prepare_for_decoding`, relative to
@@ -76,35 +72,33 @@ class HfModel(ABC):
         banned_K: Tokens that the generation config forbids, [K], or None. Sessions give them the
             logit -inf, `head` a probability of 0; `plain_logits` and the checks of faster
             passes do not.
-        forced_eos: See `contract.forced_eos_of`.
         states: Faster code for `hidden`, or None.
-        decoder_prompt, max_source_length: See `contract.EncoderDecoder`; None for a decoder-only
-            model.
         sessions: The key of `session_kinds` that gives transformers' logits; see admission/.
         files: Fingerprint of the files that the weights come from; None: not known.
     """
 
     files: str | None = None
-
     sessions: Sessions = "batch"
-
-    decoder_prompt: tuple[int, ...] | None = None
-    max_source_length: int | None = None
     states: Callable[[Batch], Tensor] | None = None
+
+    plain_pass: ClassVar[Callable[..., ForwardPass]]
+    """The forward pass of transformers, given a model and a draft vocabulary or None."""
+    session_kinds: ClassVar[dict[Sessions, StartSession]]
+    """The kinds of sessions with transformers' forward pass, the fastest first."""
 
     def __init__(
         self,
         hf: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase | None,
-        draft_vocabulary: Tensor | None,
-        decoder: ForwardPass,
-        start: StartSession | None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        draft_vocabulary: Tensor | None = None,
+        decoder_prompt: tuple[int, ...] | None = None,
     ) -> None:
-        """`start` begins a session of a faster pass; None for the model's own `sessions`."""
         self.hf = hf
         self.tokenizer = tokenizer
         self.draft_vocabulary = draft_vocabulary
-        self.decoder = decoder
+        self.decoder_prompt = decoder_prompt
+        self.max_source_length = None if decoder_prompt is None else source_length(hf.config)
+        self.decoder = self.plain_pass(hf, draft_vocabulary)
         self.vocab_size = named_tokens(tokenizer, self._head.weight.shape[0])
         self.max_length = context_length(hf.config)
         self.eos_token_ids = stop_tokens(hf, tokenizer)
@@ -113,7 +107,7 @@ class HfModel(ABC):
         self.forced_eos = forced_eos(hf.generation_config, len(self._head.weight))
         banned = banned_tokens(hf.generation_config, self.eos_token_ids, len(self._head.weight))
         self.banned_K = torch.tensor(banned, device=hf.device) if banned else None
-        self._start = start
+        self._start: StartSession | None = None  # of a faster pass; None: the model's `sessions`
 
     @property
     def device(self) -> torch.device:
@@ -133,13 +127,7 @@ class HfModel(ABC):
 
     @property
     def rolls_back(self) -> bool:
-        """Whether sessions can roll back, as speculative decoding needs."""
         return rolls_back(self.sessions)
-
-    @property
-    @abstractmethod
-    def session_kinds(self) -> dict[Sessions, StartSession]:
-        """The kinds of sessions with transformers' forward pass, the fastest first."""
 
     @property
     def head_weight(self) -> Tensor:
@@ -179,37 +167,26 @@ class HfModel(ABC):
     def plain_logits(self, batch: Batch) -> Tensor:
         """Logits of transformers without a cache, padding columns included, [B, T, V]."""
 
-    @property
-    @abstractmethod
-    def _again(self) -> Callable[..., Self]:
-        """Constructor of the same kind of model, with this tokenizer."""
-
-    def rewrap(
-        self,
-        hf: PreTrainedModel,
-        draft_vocabulary: Tensor | None = None,
-        decoder: ForwardPass | None = None,
-        start: StartSession | None = None,
-    ) -> Self:
-        """Another model of the same kind, with this tokenizer.
-
-        `decoder` and `start` are a forward pass and the sessions that use it; None for those of
-        transformers.
-        """
-        model = self._again(hf, draft_vocabulary=draft_vocabulary, decoder=decoder, start=start)
+    def rewrap(self, hf: PreTrainedModel, draft_vocabulary: Tensor | None = None) -> Self:
+        """Another model of the same kind, with this tokenizer."""
+        model = type(self)(hf, self.tokenizer, draft_vocabulary, self.decoder_prompt)
         model.sessions = self.sessions
         return model
 
     def decoding_with(self, decoder: ForwardPass, start: StartSession | None = None) -> Self:
-        """The same model with another forward pass in its sessions."""
-        model = self.rewrap(self.hf, self.draft_vocabulary, decoder, start)
-        model.states = self.states
+        """The same model with another forward pass; `start` begins sessions that use it.
+
+        `start`: None for those of transformers.
+        """
+        model = copy.copy(self)
+        model.decoder, model._start = decoder, start
+        model.weight_change, model.files = 0.0, None
         return model
 
     def reading_with(self, states: Callable[[Batch], Tensor]) -> Self:
         """The same model with other code for `hidden`."""
-        model = self.rewrap(self.hf, self.draft_vocabulary, self.decoder, self._start)
-        model.weight_change, model.states = self.weight_change, states
+        model = copy.copy(self)
+        model.states, model.files = states, None
         return model
 
     def without_draft_vocabulary(self) -> Self:
@@ -225,13 +202,7 @@ class HfModel(ABC):
 
     @functools.cached_property
     def _head_is_right(self) -> bool:
-        wanted, got = self._trial_logits
-        limit = _TOLERANCE * wanted.abs().amax(-1, keepdim=True)
-        return bool(((wanted - got).abs() <= limit).all())
-
-    @property
-    def _trial_logits(self) -> tuple[Tensor, Tensor]:
-        """Logits of a few positions by transformers, and by `plain_head`.
+        """Whether `plain_head` gives the logits of transformers at a few positions.
 
         The head reads every other state times a number that makes its logits large.
         """
@@ -254,7 +225,8 @@ class HfModel(ABC):
                 f"the logits of this {self.hf.config.model_type} are NaN or infinite; its weights "
                 "are damaged: copy or create it again"
             )
-        return wanted, got
+        limit = _TOLERANCE * wanted.abs().amax(-1, keepdim=True)
+        return bool(((wanted - got).abs() <= limit).all())
 
     @property
     def _projection(self) -> Head:
@@ -288,11 +260,9 @@ def stop_tokens(hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) 
 @contextlib.contextmanager
 def evaluating(hf: PreTrainedModel) -> Iterator[None]:
     """Switch the model to evaluation mode, and restore its mode afterwards."""
-    if not hf.training:
-        yield
-        return
-    training = [module for module in hf.modules() if module.training]
-    hf.eval()
+    training = [module for module in hf.modules() if module.training] if hf.training else []
+    if training:
+        hf.eval()
     try:
         yield
     finally:
@@ -304,8 +274,6 @@ def evaluating(hf: PreTrainedModel) -> Iterator[None]:
 def recorded_hidden_states(model: HfModel) -> Iterator[list[Tensor]]:
     """Record the final hidden states of the model's sessions, one tensor [B, N, D] per pass."""
     recorded: list[Tensor] = []
-    stop = model.decoder.listen(recorded.append)
-    try:
+    with contextlib.ExitStack() as listening:
+        listening.callback(model.decoder.listen(recorded.append))
         yield recorded
-    finally:
-        stop()

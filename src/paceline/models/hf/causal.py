@@ -1,4 +1,9 @@
-"""Decoder-only transformers models: sessions for decoding, hidden states for training.
+"""Decoder-only transformers models: forward pass, sessions, hidden states for training.
+
+During a pass, cache rows are right-aligned: each row's newest token is in the last column, and the
+columns left of shorter rows are masked. After a ragged rollback, rows are shifted to the right. So
+distances between tokens of a row do not depend on other rows, as rotary, sliding-window and ALiBi
+models need; learned positions are passed per row.
 
 Shape suffixes: B batch, N new tokens, T text, W cache width, D hidden, V vocabulary.
 """
@@ -7,67 +12,27 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
 
 from paceline.core.sampling import limited
+from paceline.models.contract import ModelSession
 from paceline.models.hf.architectures import body_of
-from paceline.models.hf.base import HfModel
-from paceline.models.hf.cache import cache_argument
+from paceline.models.hf.base import HfModel, evaluating
+from paceline.models.hf.cache import RoomyCache, cache_argument
 from paceline.models.hf.logit_map import logit_map
-from paceline.models.hf.masks import mask_and_positions
-from paceline.models.hf.positions import at_positions, takes_positions
+from paceline.models.hf.positions import at_positions, mask_and_positions, takes_positions
 from paceline.models.hf.row_session import RecurrentRow, RowSession, StatefulRow
-from paceline.models.hf.session import CausalSession
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from torch import Tensor
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
     from paceline.models.contract import Batch
-    from paceline.models.hf.base import ForwardPass, Sessions, StartSession
-    from paceline.models.hf.cache import RoomyCache
-
-
-class CausalModel(HfModel):
-    """A decoder-only model and its tokenizer."""
-
-    def __init__(
-        self,
-        hf: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-        draft_vocabulary: Tensor | None = None,
-        decoder: ForwardPass | None = None,
-        start: StartSession | None = None,
-    ) -> None:
-        """`decoder` and `start` are a forward pass and the sessions that use it: see prepare.py."""
-        decoder = decoder or HfDecoder(hf, draft_vocabulary)
-        super().__init__(hf, tokenizer, draft_vocabulary, decoder, start)
-
-    @property
-    def session_kinds(self) -> dict[Sessions, StartSession]:
-        return {
-            "batch": CausalSession,
-            "rows": functools.partial(RowSession, start=CausalSession),
-            "recurrent": functools.partial(RowSession, start=RecurrentRow),
-            "stateful": functools.partial(RowSession, start=StatefulRow),
-        }
-
-    @property
-    def _again(self) -> Callable[..., CausalModel]:
-        return functools.partial(CausalModel, tokenizer=self.tokenizer)
-
-    def plain_hidden(self, batch: Batch) -> Tensor:
-        hidden_BTD = body_of(self.hf)(
-            input_ids=batch.tokens_BT, attention_mask=batch.attention_BT, use_cache=False
-        ).last_hidden_state
-        return logit_map(self.hf).scaled(_for_head(hidden_BTD, self.hf))
-
-    def plain_logits(self, batch: Batch) -> Tensor:
-        return self.hf(
-            input_ids=batch.tokens_BT, attention_mask=batch.attention_BT, use_cache=False
-        ).logits
+    from paceline.models.hf.base import Sessions, StartSession
 
 
 class HfDecoder:
@@ -99,19 +64,101 @@ class HfDecoder:
         return logits if self.draft_vocabulary is None else limited(logits, self.draft_vocabulary)
 
     def listen(self, listener: Callable[[Tensor], None]) -> Callable[[], None]:
-        scaled = logit_map(self.hf).scaled
-        return (
-            body_of(self.hf)
-            .register_forward_hook(
-                lambda _module, _inputs, output: listener(
-                    scaled(_for_head(output.last_hidden_state, self.hf))
-                )
-            )
-            .remove
-        )
+        logit_map(self.hf)  # measures it now: it runs a pass of its own
+
+        def hear(_module: Any, _inputs: Any, output: Any) -> None:
+            listener(_for_head(output.last_hidden_state, self.hf))
+
+        return body_of(self.hf).register_forward_hook(hear).remove
+
+
+class CausalSession(ModelSession):
+    """A session with a `RoomyCache`."""
+
+    def __init__(self, model: HfModel) -> None:
+        super().__init__(model.vocab_size, model.max_length)
+        self.model = model
+        self.cache = RoomyCache()
+        self._device = model.device  # cached, because transformers iterates over weights to find it
+
+    def _prefill(self, tokens: Sequence[Sequence[int]]) -> Tensor:
+        lengths = [len(row) for row in tokens]
+        width = max(lengths)
+        tokens_BW = torch.zeros(len(tokens), width, dtype=torch.int64)
+        for row, new in enumerate(tokens):
+            tokens_BW[row, width - len(new) :] = torch.tensor(new)
+        return self._read(tokens_BW, lengths, keep=1)[:, 0]
+
+    def _extend(self, tokens_BN: Tensor) -> Tensor:
+        count = tokens_BN.shape[1]
+        return self._read(tokens_BN, [length + count for length in self.lengths], keep=0)
+
+    def _read(self, tokens_BN: Tensor, ends: Sequence[int], *, keep: int) -> Tensor:
+        """Logits of the last `keep` columns (0: all); ends[b] is the new length of row b."""
+        if self.cache.ends is not None:
+            self.cache.realign(range(len(self.lengths)), self.cache.ends, max(self.lengths))
+        tokens_BN = tokens_BN.to(self._device)
+        with torch.inference_mode(), evaluating(self.model.hf):
+            ends_B = None if min(ends) == max(ends) else torch.tensor(ends)
+            logits_BNV = self.model.decoder(tokens_BN, self._pass_cache, ends_B, keep).float()
+            if self.model.banned_K is not None:
+                logits_BNV[..., self.model.banned_K] = -torch.inf
+            return logits_BNV
+
+    @property
+    def _pass_cache(self) -> Any:
+        """The cache that the forward pass gets."""
+        return self.cache
+
+    def _rollback(self, counts: Sequence[int]) -> None:
+        ends = self.cache.ends_of(len(counts))
+        self.cache.end_at([end - count for end, count in zip(ends, counts, strict=True)])
+
+    def _refill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
+        fresh = self._fresh()
+        logits_RV = fresh._prefill(prompts)
+        self.cache.adopt(rows, fresh.cache, len(self.lengths))
+        return logits_RV
+
+    def _fresh(self) -> CausalSession:
+        return CausalSession(self.model)
+
+    def _keep_rows(self, rows: Sequence[int]) -> None:
+        ends = self.cache.ends_of(len(self.lengths))
+        # a pass needs a row whose first token is in the first column
+        begins = any(ends[row] == self.lengths[row] for row in rows)
+        if begins and list(rows) == sorted(set(rows)):
+            self.cache.keep(rows, len(self.lengths))
+        else:
+            longest = max(self.lengths[row] for row in rows)
+            self.cache.realign(rows, [ends[row] for row in rows], longest)
+
+
+class CausalModel(HfModel):
+    """A decoder-only model and its tokenizer."""
+
+    plain_pass = HfDecoder
+    session_kinds: ClassVar[dict[Sessions, StartSession]] = {
+        "batch": CausalSession,
+        "rows": functools.partial(RowSession, start=CausalSession),
+        "recurrent": functools.partial(RowSession, start=RecurrentRow),
+        "stateful": functools.partial(RowSession, start=StatefulRow),
+    }
+
+    def plain_hidden(self, batch: Batch) -> Tensor:
+        hidden_BTD = body_of(self.hf)(
+            input_ids=batch.tokens_BT, attention_mask=batch.attention_BT, use_cache=False
+        ).last_hidden_state
+        return _for_head(hidden_BTD, self.hf)
+
+    def plain_logits(self, batch: Batch) -> Tensor:
+        return self.hf(
+            input_ids=batch.tokens_BT, attention_mask=batch.attention_BT, use_cache=False
+        ).logits
 
 
 def _for_head(hidden: Tensor, hf: Any) -> Tensor:
-    """Hidden states in the type of the head, if it has 16 bits; those of Mamba have 32."""
+    """Hidden states scaled for the head; in its type if it has 16 bits: those of Mamba have 32."""
     dtype = hf.get_output_embeddings().weight.dtype
-    return hidden.to(dtype) if dtype.itemsize < hidden.dtype.itemsize else hidden
+    smaller = hidden.to(dtype) if dtype.itemsize < hidden.dtype.itemsize else hidden
+    return logit_map(hf).scaled(smaller)

@@ -43,15 +43,9 @@ def greedy_texts(
 ) -> list[list[int]]:
     """The new tokens of greedy generate(), up to and with the stop token, for each prompt.
 
-    Applies the settings of the generation config that Paceline applies, as transformers reads them.
-
-    Args:
-        model: The model; only `hf` computes.
-        prompts: Token ids; sources of an encoder-decoder.
-        max_new_tokens: They have to fit the context.
-        repetition_penalty: In the place of the generation config's.
-        vocab_size: Tokens beyond it are not chosen; None: the model's.
-        forces_eos: Whether the last token is the `forced_eos_token_id`, if there is one.
+    Applies the settings of the generation config that Paceline applies, as transformers reads them,
+    with this penalty in the place of its own. Tokens beyond `vocab_size` (None: the model's) are
+    not chosen. `forces_eos`: the last token is the `forced_eos_token_id`, if there is one.
     """
     hf: Any = model.hf
     inputs = _inputs(model, prompts)
@@ -67,7 +61,10 @@ def greedy_texts(
     first = given or inputs["input_ids"].shape[1]
     if given and any(tuple(row[:given]) != model.decoder_prompt for row in found):
         first = 1  # another text than that of a session, from its first token on
-    return [_until_stop(row[first:], model.eos_token_ids) for row in found]
+    texts = [row[first:] for row in found]
+    stops = set(model.eos_token_ids)
+    ends = (next((n + 1 for n, token in enumerate(text) if token in stops), None) for text in texts)
+    return [text[:end] for text, end in zip(texts, ends, strict=True)]
 
 
 @torch.inference_mode()
@@ -160,12 +157,3 @@ class _Possible:
         scores[:, self._vocab_size :] = -torch.inf
         listed = self._draft_vocabulary
         return scores if listed is None else limited(scores, listed)
-
-
-def _until_stop(tokens: Sequence[int], stops: Sequence[int]) -> list[int]:
-    found: list[int] = []
-    for token in tokens:
-        found.append(token)
-        if token in stops:
-            break
-    return found

@@ -1,10 +1,10 @@
-"""Learned or sinusoidal positions of rows that differ in length.
+"""Masks and positions of right-aligned rows that differ in length.
 
-Some decoders (BART, Marian, M2M100 and their relatives) compute one row of positions from the
-length of the cache and take none. Relative positions (T5) need no change, because rows are
-right-aligned.
+Some decoders (BART, Marian, M2M100 and their relatives) compute one row of learned or sinusoidal
+positions from the length of the cache and take none. Relative positions (T5) need no change,
+because rows are right-aligned.
 
-Shape suffixes: B batch, N new tokens.
+Shape suffixes: B batch, N new tokens, W cache width.
 """
 
 from __future__ import annotations
@@ -13,11 +13,28 @@ import contextlib
 import inspect
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from torch import Tensor, nn
     from transformers import PreTrainedModel
+
+
+def mask_and_positions(ends_B: Tensor, tokens_BN: Tensor) -> dict[str, Tensor]:
+    """`attention_mask` over the cache, [B, W], and `position_ids` of the new tokens, [B, N].
+
+    `ends_B` are the lengths of the rows, new tokens included.
+    """
+    count, device = tokens_BN.shape[1], tokens_BN.device
+    width = int(ends_B.max())
+    mask_BW = torch.arange(width) >= (width - ends_B)[:, None]
+    positions_BN = (ends_B[:, None] - count + torch.arange(count)).clamp(min=0)
+    return {
+        "attention_mask": mask_BW.to(device, torch.int64),
+        "position_ids": positions_BN.to(device),
+    }
 
 
 def takes_positions(hf: PreTrainedModel) -> bool:
@@ -30,40 +47,22 @@ def takes_positions(hf: PreTrainedModel) -> bool:
 def at_positions(decoder: nn.Module, positions_BN: Tensor) -> Generator[None]:
     """Within this context, the learned or sinusoidal positions of a decoder are these."""
     table: Any = getattr(decoder, "embed_positions", None)
-    if table is None:
-        yield
-        return
-    hooks = _argument_hooks if _has_argument(table) else _output_hooks
-    handles = hooks(table, positions_BN)
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
-
-def _has_argument(table: nn.Module) -> bool:
-    return "position_ids" in inspect.signature(table.forward).parameters
-
-
-def _argument_hooks(table: nn.Module, positions_BN: Tensor) -> list[Any]:
-    def place(_table: nn.Module, inputs: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def take(_table: Any, inputs: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return inputs, {**named, "position_ids": positions_BN.flatten()}
 
-    def unflatten(_table: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
+    def unflatten(_table: Any, _inputs: Any, output: Tensor) -> Tensor:
         return output.view(*positions_BN.shape, -1)
 
-    return [
-        table.register_forward_pre_hook(place, with_kwargs=True),
-        table.register_forward_hook(unflatten),
-    ]
-
-
-def _output_hooks(table: Any, positions_BN: Tensor) -> list[Any]:
-    """For tables of M2M100's kind, whose first position follows that of the padding token."""
-
-    def replace(_table: nn.Module, _inputs: Any, _output: Tensor) -> Tensor:
+    def look_up(_table: Any, _inputs: Any, _output: Tensor) -> Tensor:
+        """For tables of M2M100's kind, whose first position follows that of the padding token."""
         rows = positions_BN.flatten() + table.padding_idx + 1
         return table.weights.index_select(0, rows).view(*positions_BN.shape, -1)
 
-    return [table.register_forward_hook(replace)]
+    with contextlib.ExitStack() as hooks:
+        if table is not None and "position_ids" in inspect.signature(table.forward).parameters:
+            hooks.callback(table.register_forward_pre_hook(take, with_kwargs=True).remove)
+            hooks.callback(table.register_forward_hook(unflatten).remove)
+        elif table is not None:
+            hooks.callback(table.register_forward_hook(look_up).remove)
+        yield

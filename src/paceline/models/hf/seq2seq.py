@@ -1,7 +1,8 @@
 """Encoder-decoder transformers models: T5, mT5, UMT5, BART, Marian and similar ones.
 
 Prompts are encoder inputs. The decoder's text begins with `decoder_prompt`, which is not part of a
-generation.
+generation. Rows of the decoder are right-aligned (see causal.py). Sources are padded on the right;
+the encoder reads each once, and the decoder computes their keys and values in its first pass.
 
 Shape suffixes: B batch, N new tokens, T text, S source, D hidden, V vocabulary.
 """
@@ -11,82 +12,94 @@ from __future__ import annotations
 import contextlib
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from paceline.core.sampling import limited
-from paceline.models.hf.architectures import source_length
-from paceline.models.hf.base import HfModel
-from paceline.models.hf.cache import cache_argument
+from paceline.errors import ContextLengthError
+from paceline.models.contract import Texts, pad
+from paceline.models.hf.base import HfModel, evaluating
+from paceline.models.hf.cache import RoomyCache, cache_argument
+from paceline.models.hf.causal import CausalSession
 from paceline.models.hf.logit_map import logit_map
-from paceline.models.hf.masks import mask_and_positions
-from paceline.models.hf.positions import at_positions
+from paceline.models.hf.positions import at_positions, mask_and_positions
 from paceline.models.hf.row_session import RowSession
-from paceline.models.hf.seq2seq_session import Seq2SeqSession
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from torch import Tensor, nn
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from torch import nn
+    from transformers import PreTrainedModel
 
     from paceline.core.fused import Head
     from paceline.models.contract import Batch
-    from paceline.models.hf.base import ForwardPass, Sessions, StartSession
-    from paceline.models.hf.seq2seq_cache import Seq2SeqCache
+    from paceline.models.hf.base import Sessions, StartSession
 
 
-class Seq2SeqModel(HfModel):
-    """An encoder-decoder and its tokenizer."""
+class Seq2SeqCache(EncoderDecoderCache):
+    """The keys and values of the decoder's own tokens, and of the encoded sources.
+
+    Attributes:
+        states_BSD: Output of the encoder.
+        attention_BS: 1 = token, 0 = padding; None if no source is padded.
+    """
 
     def __init__(
-        self,
-        hf: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase | None,
-        decoder_prompt: tuple[int, ...],
-        draft_vocabulary: Tensor | None = None,
-        decoder: ForwardPass | None = None,
-        start: StartSession | None = None,
+        self, own: RoomyCache, states_BSD: Tensor, attention_BS: Tensor | None = None
     ) -> None:
-        decoder = decoder or Seq2SeqPass(hf, draft_vocabulary)
-        super().__init__(hf, tokenizer, draft_vocabulary, decoder, start)
-        self.decoder_prompt = decoder_prompt
-        self.max_source_length = source_length(hf.config)
+        super().__init__(own, DynamicCache())
+        self.states_BSD = states_BSD
+        self.attention_BS = attention_BS
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keep only the sources of these rows, in this order."""
+        index = torch.tensor(rows, device=self.states_BSD.device)
+        attention_BS = None if self.attention_BS is None else self.attention_BS[index]
+        # without the columns that no row needs any more
+        width = self.states_BSD.shape[1]
+        if attention_BS is not None:
+            width = int(attention_BS.sum(-1).max())
+            attention_BS = attention_BS[:, :width]
+        self._set_attention(attention_BS)
+        self.states_BSD = self.states_BSD[index, :width]
+        for layer in self._layers:
+            layer.keys, layer.values = (x[index, :, :width] for x in (layer.keys, layer.values))
+
+    def adopt(self, rows: Sequence[int], other: Seq2SeqCache) -> None:
+        """Replace the sources of these rows by those of another cache."""
+        index = torch.tensor(rows, device=self.states_BSD.device)
+        width = max(self.states_BSD.shape[1], other.states_BSD.shape[1])
+
+        def joined(old: Tensor, new: Tensor, dim: int) -> Tensor:
+            wide = (
+                F.pad(x, [0, 0] * (x.ndim - 1 - dim) + [0, width - x.shape[dim]])
+                for x in (old, new)
+            )
+            return next(wide).index_copy(0, index, next(wide))
+
+        self._set_attention(joined(self._attention(), other._attention(), 1))
+        self.states_BSD = joined(self.states_BSD, other.states_BSD, 1)
+        for mine, theirs in zip(self._layers, other._layers, strict=True):
+            mine.keys = joined(mine.keys, theirs.keys, 2)
+            mine.values = joined(mine.values, theirs.values, 2)
 
     @property
-    def session_kinds(self) -> dict[Sessions, StartSession]:
-        return {
-            "batch": Seq2SeqSession,
-            "rows": functools.partial(RowSession, start=Seq2SeqSession),
-        }
+    def _layers(self) -> list[Any]:
+        return self.cross_attention_cache.layers
 
-    @property
-    def _again(self) -> Callable[..., Seq2SeqModel]:
-        kept = {"tokenizer": self.tokenizer, "decoder_prompt": self.decoder_prompt}
-        return functools.partial(Seq2SeqModel, **kept)
+    def _attention(self) -> Tensor:
+        if self.attention_BS is not None:
+            return self.attention_BS
+        return torch.ones(self.states_BSD.shape[:2], dtype=torch.int64).to(self.states_BSD.device)
 
-    @property
-    def _projection(self) -> Head:
-        bias_1V = getattr(self.hf, "final_logits_bias", None)
-        head = super()._projection
-        return head if bias_1V is None else head._replace(bias_V=bias_1V[0])
-
-    def plain_hidden(self, batch: Batch) -> Tensor:
-        source = _source_of(batch)
-        states_BSD = encode(self.hf, source)
-        hidden_BTD = decode(self.hf, batch, states_BSD, source.attention_BT)
-        return logit_map(self.hf).scaled(hidden_BTD)
-
-    def plain_logits(self, batch: Batch) -> Tensor:
-        source = _source_of(batch)
-        return self.hf(
-            input_ids=source.tokens_BT,
-            attention_mask=source.attention_BT,
-            decoder_input_ids=batch.tokens_BT,
-            decoder_attention_mask=batch.attention_BT,
-            use_cache=False,
-        ).logits
+    def _set_attention(self, attention_BS: Tensor | None) -> None:
+        padded = attention_BS is not None and not bool(attention_BS.all())
+        self.attention_BS = attention_BS if padded else None
 
 
 @dataclass
@@ -106,7 +119,7 @@ class Seq2SeqPass:
 
     def encode(self, source: Batch) -> Tensor:
         """The encoder's output, [B, S, D]."""
-        return encode(self.hf, source)
+        return _encoded(self.hf, source)
 
     def __call__(
         self, tokens_BN: Tensor, cache: Seq2SeqCache, ends_B: Tensor | None, keep: int
@@ -128,30 +141,100 @@ class Seq2SeqPass:
         return logits if self.draft_vocabulary is None else limited(logits, self.draft_vocabulary)
 
     def listen(self, listener: Callable[[Tensor], None]) -> Callable[[], None]:
-        decoder: nn.Module = _part(self.hf, "decoder")
-        scaled = logit_map(self.hf).scaled
+        decoder, scaled = _part(self.hf, "decoder"), logit_map(self.hf).scaled
         return decoder.register_forward_hook(
             lambda _module, _inputs, output: listener(scaled(output.last_hidden_state))
         ).remove
 
 
-def encode(hf: PreTrainedModel, source: Batch) -> Tensor:
-    """The encoder's output, [B, S, D]."""
+class Seq2SeqSession(CausalSession):
+    """A session whose prompts are encoder inputs; `lengths` count decoder tokens."""
+
+    def __init__(self, model: HfModel) -> None:
+        assert model.decoder_prompt is not None, "an encoder-decoder has a decoder prompt"
+        super().__init__(model)
+        decoder: Any = model.decoder
+        self._encode: Callable[[Texts], Tensor] = decoder.encode
+        self._decoder_prompt = model.decoder_prompt
+        self._sources: Seq2SeqCache | None = None
+
+    @property
+    def _pass_cache(self) -> Seq2SeqCache:
+        assert self._sources is not None, "prefill encodes the sources"
+        return self._sources
+
+    def _lengths_after(self, prompts: Sequence[Sequence[int]]) -> list[int]:
+        return [len(self._decoder_prompt)] * len(prompts)
+
+    def _check_prompts(self, prompts: Sequence[Sequence[int]]) -> None:
+        super()._check_prompts(prompts)
+        longest, limit = max(len(prompt) for prompt in prompts), self.model.max_source_length
+        if limit is not None and longest > limit:
+            raise ContextLengthError(
+                f"got a source of {longest} tokens, but the encoder holds {limit}; shorten it, or "
+                "set max_prompt_tokens where there is one"
+            )
+
+    def _prefill(self, tokens: Sequence[Sequence[int]]) -> Tensor:
+        source = pad(tokens).to(self._device)
+        with torch.inference_mode(), evaluating(self.model.hf):
+            states_BSD = self._encode(source)
+        self.cache = RoomyCache()
+        self._sources = Seq2SeqCache(self.cache, states_BSD, source.attention_BT)
+        return super()._prefill([self._decoder_prompt] * len(tokens))
+
+    def _refill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
+        fresh = Seq2SeqSession(self.model)
+        logits_RV = fresh._prefill(prompts)
+        self.cache.adopt(rows, fresh.cache, len(self.lengths))
+        self._pass_cache.adopt(rows, fresh._pass_cache)
+        return logits_RV
+
+    def _keep_rows(self, rows: Sequence[int]) -> None:
+        super()._keep_rows(rows)
+        self._pass_cache.keep(rows)
+
+
+class Seq2SeqModel(HfModel):
+    """An encoder-decoder and its tokenizer."""
+
+    plain_pass = Seq2SeqPass
+    session_kinds: ClassVar[dict[Sessions, StartSession]] = {
+        "batch": Seq2SeqSession,
+        "rows": functools.partial(RowSession, start=Seq2SeqSession),
+    }
+
+    @property
+    def _projection(self) -> Head:
+        bias_1V = getattr(self.hf, "final_logits_bias", None)
+        head = super()._projection
+        return head if bias_1V is None else head._replace(bias_V=bias_1V[0])
+
+    def plain_hidden(self, batch: Batch) -> Tensor:
+        source = _source_of(batch)
+        hidden_BTD = _part(self.hf, "decoder")(
+            input_ids=batch.tokens_BT,
+            attention_mask=batch.attention_BT,
+            encoder_hidden_states=_encoded(self.hf, source),
+            encoder_attention_mask=source.attention_BT,
+            use_cache=False,
+        ).last_hidden_state
+        return logit_map(self.hf).scaled(hidden_BTD)
+
+    def plain_logits(self, batch: Batch) -> Tensor:
+        source = _source_of(batch)
+        return self.hf(
+            input_ids=source.tokens_BT,
+            attention_mask=source.attention_BT,
+            decoder_input_ids=batch.tokens_BT,
+            decoder_attention_mask=batch.attention_BT,
+            use_cache=False,
+        ).logits
+
+
+def _encoded(hf: PreTrainedModel, source: Batch) -> Tensor:
     return _part(hf, "encoder")(
         input_ids=source.tokens_BT, attention_mask=source.attention_BT
-    ).last_hidden_state
-
-
-def decode(
-    hf: PreTrainedModel, batch: Batch, states_BSD: Tensor, attention_BS: Tensor | None
-) -> Tensor:
-    """The decoder's output without a cache, [B, T, D]."""
-    return _part(hf, "decoder")(
-        input_ids=batch.tokens_BT,
-        attention_mask=batch.attention_BT,
-        encoder_hidden_states=states_BSD,
-        encoder_attention_mask=attention_BS,
-        use_cache=False,
     ).last_hidden_state
 
 

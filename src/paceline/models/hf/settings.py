@@ -16,44 +16,27 @@ if TYPE_CHECKING:
 
     from transformers import GenerationConfig, PreTrainedModel
 
-# settings that change the text of generate(), and their values that do not
+# settings that change the text of generate(), by a value that does not; None does not, either
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "num_beams": (None, 1),
-    "num_beam_groups": (None, 1),
-    "diversity_penalty": (None, 0),
-    "penalty_alpha": (None, 0),
-    "force_words_ids": (None,),
-    "constraints": (None,),
-    "dola_layers": (None,),
-    "guidance_scale": (None, 1),
-    "sequence_bias": (None,),
-    "repetition_penalty": (None, 1),
-    "encoder_repetition_penalty": (None, 1),
-    "no_repeat_ngram_size": (None, 0),
-    "encoder_no_repeat_ngram_size": (None, 0),
-    "bad_words_ids": (None,),
-    "min_length": (None, 0),
-    "min_new_tokens": (None, 0),
-    "forced_bos_token_id": (None,),
-    "forced_eos_token_id": (None,),
-    "exponential_decay_length_penalty": (None,),
-    "begin_suppress_tokens": (None, []),
-    "watermarking_config": (None,),
-    "token_healing": (None, False),
-    "stop_strings": (None, [], ""),
-    "max_time": (None,),
-}
-# the same for settings that generate() uses with do_sample only
+    **dict.fromkeys(
+        ("num_beams", "num_beam_groups", "guidance_scale", "repetition_penalty",
+         "encoder_repetition_penalty"), (None, 1)),
+    **dict.fromkeys(
+        ("penalty_alpha", "diversity_penalty", "no_repeat_ngram_size", "min_length",
+         "encoder_no_repeat_ngram_size", "min_new_tokens", "token_healing"), (None, 0)),
+    **dict.fromkeys(("begin_suppress_tokens", "stop_strings"), (None, [], "")),
+    **dict.fromkeys(
+        ("force_words_ids", "constraints", "dola_layers", "sequence_bias", "bad_words_ids",
+         "forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty",
+         "watermarking_config", "max_time"), (None,)),
+}  # fmt: skip
+# the same for settings that generate() uses with do_sample only; the last two are of llama.cpp
 _NEUTRAL_SAMPLING: dict[str, tuple[Any, ...]] = {
-    "min_p": (None, 0),
+    **dict.fromkeys(
+        ("min_p", "epsilon_cutoff", "eta_cutoff", "xtc_probability", "mirostat"), (None, 0)),
     "top_h": (None,),
     "typical_p": (None, 1),
-    "epsilon_cutoff": (None, 0),
-    "eta_cutoff": (None, 0),
-    # of llama.cpp alone, in GGUF files
-    "xtc_probability": (None, 0),
-    "mirostat": (None, 0),
-}
+}  # fmt: skip
 _NEED_AN_END = ("min_length", "min_new_tokens", "exponential_decay_length_penalty")
 
 

@@ -6,6 +6,5 @@ cpu_weights.py    copies the weights into the layout of native/transformer.c
 cpu.py            the compiled forward pass (native/transformer.c) for few tokens
 cpu_session.py    sessions that use the compiled pass and serve whole blocks
 forward.py        the forward pass in PyTorch, with fused projections
-cuda.py           passes of fixed shapes, recorded as CUDA graphs
-cuda_session.py   sessions that replay CUDA graphs
+cuda.py           sessions that replay CUDA graphs
 """

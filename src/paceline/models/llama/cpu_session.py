@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline.core.rules import Lossless
-from paceline.models.hf.session import CausalSession
+from paceline.models.hf.causal import CausalSession
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

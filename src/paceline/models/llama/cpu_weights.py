@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from paceline.models.hf.layers import WINDOW_IN_CONFIG
+from paceline.models.hf.architectures import WINDOW_IN_CONFIG
 from paceline.models.llama.int8 import round_rows
 from paceline.native import compiled
 from paceline.native.structures import Layer, Matrix, Model

@@ -11,13 +11,12 @@ from paceline.models import prepare_for_decoding, wrap_model
 from paceline.models.admission import results
 from paceline.models.admission.model import EXACT
 from paceline.models.admission.trial import Comparison, play
-from paceline.models.hf.session import CausalSession
+from paceline.models.hf.causal import CausalSession
 from paceline.models.llama.cpu import NativeLlama
-from paceline.models.llama.cuda import FixedReader
-from paceline.models.llama.cuda_session import FixedSession
+from paceline.models.llama.cuda import GraphCache, GraphSession
 from paceline.models.llama.forward import LlamaDecoder
 from paceline.models.llama.packing import can_pack
-from paceline.models.prepare import TrainingWriter, in_fixed_shapes
+from paceline.models.prepare import training_writer, with_cuda_graphs
 from paceline.native import compiled
 from tiny import tiny_hf
 
@@ -76,21 +75,21 @@ def test_fused_layers_of_a_bfloat16_model_that_read_wrong_are_not_used(
 
 def test_recorded_passes_that_read_wrong_are_not_used(monkeypatch: pytest.MonkeyPatch):
     model = in_16_bits("llama")
-    assert isinstance(in_fixed_shapes(model).start_session(), FixedSession)
-    logits = FixedReader.logits
-    monkeypatch.setattr(FixedReader, "logits", lambda *a: logits(*a).flip(-1))
+    assert isinstance(with_cuda_graphs(model).start_session(), GraphSession)
+    logits = GraphCache.logits
+    monkeypatch.setattr(GraphCache, "logits", lambda *a: logits(*a).flip(-1))
     with pytest.warns(SlowerWarning, match="the recorded pass gives logits that differ"):
-        assert isinstance(in_fixed_shapes(model).start_session(), CausalSession)
+        assert isinstance(with_cuda_graphs(model).start_session(), CausalSession)
 
 
 def test_recorded_passes_that_cannot_be_recorded_are_not_used(monkeypatch: pytest.MonkeyPatch):
     def refuse(*_: object) -> None:
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
-    monkeypatch.setattr(FixedReader, "logits", refuse)
+    monkeypatch.setattr(GraphCache, "logits", refuse)
     model = in_16_bits("llama")
     with pytest.warns(SlowerWarning, match=r"failed \(operation not permitted when .* capturing\)"):
-        assert in_fixed_shapes(model) is model
+        assert with_cuda_graphs(model) is model
 
 
 @packs
@@ -100,10 +99,10 @@ def test_a_copy_of_a_model_in_training_that_reads_wrong_is_not_used(
 ):
     model = wrap_model(tiny_hf("llama"))
     wanted = model.start_session().prefill([[5]])
-    assert not torch.equal(TrainingWriter(model).start_session().prefill([[5]]), wanted), "rounded"
+    assert not torch.equal(training_writer(model).start_session().prefill([[5]]), wanted), "rounded"
     read = NativeLlama.__call__
     monkeypatch.setattr(NativeLlama, "__call__", lambda *a: read(*a).flip(-1))
-    writing = TrainingWriter(model)
+    writing = training_writer(model)
     with pytest.warns(SlowerWarning, match="copy of a model in training gives logits that differ"):
         session = writing.start_session()
     assert torch.equal(session.prefill([[5]]), wanted)

@@ -222,7 +222,7 @@ def test_a_language_token_that_becomes_small_is_not_padding():
     config = M2M100Config(**BART_LIKE | {"vocab_size": 256100, "pad_token_id": 1})
     with torch.device("meta"):
         full = AutoModelForSeq2SeqLM.from_config(config)
-    twin = twin_of(Seq2SeqModel(full, None, (2, 256033)))
+    twin = twin_of(Seq2SeqModel(full, decoder_prompt=(2, 256033)))
     assert twin is not None
     assert twin.decoder_prompt is not None
     assert twin.hf.config.pad_token_id not in twin.decoder_prompt

@@ -114,7 +114,7 @@ def test_the_twin_catches(name: str):
     again.load_state_dict(mutant.state_dict())
     if mutant.lm_head.weight is mutant.model.embed_tokens.weight:
         again.lm_head.weight = again.model.embed_tokens.weight
-    assert play(CausalModel(twin, decoder=HfDecoder(again))).largest > 2 * EXACT
+    assert play(CausalModel(twin).decoding_with(HfDecoder(again))).largest > 2 * EXACT
 
 
 def test_a_twin_has_few_weights_every_kind_of_layer_and_the_ties_of_its_model():

@@ -14,7 +14,7 @@ from paceline.models.hf.cache import RoomyCache
 from paceline.models.llama.cpu import NativeLlama
 from paceline.models.llama.cpu_weights import NativeWeights
 from paceline.models.llama.packing import can_pack
-from paceline.models.prepare import TrainingWriter
+from paceline.models.prepare import training_writer
 from paceline.native import compiled
 from reading import TEXT, prepared, read, reader
 from tiny import tiny_hf
@@ -67,7 +67,7 @@ def test_rounded_activations_move_logits_little(architecture: str):
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
 def test_a_model_in_training_writes_with_its_weights_as_they_are(architecture: str):
     hf = tiny_hf(architecture)
-    writing = TrainingWriter(wrap_model(hf))
+    writing = training_writer(wrap_model(hf))
     uniforms = torch.rand(2, 20, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     prompts = [TEXT[:2], TEXT[3:6]]  # short enough for the compiled pass on every processor
     texts: list[list[list[int]]] = []
@@ -95,7 +95,7 @@ def test_a_model_in_training_writes_with_its_weights_as_they_are(architecture: s
 def test_prompts_beyond_the_compiled_pass_are_read_by_the_model_itself(architecture: str):
     model = wrap_model(tiny_hf(architecture, max_position_embeddings=512))
     prompts = [TEXT * 20, TEXT * 19]
-    writing = TrainingWriter(model).start_session()
+    writing = training_writer(model).start_session()
     assert torch.equal(writing.prefill(prompts), model.start_session().prefill(prompts))
 
 
@@ -105,7 +105,7 @@ def test_a_copy_goes_with_its_session():
     gc.collect()
     others = [found for found in gc.get_objects() if type(found) in kinds]
     hf = tiny_hf("llama")
-    session = TrainingWriter(wrap_model(hf)).start_session()
+    session = training_writer(wrap_model(hf)).start_session()
     session.prefill([TEXT])
     made = [weakref.ref(found) for found in gc.get_objects() if type(found) in kinds]
     made = [copy for copy in made if not any(copy() is other for other in others)]
@@ -120,6 +120,6 @@ def test_a_copy_goes_with_its_session():
 
 def test_a_model_that_cannot_be_copied_writes_as_it_reads():
     hf = tiny_hf("gpt2")
-    writing = TrainingWriter(wrap_model(hf))
+    writing = training_writer(wrap_model(hf))
     wanted = wrap_model(hf).start_session().prefill([TEXT])
     assert torch.equal(writing.start_session().prefill([TEXT]), wanted)

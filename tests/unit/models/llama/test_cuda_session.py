@@ -19,11 +19,10 @@ from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.decode.draft_policies import Confident
 from paceline.models import wrap_model
-from paceline.models.llama.cuda import FixedReader, Recorder, can_record
-from paceline.models.llama.cuda_session import FixedSession, _draw, _judge
+from paceline.models.llama.cuda import GraphCache, GraphSession, Recorder, _draw, _judge, can_record
 from paceline.models.llama.forward import LlamaDecoder
 from paceline.models.llama.packing import merged_product
-from paceline.models.prepare import in_fixed_shapes
+from paceline.models.prepare import with_cuda_graphs
 from tiny import tiny_hf, tiny_model, tiny_pair
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ def both_kinds(architecture: str = "llama") -> list[tuple[CausalModel, CausalMod
     """A pair as transformers reads it, and in rooms of a fixed size."""
     plain = tiny_pair(architecture)
     target, draft = tiny_pair(architecture)
-    return [plain, (in_fixed_shapes(target), in_fixed_shapes(draft))]
+    return [plain, (with_cuda_graphs(target), with_cuda_graphs(draft))]
 
 
 @pytest.mark.slow
@@ -112,7 +111,7 @@ def test_the_baseline_gives_the_same_text(sampling: SamplingParams):
 
 def test_a_text_that_outgrows_its_room_moves_to_a_larger_one(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("paceline.models.llama.cuda._FEWEST_COLUMNS", 4)
-    monkeypatch.setattr("paceline.models.llama.cuda_session._SPARE", 0)
+    monkeypatch.setattr("paceline.models.llama.cuda._SPARE", 0)
     sampling = SamplingParams(temperature=0)
     texts = [
         SpeculativeDecoder(*pair, gamma=2, sampling=sampling).generate(PROMPTS, 30, seed=1)
@@ -135,39 +134,39 @@ def test_neither_half_of_a_block_asks_the_device(
     tokens = None if kept is None else torch.arange(kept, device="meta")
     with torch.inference_mode(), torch.device("meta"):
         decoder = LlamaDecoder(tiny_hf("llama").to("meta"), merged_product, tokens)
-        reader = FixedReader(decoder, Recorder(decoder.device), 2, 256)
+        cache = GraphCache(decoder, Recorder(decoder.device), 2, 256)
         lengths, numbers = torch.zeros(2, dtype=torch.int64), torch.rand(2, 3, dtype=torch.float64)
         plan = DrawPlan(3, sampling, after_last=True, raw=True)
         unread = torch.zeros(2, 1, dtype=torch.int64)
         chosen = () if sampling.greedy else (numbers,)
-        drawn = _draw(reader, plan, 60, unread, lengths, *chosen)
+        drawn = _draw(cache, plan, 60, unread, lengths, *chosen)
         assert drawn[0].shape == (2, 3)
         drafted = torch.zeros(2, 3, dtype=torch.int64)
         for rule in (rule for rule in RULES if rule != Lossy(0.3, "tuned")):
             places = 3 + rule.needs_draft_at_bonus
             given = numbers, numbers[:, 0], torch.rand(2, places, 60)
             given = () if sampling.greedy and rule.exact else given
-            verdict = _judge(reader, rule, sampling, 60, lengths, lengths, drafted, lengths, *given)
+            verdict = _judge(cache, rule, sampling, 60, lengths, lengths, drafted, lengths, *given)
             assert verdict[0].shape == (2, 2)
 
 
 def test_rooms_and_recordings_are_used_again():
-    target = in_fixed_shapes(tiny_model())
+    target = with_cuda_graphs(tiny_model())
     decoder = AutoregressiveDecoder(target, SamplingParams(temperature=0))
     decoder.generate([[1, 2, 3]], 5)
     gc.collect()
-    readers = target.start_session()._readers  # pyright: ignore[reportAttributeAccessIssue]
-    (reader,) = readers._idle
-    recorded = dict(reader._recordings)
+    caches = target.start_session()._caches  # pyright: ignore[reportAttributeAccessIssue]
+    (cache,) = caches._idle
+    recorded = dict(cache._recordings)
     assert recorded
     decoder.generate([[4, 5]], 9)
     gc.collect()
-    assert readers._idle == [reader]
-    assert reader._recordings == recorded
+    assert caches._idle == [cache]
+    assert cache._recordings == recorded
 
 
 def test_two_sessions_at_a_time_have_rooms_of_their_own():
-    model = in_fixed_shapes(tiny_model())
+    model = with_cuda_graphs(tiny_model())
     one, other = model.start_session(), model.start_session()
     one.prefill([[1, 2, 3]])
     other.prefill([[4, 5, 6]])
@@ -182,7 +181,7 @@ def test_merged_weights_stay_the_models_own():
     tokens = torch.tensor([[1, 2, 3]])
     with torch.inference_mode():
         before = hf(input_ids=tokens).logits
-        in_fixed_shapes(wrap_model(hf))
+        with_cuda_graphs(wrap_model(hf))
         torch.testing.assert_close(hf(input_ids=tokens).logits, before, rtol=0, atol=0)
     attention = hf.base_model.layers[0].self_attn
     beginnings = {
@@ -193,13 +192,13 @@ def test_merged_weights_stay_the_models_own():
 
 def test_what_cannot_be_recorded_is_left_as_it_is():
     other = tiny_model("gpt2")
-    assert in_fixed_shapes(other) is other
+    assert with_cuda_graphs(other) is other
     hf = tiny_hf("llama")
     assert can_record(hf.config)
     hf.config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     assert not can_record(hf.config)
     assert not isinstance(
-        in_fixed_shapes(wrap_model(tiny_hf("gpt2"))).start_session(), FixedSession
+        with_cuda_graphs(wrap_model(tiny_hf("gpt2"))).start_session(), GraphSession
     )
 
 
@@ -210,7 +209,7 @@ def test_recorded_passes_give_the_text_of_plain_ones(rule: Rule, sampling: Sampl
     pairs = both_kinds()
     for model in (*pairs[0], *pairs[1]):
         model.hf.to("cuda")
-    target, draft = (in_fixed_shapes(model) for model in pairs[1])
+    target, draft = (with_cuda_graphs(model) for model in pairs[1])
     texts = [
         SpeculativeDecoder(*pair, rule, gamma=3, sampling=sampling).generate(PROMPTS, 17, seed=1)
         for pair in (pairs[0], (target, draft))

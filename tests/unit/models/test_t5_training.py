@@ -6,13 +6,11 @@ import pytest
 import torch
 
 from paceline.errors import SlowerWarning
-from paceline.models import HfModel, wrap_model
+from paceline.models import HfModel, t5, wrap_model
 from paceline.models.contract import Texts, pad
 from paceline.models.llama.packing import merged_product
 from paceline.models.prepare import prepare_for_training
-from paceline.models.t5 import layers
-from paceline.models.t5.forward import T5Pass
-from paceline.models.t5.training import T5States
+from paceline.models.t5 import T5Pass, T5States
 from paceline.train.weights import train_all
 from tiny import tiny_hf as made_by_transformers
 
@@ -139,8 +137,8 @@ def test_other_models_are_returned_unchanged():
 
 
 def test_states_that_differ_from_transformers_are_not_used(monkeypatch: pytest.MonkeyPatch):
-    both_ways: Any = layers.Positions.both_ways
-    monkeypatch.setattr(layers.Positions, "both_ways", lambda *given: 3 * both_ways(*given))
+    both_ways: Any = t5.Positions.both_ways
+    monkeypatch.setattr(t5.Positions, "both_ways", lambda *given: 3 * both_ways(*given))
     model = tiny_model("t5")
     with pytest.warns(SlowerWarning, match="hidden states that differ from transformers by"):
         assert prepare_for_training(model) is model

@@ -8,12 +8,11 @@ import torch
 from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import SlowerWarning
-from paceline.models import HfModel, prepare_for_decoding, wrap_model
+from paceline.models import HfModel, prepare_for_decoding, t5, wrap_model
 from paceline.models.hf.base import recorded_hidden_states
 from paceline.models.llama.packing import can_pack, merged_product
-from paceline.models.prepare import TrainingWriter
-from paceline.models.t5 import layers
-from paceline.models.t5.forward import T5Pass
+from paceline.models.prepare import training_writer
+from paceline.models.t5 import T5Pass
 from tiny import tiny_hf, tiny_model
 
 T5_LIKE = ["t5", "t5_v1_1", "mt5", "umt5"]
@@ -40,7 +39,7 @@ def long_text() -> torch.Tensor:
 def test_logits_of_a_text_longer_than_the_first_table_of_distances(
     architecture: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(layers, "_DISTANCES", 4)
+    monkeypatch.setattr(t5, "_DISTANCES", 4)
     wanted = logits_of(tiny_model(architecture), long_text())
     torch.testing.assert_close(
         logits_of(fused(architecture), long_text()), wanted, rtol=1e-4, atol=3e-5
@@ -80,23 +79,23 @@ def test_prepared_models_use_it_and_speculate_losslessly(architecture: str, dtyp
 
 @pytest.mark.skipif(not can_pack(), reason="FBGEMM packs weights on x86 only")
 def test_a_pass_that_differs_from_transformers_is_not_used(monkeypatch: pytest.MonkeyPatch):
-    causal: Any = layers.Positions.causal
-    monkeypatch.setattr(layers.Positions, "causal", lambda *given: 3 * causal(*given))
+    causal: Any = t5.Positions.causal
+    monkeypatch.setattr(t5.Positions, "causal", lambda *given: 3 * causal(*given))
     with pytest.warns(SlowerWarning, match="differ from transformers"):
         prepared = prepare_for_decoding(wrap_model(tiny_hf("t5")))
     assert not isinstance(prepared.decoder, T5Pass)
 
 
 def test_an_unknown_activation_keeps_the_pass_of_transformers():
-    assert layers.supports(tiny_hf("t5_v1_1"))
-    assert not layers.supports(tiny_hf("t5", feed_forward_proj="tanh"))
-    assert not layers.supports(tiny_hf("bart"))
+    assert t5.is_t5_like(tiny_hf("t5_v1_1"))
+    assert not t5.is_t5_like(tiny_hf("t5", feed_forward_proj="tanh"))
+    assert not t5.is_t5_like(tiny_hf("bart"))
 
 
 def test_a_model_in_training_writes_with_its_weights_of_the_moment():
     model = tiny_model("t5_v1_1")
-    writer = TrainingWriter(model)
-    assert writer.fuses
+    writer = training_writer(model)
+    assert writer is not model
     for _ in range(2):
         wanted = model.start_session().prefill(SOURCES)
         torch.testing.assert_close(
