@@ -72,6 +72,8 @@ class Paired(StrictModel):
         each, most: Settings on each of whose values, or on more than half, the claim must hold.
         some: Settings of which one value is enough: at each place, the value with the largest
             effect counts.
+        spread: Settings of the rows that show how far runs of training differ; without it all do.
+            Recipes whose runs are copies of each other's must be left out.
         over: Numerator: a sum of the rows.
         under: Denominator; None: the number of units, so that the figure is a mean.
         first, second: The sides; without a second one, the first is compared with `than`.
@@ -87,6 +89,7 @@ class Paired(StrictModel):
     each: tuple[str, ...] = ()
     most: tuple[str, ...] = ()
     some: tuple[str, ...] = ()
+    spread: dict[str, Condition] = Field(default_factory=dict)
     over: str
     under: str | None = None
     first: Side
@@ -150,9 +153,10 @@ class FrontierTest(StrictModel):
             on the timed requests.
         floor: Least quality / target's, of `cost_at_quality`.
         firsts, seconds: Names of families; each of the first is compared with each of the second.
+        itself: Each of the first is compared with itself in the rows of the second side.
         some: One pair is enough.
         first_where, second_where: Settings that only the rows of one side have, such as the draft.
-        minus: Settings of other rows, whose effect is subtracted.
+        plus, minus: Further settings of the rows; with `minus` the effect there is subtracted.
         matters: The smallest difference that matters.
         expect: As in a paired test.
     """
@@ -165,13 +169,28 @@ class FrontierTest(StrictModel):
     cost: Literal["accepted", "calls", "time"] = "calls"
     floor: float = Field(default=1.0, gt=0, le=1)
     firsts: tuple[str, ...] = Field(min_length=1)
-    seconds: tuple[str, ...] = Field(min_length=1)
+    seconds: tuple[str, ...] = ()
+    itself: bool = False
     some: bool = False
     first_where: dict[str, Condition] = Field(default_factory=dict)
     second_where: dict[str, Condition] = Field(default_factory=dict)
+    plus: dict[str, Condition] = Field(default_factory=dict)
     minus: dict[str, Condition] = Field(default_factory=dict)
     matters: float = Field(gt=0)
     expect: Literal["more", "no_less"] = "more"
+
+    @model_validator(mode="after")
+    def _has_pairs(self) -> FrontierTest:
+        if bool(self.seconds) == self.itself:
+            raise ValueError("a frontier test needs one of seconds and itself")
+        return self
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """The families that are compared."""
+        if self.itself:
+            return tuple(zip(self.firsts, self.firsts, strict=True))
+        return tuple(itertools.product(self.firsts, self.seconds))
 
 
 class SumRatio(StrictModel):
@@ -347,6 +366,7 @@ def repeated(claim: Any) -> Iterator[Any]:
 
     `over: {task: [a, b]}` sets `$task` and the place to a and b. In `over: {task: {x: a, y: b}}`
     x and y are the names for ids and places; a and b are values, or mappings of several variables.
+    With `as` among these, ids have this text instead of the name.
     """
     if not isinstance(claim, dict) or not isinstance(claim.get("over"), dict):
         yield claim
@@ -356,9 +376,10 @@ def repeated(claim: Any) -> Iterator[Any]:
     for chosen in itertools.product(*axes):
         names = {axis: name for axis, name, _ in chosen}
         variables = {key: value for *_, given in chosen for key, value in given.items()}
+        in_ids = names | {axis: str(given["as"]) for axis, _, given in chosen if "as" in given}
         yield (
             _filled(values, variables)
-            | {"id": Template(str(values.get("id"))).safe_substitute(names)}
+            | {"id": Template(str(values.get("id"))).safe_substitute(in_ids)}
             | {"sentence": str(values.get("id")).replace("$", ""), "place": names}
         )
 

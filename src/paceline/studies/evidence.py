@@ -179,7 +179,7 @@ def paired_evidence(
     strata = _strata(test, rows)
     if not strata or min(len(one.units) for _, one in strata) < LEAST_UNITS:
         return None
-    pool = everything or rows
+    pool = select(everything or rows, test.spread)
     outer = test.each or test.most
     places: dict[str, dict[str, list[Stratum]]] = {}
     for at, stratum in strata:
@@ -323,7 +323,7 @@ def _strata(
         seconds = select(rows, _without(test.rows, keys), test.second.where)
     if not firsts or not seconds:
         return []
-    own = () if test.second is None else test.second.where.keys()
+    own = _fixed_by(test.second)
     found: list[tuple[dict[str, Label | None], Stratum]] = []
     for values in _places(test, keys, firsts, seconds):
         at = dict(zip(keys, values, strict=True))
@@ -338,6 +338,12 @@ def _strata(
     return found
 
 
+def _fixed_by(side: Side | None) -> set[str]:
+    """Settings that have one value on a side, such as the divergence that all are compared with."""
+    where = {} if side is None else side.where
+    return {key for key, value in where.items() if not isinstance(value, tuple)}
+
+
 def _places(
     test: Paired, keys: Sequence[str], firsts: Sequence[StudyRow], seconds: Sequence[StudyRow]
 ) -> list[tuple[Label | None, ...]]:
@@ -345,7 +351,7 @@ def _places(
     found = {_at(row, keys) for row in firsts}
     # the second side was not selected by what is averaged over, and may lack or fix it
     whole = [row for row in select(seconds, test.rows) if row.setting.keys() >= {*keys}]
-    if test.second is None or not test.second.where.keys() & {*keys}:
+    if not _fixed_by(test.second) & {*keys}:
         found |= {_at(row, keys) for row in whole}
     for place, key in enumerate(keys):
         named = (test.rows | test.first.where).get(key)

@@ -45,8 +45,7 @@ if TYPE_CHECKING:
 
 _NUM_RESAMPLES = 4000
 _BEYOND = 5  # resamples beyond a bound, at least
-_POINTS_AT_ONCE = 200
-_RESAMPLES_AT_ONCE = 2000
+_RESAMPLES_AT_ONCE = 1000
 _LEAST_DRAFTS = 4
 _ROUNDING = 1e-9  # of figures that are equal by theory
 
@@ -91,42 +90,49 @@ def distances(first_N: Tensor, second_N: Tensor, tail: float) -> DominanceEffect
     """Largest differences of the two empirical distribution functions, with intervals. [N] each."""
     count = len(first_N)
     resamples = max(_NUM_RESAMPLES, math.ceil(_BEYOND / tail))
-    weights_RN = resample_counts(count, resamples, named_generator(0, "dominance", count))
-    weights_RN = torch.cat([torch.ones_like(weights_RN[:1]), weights_RN])
-    points_X = torch.cat([first_N, second_N]).unique()
-    against = [_Largest(), _Largest()]
-    for some_X in points_X.split(_POINTS_AT_ONCE):
-        below_NX = [(side_N[:, None] <= some_X).double() for side_N in (first_N, second_N)]
-        gaps_RX = weights_RN @ (below_NX[0] - below_NX[1]) / count
-        against[0].add(gaps_RX)
-        against[1].add(-gaps_RX)
+    values_M, order_M = torch.cat([first_N, second_N]).sort(stable=True)
+    units_M, signs_M = order_M % count, (order_M < count).double() * 2 - 1
+    points_X = torch.cat([values_M[1:] > values_M[:-1], torch.ones(1, dtype=torch.bool)])
+
+    def gaps(weights_RN: Tensor) -> Tensor:
+        """F_first - F_second at each value of either sample, [R, X]."""
+        return (weights_RN[:, units_M] * signs_M).cumsum(-1)[:, points_X] / count
+
+    rng = named_generator(0, "dominance", count)
+    data_X = gaps(torch.ones(1, count, dtype=torch.float64))[0]
+    against, above = _Largest(data_X), _Largest(-data_X)
+    for begun in range(0, resamples, _RESAMPLES_AT_ONCE):
+        gaps_RX = gaps(resample_counts(count, min(_RESAMPLES_AT_ONCE, resamples - begun), rng))
+        against.add(gaps_RX)
+        above.add(-gaps_RX)
     gains_N = first_N - second_N
     mean = float(gains_N.mean())
     low, high = mean_bounds([gains_N], tail, named_generator(0, "gain", count), [None])
     return DominanceEffect(
-        against[0].interval(tail),
-        against[1].interval(tail),
+        against.interval(tail),
+        above.interval(tail),
         Interval(mean, mean + low, mean + high),
         count,
     )
 
 
 class _Largest:
-    """The largest gap over points, at least 0, of the data and then of each resample."""
+    """The largest gap over points, at least 0, of the data and of resamples."""
 
-    def __init__(self) -> None:
-        self._gaps_R = self._errors_R = torch.tensor(0.0, dtype=torch.float64)
+    def __init__(self, data_X: Tensor) -> None:
+        self._data_X = data_X
+        self._gaps = [data_X.amax()[None].clamp(min=0)]
+        self._errors: list[Tensor] = []
 
     def add(self, gaps_RX: Tensor) -> None:
-        """Gaps at further points."""
-        self._gaps_R = torch.maximum(self._gaps_R, gaps_RX.amax(-1))
-        # outside of all points both functions are equal, so an error is at least 0
-        self._errors_R = torch.maximum(self._errors_R, (gaps_RX[1:] - gaps_RX[0]).amax(-1))
+        """Gaps of further resamples; outside of all points both functions are equal."""
+        self._gaps.append(gaps_RX.amax(-1).clamp(min=0))
+        self._errors.append((gaps_RX - self._data_X).amax(-1).clamp(min=0))
 
     def interval(self, tail: float) -> Interval:
         """The gap of the data with its interval."""
-        found = percentile_interval(self._gaps_R, tail)
-        error = float(torch.quantile(self._errors_R, 1 - tail))
+        found = percentile_interval(torch.cat(self._gaps), tail)
+        error = float(torch.quantile(torch.cat(self._errors), 1 - tail))
         return found._replace(low=max(0.0, found.value - error))
 
 

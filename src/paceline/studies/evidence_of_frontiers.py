@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from typing import TYPE_CHECKING
 
 from paceline.bench.comparison import ACCEPTED, CALLS_SAVED, SPEEDUP, AtQuality, Group, QualityAt, Width
@@ -40,20 +39,19 @@ def frontier_evidence(test: FrontierTest, rows: Sequence[StudyRow]) -> Evidence 
         UsageError: the rows are of several temperatures, tasks or pairs of models, or of different
             examples; no family has settings; or too few requests are timed.
     """
-    conditions = [test.rows, *([test.rows | test.minus] if test.minus else [])]
+    conditions = [test.rows | test.plus, *([test.rows | test.minus] if test.minus else [])]
     chosen = [
         [_of_side(select(rows, where), side) for side in (test.first_where, test.second_where)]
         for where in conditions
     ]
     units = _shared([side for sides in chosen for side in sides])
     names = {family(row.decoding) for row in rows if row.decoding is not None}
-    for side in (test.firsts, test.seconds):
+    for side in zip(*test.pairs, strict=True):
         if not any(Group(one).has(name) for one in side for name in names):
             raise UsageError(f"no rows of {', '.join(side)}")
     frontiers: list[tuple[Frontier, Frontier]] = []
     for first, second in chosen:
-        one = frontier_of(first, _NUM_RESAMPLES, units)
-        two = one if first == second else frontier_of(second, _NUM_RESAMPLES, units)
+        one, two = (_kept_frontier(side, units) for side in (first, second))
         if one is None or two is None or one.num_examples < LEAST_UNITS:
             return None
         frontiers.append((one, two))
@@ -64,8 +62,7 @@ def frontier_evidence(test: FrontierTest, rows: Sequence[StudyRow]) -> Evidence 
         )
     parts: list[Part] = []
     missing: list[str] = []
-    pairs = list(itertools.product(test.firsts, test.seconds))
-    for first, second in pairs:
+    for first, second in test.pairs:
         found = _part(test, frontiers, Group(first), Group(second))
         if isinstance(found, Part):
             parts.append(found)
@@ -73,7 +70,7 @@ def frontier_evidence(test: FrontierTest, rows: Sequence[StudyRow]) -> Evidence 
             missing.append(found)
     problem = ""
     if missing:
-        problem = f"{len(missing)} of {len(pairs)} pairs have no verdict: {missing[0]}"
+        problem = f"{len(missing)} of {len(test.pairs)} pairs have no verdict: {missing[0]}"
     return Evidence(tuple(parts), 1 if test.some else len(parts), problem)
 
 
@@ -126,6 +123,20 @@ def _compared(
         case "width":
             statistic = Width("", "", cost)
     return compare_best(one, first, second, statistic, 1, other=two)
+
+
+_kept: dict[tuple[object, ...], tuple[Sequence[StudyRow], Frontier | None]] = {}
+_NUM_KEPT = 3  # the claims of a paper come by statistic, and then by task
+
+
+def _kept_frontier(rows: Sequence[StudyRow], units: frozenset[int] | None) -> Frontier | None:
+    """The frontier of these row objects; the last ones are kept, because claims share them."""
+    key = (units, *map(id, rows))
+    if key not in _kept:
+        while len(_kept) >= _NUM_KEPT:
+            del _kept[next(iter(_kept))]
+        _kept[key] = rows, frontier_of(rows, _NUM_RESAMPLES, units)  # objects stay, so do ids
+    return _kept[key][1]
 
 
 def _of_side(rows: Sequence[StudyRow], where: Mapping[str, Condition]) -> list[StudyRow]:

@@ -2,7 +2,8 @@
 
 A figure of a trained draft is Y = mu(recipe) + C(seed) + I(recipe, seed) + e(examples). A claim on
 recipes is about mu, so its interval needs the spread of C + I, which is estimated from recipes
-that were trained with several seeds, at the temperature of the claim: those of its study and task,
+that were trained with several seeds, at the temperature of the claim
+and with drafts of its size: those of its study and task,
 or, if these have fewer than 8 degrees of freedom, of all tasks of the study, or of all studies.
 
 With weights w of the runs in an effect and their sums n over the runs of one seed, the variance by
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 SEED = "seed"
 _MEASURED = ("task", "temperature", "top_p", "label", "step", "parameter_ratio")
 """Settings of a measurement; the others name the recipe."""
+_ALIKE = ("temperature", "top_p", "parameter_ratio")
+"""Settings that must be equal for one spread; the last is the pair of models."""
 _ENOUGH = 8  # degrees of freedom of one task
 
 
@@ -148,7 +151,7 @@ def seed_spread(
         row
         for row in rows
         if SEED in row.setting
-        and all(row.setting.get(key) == run.setting.get(key) for key in ("temperature", "top_p"))
+        and all(row.setting.get(key) == run.setting.get(key) for key in _ALIKE)
     ]
     of_study = [row for row in alike if row.study == run.study]
     of_task = [row for row in of_study if row.setting.get("task") == run.setting.get("task")]
@@ -193,7 +196,7 @@ def _places(
 ) -> list[_Place]:
     looks: dict[str, list[StudyRow]] = {}
     for row in rows:
-        looks.setdefault(str(sorted(row.setting.items())), []).append(row)
+        looks.setdefault(f"{row.study} {sorted(row.setting.items())}", []).append(row)
     found: dict[str, dict[str, dict[Label, tuple[float, Tensor]]]] = {}
     for group in looks.values():
         row = pooled(group)
