@@ -68,7 +68,7 @@ def _print_details(findings: "Sequence[Finding]") -> None:
             stdout.print(f"  {one.claim.id}: {one.claim.here}")
             stdout.print(f"    the paper's size: {one.claim.size.text} {_in_brackets(one.size)}")
             stdout.print(f"    verdict: {one.verdict} {_in_brackets(one.reason)}".rstrip())
-            for line in (one.note, one.claim.remark, margins(one)):
+            for line in (one.note, one.claim.remark, one.margins):
                 if line:
                     stdout.print(f"    {line}")
         stdout.print(f"  command: paceline study run {first.study}")
@@ -76,14 +76,3 @@ def _print_details(findings: "Sequence[Finding]") -> None:
 
 def _in_brackets(text: str) -> str:
     return f"({text})" if text else ""
-
-
-def margins(one: "Finding") -> str:
-    """When the margin and the test were fixed, and what an earlier margin gives."""
-    claim = one.claim
-    if not claim.known:
-        return ""
-    text = f"fixed on {claim.fixed}, knowing {claim.known}"
-    if claim.earlier is not None:
-        text += f"; with the earlier margin {claim.earlier:g}: {one.earlier or 'the same verdict'}"
-    return text

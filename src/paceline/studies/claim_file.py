@@ -7,6 +7,7 @@ for each combination. `$name` in its texts and in its test is the value of a set
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from pathlib import Path
 from string import Template
@@ -287,6 +288,7 @@ class Claim(StrictModel):
         id: Short name.
         sentence: The name that all claims share that `over` makes of one; empty: the id.
         place: The names of the values of `over`.
+        pattern: `here` with three dots where the claims of a sentence differ; empty: `here`.
         paper: The paper; the claims of a paper are one family for the correction of error rates.
         item: Figure, table, theorem or section.
         says: The paper's sentence.
@@ -305,6 +307,7 @@ class Claim(StrictModel):
     id: str = Field(pattern=r"^[a-z0-9-]+$")
     sentence: str = ""
     place: dict[str, str] = Field(default_factory=dict)
+    pattern: str = ""
     paper: Paper
     item: str = Field(min_length=1)
     says: str = Field(min_length=1)
@@ -381,6 +384,7 @@ def repeated(claim: Any) -> Iterator[Any]:
             _filled(values, variables)
             | {"id": Template(str(values.get("id"))).safe_substitute(in_ids)}
             | {"sentence": str(values.get("id")).replace("$", ""), "place": names}
+            | {"pattern": re.sub(r"\$\w+", "…", str(values.get("here")))}
         )
 
 

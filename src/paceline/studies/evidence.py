@@ -161,7 +161,10 @@ def select(rows: Sequence[StudyRow], *conditions: Mapping[str, Condition]) -> li
 
 
 def paired_evidence(
-    test: Paired, rows: Sequence[StudyRow], tail: float, everything: Sequence[StudyRow] = ()
+    test: Paired,
+    rows: Sequence[StudyRow],
+    tail: float,
+    everything: Sequence[StudyRow] | None = None,
 ) -> Evidence | None:
     """The effects of a paired test; None if a side has no rows or there are too few units.
 
@@ -170,7 +173,8 @@ def paired_evidence(
         rows: Rows of the study.
         tail: Probability on either side of the interval of the claim; with `some`, the value that
             counts at each place is chosen at it.
-        everything: Rows of all studies, for the spread between runs of training.
+        everything: Rows of all studies, for the spread between runs of training; None: of the study
+            alone. Without rows, intervals are over examples only.
 
     Raises:
         UsageError: the rows of a side do not have the sum, or differ in a setting that the claim
@@ -179,7 +183,7 @@ def paired_evidence(
     strata = _strata(test, rows)
     if not strata or min(len(one.units) for _, one in strata) < LEAST_UNITS:
         return None
-    pool = select(everything or rows, test.spread)
+    pool = select(rows if everything is None else everything, test.spread)
     outer = test.each or test.most
     places: dict[str, dict[str, list[Stratum]]] = {}
     for at, stratum in strata:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from paceline.bench.comparison import ACCEPTED, CALLS_SAVED, SPEEDUP, AtQuality, Group, QualityAt, Width
+from paceline.bench.comparison import (
+    ACCEPTED,
+    CALLS_SAVED,
+    SPEEDUP,
+    AtQuality,
+    Group,
+    QualityAt,
+    Width,
+)
 from paceline.bench.comparison import compare as compare_best
 from paceline.bench.measured_frontier import Frontier
 from paceline.bench.quality_curves import compare_curves

@@ -120,7 +120,8 @@ def with_seeds(
     """Bounds of an error for other runs of training, from those for other examples.
 
     Args:
-        low, high: Bounds of the error over examples, around 0.
+        low: Lower bound of the error over examples, below 0.
+        high: Upper bound.
         spread: Between seeds.
         design: How the runs enter the effect.
         tail: Probability beyond either bound.

@@ -108,6 +108,18 @@ class Finding(NamedTuple):
             return "larger than the interval"
         return "smaller than the interval" if size.high < self.effect.low else "in the interval"
 
+    @property
+    def margins(self) -> str:
+        """What was known when margin and test were fixed; empty if nothing was."""
+        claim = self.claim
+        if not claim.known:
+            return ""
+        text = f"fixed on {claim.fixed}, knowing {claim.known}"
+        if claim.earlier is not None:
+            verdict = self.earlier or "the same verdict"
+            text += f"; with the earlier margin {claim.earlier:g}: {verdict}"
+        return text
+
 
 def judge(file: ClaimFile, rows: Sequence[StudyRow], looks: dict[str, int]) -> list[Finding]:
     """The verdict on each claim. `looks`: the planned number of looks of each study."""
@@ -125,7 +137,10 @@ def judge(file: ClaimFile, rows: Sequence[StudyRow], looks: dict[str, int]) -> l
 
 
 def judge_one(
-    claim: Claim, rows: Sequence[StudyRow], tail: float, everything: Sequence[StudyRow] = ()
+    claim: Claim,
+    rows: Sequence[StudyRow],
+    tail: float,
+    everything: Sequence[StudyRow] | None = None,
 ) -> Finding:
     """The verdict on one claim by the rows of its study.
 
@@ -149,7 +164,7 @@ def judge_one(
 
 
 def _judged(
-    claim: Claim, rows: Sequence[StudyRow], tail: float, everything: Sequence[StudyRow]
+    claim: Claim, rows: Sequence[StudyRow], tail: float, everything: Sequence[StudyRow] | None
 ) -> Finding | None:
     match claim.test:
         case Paired():
@@ -224,9 +239,7 @@ def form_of(claim: Claim) -> str:
     return ".1%" if getattr(claim.test, "compare", "difference") == "ratio" else ".3f"
 
 
-def _decided(
-    claim: Claim, test: Paired | FrontierTest, evidence: Evidence, tail: float
-) -> Finding:
+def _decided(claim: Claim, test: Paired | FrontierTest, evidence: Evidence, tail: float) -> Finding:
     if not evidence.parts:
         return Finding(claim, UNDECIDED, None, None, None, 0, evidence.missing, "")
     part = evidence.part(tail)
@@ -274,9 +287,7 @@ def _dominance(claim: Claim, test: Dominance, effect: DominanceEffect) -> Findin
         verdict = SMALL
     shown = against if verdict == FAILS else above
     reason = f"the other way the largest gap is {against.value:.3f}, at most {against.high:.3f}"
-    return Finding(
-        claim, verdict, shown, above.value, against.value, effect.num_units, reason, ""
-    )
+    return Finding(claim, verdict, shown, above.value, against.value, effect.num_units, reason, "")
 
 
 def _correlation(
@@ -310,9 +321,7 @@ def _checked(claim: Claim, test: Pointwise, rows: Sequence[StudyRow]) -> Finding
     if verdict == CONFIRMED and test.empty is not None and found.second <= test.empty:
         verdict = VACUOUS
         reason += f"; the bound is {found.second:.2f} on average, which is always true"
-    return Finding(
-        claim, verdict, None, found.first, found.second, found.num_places, reason, ""
-    )
+    return Finding(claim, verdict, None, found.first, found.second, found.num_places, reason, "")
 
 
 def _unmeasured(claim: Claim, command: str, reason: str) -> Finding:
