@@ -80,7 +80,7 @@ def test_runs_enter_with_their_degrees_of_freedom_at_the_far_tail(
 
 @pytest.mark.parametrize("mutant", ["no seeds", "normal"])
 def test_intervals_without_runs_or_with_a_normal_quantile_are_caught(mutant: str):
-    """Without runs 20% err; with the normal quantile 10 degrees of freedom err 10 times as often."""
+    """Without runs every fifth errs; with a normal quantile, more than 3 times the nominal rate."""
     rate = far_errors(1.0, 0.5, 0.3, form=mutant, samples=60_000)
     assert rate > 3 * FAR
 
