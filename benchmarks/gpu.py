@@ -1,4 +1,4 @@
-"""Runs all benchmarks on one CUDA device, without downloads; it has not run on a GPU yet.
+"""Runs all benchmarks on one CUDA device, without downloads.
 
 Each shape has a target with random weights, whose layers add little to their input, and a draft
 with its first layers. They agree about as often as an aligned pair, so block lengths are realistic.
@@ -48,8 +48,9 @@ from paceline.models import load_model, prepare_for_decoding, wrap_model
 from paceline.models.prepare import in_fixed_shapes
 from paceline.rng import named_generator
 from paceline.train import AlignConfig, align
+from paceline.train.loss import StepPlan
 from paceline.train.pretrain import PretrainConfig, pretrain
-from paceline.train.step import Stepper, StepPlan
+from paceline.train.step import Stepper
 from pairing import paired_seconds, ratio, seconds, show
 from speculative_vs_assisted import fix_block_length, transformers_tokens
 

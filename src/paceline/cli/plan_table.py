@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.table import Table
 
+from paceline.core.bootstrap import Interval
+
 if TYPE_CHECKING:
-    from paceline.data.run_plan import Range, RunPlan
+    from paceline.data.distillation_data import Range, RunPlan
 
 _LEGEND = """\
 tokens, generated: answers times the mean length of the measured ones. size: of the files in
@@ -40,4 +42,4 @@ def plan_table(found: RunPlan) -> Group:
 
 
 def _cell(found: Range, form: str) -> str:
-    return f"{found.value:{form}} ({found.low:{form}} to {found.high:{form}})"
+    return Interval(found.value, found.low, found.high).text(form)

@@ -10,23 +10,26 @@ from typing import TYPE_CHECKING, Any, cast
 import transformers
 
 from paceline.config import StrictModel, as_written
-from paceline.errors import ExportError, UsageError
-from paceline.export.card import model_card
-from paceline.export.checks import Checks, Reference, check_directory, check_gguf, overflows
+from paceline.data.input_checks import checked
+from paceline.errors import ExportError
+from paceline.export.card import Launch, loads, model_card, plan_launch
+from paceline.export.checks import (
+    Checks,
+    Reference,
+    check_directory,
+    check_gguf,
+    check_in_engine,
+    overflows,
+)
 from paceline.export.directory import (
-    LICENCES,
     copy_licence,
     extends_positions,
     fit,
     write_directory,
 )
-from paceline.export.engine_check import check_in_engine
 from paceline.export.export_inputs import Sources, manifest_of, read_sources
-from paceline.export.gguf_file import write_gguf
-from paceline.export.gguf_vocabulary import Tokenizer
-from paceline.export.launch import Launch, loads, plan_launch
+from paceline.export.gguf_file import Tokenizer, write_gguf
 from paceline.models.compatibility import without_rollback
-from paceline.models.drafts.save import other_file
 from paceline.models.hf.architectures import num_decoder_layers, num_encoder_layers
 from paceline.models.hf.draft_vocabulary import EXPORTED
 from paceline.models.inspection import state_keeper
@@ -34,7 +37,7 @@ from paceline.progress import Progress, silent
 from paceline.records import atomic_directory
 
 if TYPE_CHECKING:
-    from paceline.export.export_config import ExportConfig
+    from paceline.export.export_inputs import ExportConfig
 
 _FEW = 0.9  # positions with the same most likely token in 16 bits; below, a note says so
 _SUFFIXES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "q8_0": "q8_0"}
@@ -71,7 +74,7 @@ def export(config: ExportConfig, progress: Progress = silent) -> Exported:
         EngineError: The engine does not load the export.
         StorageError: The export cannot be written; `out` is unchanged.
     """
-    check_place(config)
+    checked(config)
     sources = read_sources(config)
     path = config.out
     if config.to == "llamacpp":
@@ -97,24 +100,6 @@ def export(config: ExportConfig, progress: Progress = silent) -> Exported:
         served=served,
         notes=notes,
     )
-
-
-def check_place(config: ExportConfig) -> None:
-    """Raise UsageError unless `out` is free or an older export that may be replaced."""
-    out = config.out
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    if not (out / EXPORTED).exists():
-        raise UsageError(f"{out} exists already and is not an export; choose another --out")
-    if not config.overwrite:
-        raise UsageError(
-            f"{out} exists already; choose another --out, or give --overwrite to replace it"
-        )
-    if (other := other_file(out, EXPORTED, "README.md", "*.gguf", *LICENCES)) is not None:
-        raise UsageError(f"{out} holds {other}, which is no part of an export; move it")
-    for path in (config.model, config.target):
-        if path is not None and Path(path).expanduser().resolve().is_relative_to(out.resolve()):
-            raise UsageError(f"{out} would replace {path}, which is exported; choose another --out")
 
 
 def _gguf_type(sources: Sources) -> str:

@@ -9,7 +9,9 @@ import torch
 
 from paceline.config import StrictModel
 from paceline.core.bootstrap import Interval, ratio_interval
+from paceline.core.text_scores import nats_of
 from paceline.data import CorpusConfig
+from paceline.data.input_checks import InputChecks, checked
 from paceline.data.prompts import corpus_fingerprint, read_records
 from paceline.data.tokens import encode
 from paceline.errors import PromptError, UsageError
@@ -41,6 +43,14 @@ class PerplexityConfig(StrictModel):
     seed: int = 0
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
+
+    def check(self) -> InputChecks:
+        """Check the inputs; raises UsageError."""
+        checks = InputChecks()
+        checks.device(self.device)
+        checks.model("model", self.model)
+        checks.text("text", self.text)
+        return checks
 
 
 class Perplexity(StrictModel):
@@ -78,6 +88,7 @@ def perplexity(config: PerplexityConfig, progress: Progress = silent) -> Perplex
     Raises:
         UsageError: the model or the text cannot be used.
     """
+    checked(config)
     progress("loading", 0, 1)
     loaded = load_model(config.model, dtype=config.dtype, device=config.device)
     tokenizer = tokenizer_of(loaded, config.model)
@@ -119,11 +130,9 @@ def _window_nats(model: Model, inputs: Sequence[int], following: Sequence[int]) 
         for start in range(0, len(inputs), _CHUNK):
             tokens_N = torch.tensor(inputs[start : start + _CHUNK])
             logits_NV = session.extend(tokens_N[None])[0]
-            wanted_N1 = torch.tensor(following[start : start + len(tokens_N)])[:, None]
+            labels_N = torch.tensor(following[start : start + len(tokens_N)])
             precise = torch.promote_types(logits_NV.dtype, torch.float32)
-            log_probs_NV = logits_NV.to(precise).log_softmax(-1)
-            found_N1 = log_probs_NV.gather(-1, wanted_N1.to(log_probs_NV.device))
-            parts.append(-float(found_N1.double().sum()))
+            parts.append(nats_of(logits_NV.to(precise).log_softmax(-1), labels_N))
     return math.fsum(parts)
 
 

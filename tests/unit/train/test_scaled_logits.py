@@ -19,12 +19,10 @@ from paceline.measure.perplexity import document_nats
 from paceline.models import HfModel
 from paceline.models.hf.logit_map import LogitMap
 from paceline.native import compiled
-from paceline.train.chunk_size import ChunkSize
-from paceline.train.coverage import Normalisers
 from paceline.train.evaluation import AgreementEvaluator
+from paceline.train.loss import ChunkSize, DraftLoss, Normalisers, StepPlan, Weights
 from paceline.train.objectives import Objective
 from paceline.train.pretrain import HeldOutLoss
-from paceline.train.step import DraftLoss, StepPlan, Weights
 from tiny import SCALED, tiny_model
 
 NATIVE = pytest.param(
@@ -99,7 +97,7 @@ def our_loss(pair: Pair, objective: str, subset: str, *, native: bool) -> Tensor
     loss = DraftLoss(
         draft, target, ChunkSize(3), vocab_size=VOCAB, bfloat16=False, add_up=lambda x: x
     )
-    with patch("paceline.train.step.can_differentiate", lambda _: native):
+    with patch("paceline.train.loss.can_differentiate", lambda _: native):
         plan = StepPlan(terms, vocabulary)
         weights = Weights(weights_BT, weights_BT)
         return loss(batch, weights, hidden_ND, plan, [None], normalisers_N)

@@ -73,7 +73,7 @@ def recognise(path: Path) -> Callable[[], Page]:
 
 def is_study(path: Path) -> bool:
     """Whether the directory has the rows of a study."""
-    return (path / "rows.jsonl.gz").exists() or (path / "doit.json").exists()
+    return (path / "rows.jsonl.gz").exists() or (path / "stages").is_dir()
 
 
 def _study(path: Path) -> Page:

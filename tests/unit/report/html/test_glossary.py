@@ -16,7 +16,7 @@ from paceline.report.html.glossary import (
 )
 from paceline.studies.claim_file import Claim, Paper
 from paceline.studies.verdicts import HOLDS, Finding
-from paceline.train.recipes import RECIPES
+from paceline.train.config import RECIPES
 from study_rows import claim, study_row
 
 

@@ -1,0 +1,477 @@
+"""Configuration of training: `TrainSettings` of all kinds, `AlignConfig` and its named recipes.
+
+Paper: Zhou et al. 2023, Table 1 and appendix B.3: `RECIPES`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from paceline.config import StrictModel
+from paceline.core.reduction import Mean
+from paceline.core.rules import RuleChoice
+from paceline.core.sampling import SamplingParams
+from paceline.data.examples import Lengths
+from paceline.data.input_checks import FLOAT32_BYTES, InputChecks
+from paceline.data.prompts import CorpusConfig
+from paceline.data.replay import Rounds
+from paceline.data.requests import ModelWriter
+from paceline.engines.texts import OpenAIWriter
+from paceline.errors import UsageError
+from paceline.models.loading import tokenizer_alone
+from paceline.records import RunDirectory
+from paceline.train.checkpoint import check_run_directory
+from paceline.train.loss import LossVocabulary
+from paceline.train.objectives import ForwardKL, Objective, as_terms, reads_target, reads_top
+from paceline.train.optim import Adafactor, Optimizer
+from paceline.train.text_checks import check_texts, check_trained
+
+if TYPE_CHECKING:
+    from paceline.models.inspection import ModelFacts
+
+RecipeName = Literal["supervised_kd", "seq_kd", "imit_kd", "f_distill", "gkd"]
+
+RECIPES: dict[RecipeName, dict[str, Any]] = {
+    # Hinton et al. 2015: forward KL on fixed text
+    "supervised_kd": {
+        "objective": [{"kind": "forward_kl"}],
+        "fixed_fraction": 1.0,
+        "draft_fraction": 0.0,
+    },
+    # Kim and Rush 2016: text from the target, cross entropy with its tokens
+    "seq_kd": {
+        "objective": [{"kind": "cross_entropy"}],
+        "fixed_fraction": 0.0,
+        "draft_fraction": 0.0,
+    },
+    # Lin et al. 2020: forward KL, half on fixed text, half on text from the draft
+    "imit_kd": {
+        "objective": [{"kind": "forward_kl"}],
+        "fixed_fraction": 0.5,
+        "draft_fraction": 1.0,
+    },
+    # Wen et al. 2023: TVD, half on text from the draft, half on text from the target
+    "f_distill": {
+        "objective": [{"kind": "tvd"}],
+        "fixed_fraction": 0.0,
+        "draft_fraction": 0.5,
+    },
+    # Agarwal et al. 2023: on-policy; the objective may be changed to a JSD
+    "gkd": {
+        "objective": [{"kind": "forward_kl"}],
+        "fixed_fraction": 0.0,
+        "draft_fraction": 1.0,
+    },
+}
+"""Defaults by name; keys in the configuration override them."""
+
+
+class Checkpoints(StrictModel):
+    """When to save checkpoints (whichever is due first), and how many to keep."""
+
+    every_steps: int | None = Field(default=None, ge=1)
+    every_seconds: float | None = Field(default=120.0, gt=0)
+    keep: int = Field(default=2, ge=1)
+
+
+class TrainSettings(StrictModel):
+    """One training run.
+
+    Attributes:
+        output: Run directory.
+        mean: `sequence`: mean over sequences of their means, as in the paper; `token`: over tokens.
+        num_steps: Budget in optimizer steps. Without max_seconds, the run is deterministic.
+        max_seconds: Budget in seconds, without set-up and the evaluations before and after. With
+            both budgets, the schedule follows the one that ends first.
+        batch_size: Sequences per optimizer step, over all processes and accumulation steps.
+        gradient_accumulation_steps: Split each step into N parts to save memory; the result is the
+            same.
+        max_gradient_norm: Clip gradients to this norm; None: no clipping.
+        max_loss_ratio: End the run if the loss exceeds its running median by this factor in several
+            consecutive steps.
+        chunk_tokens: Number of tokens whose logits are in memory at the same time. `auto`: on a GPU
+            256 to 8192, as many as half of the free memory holds; else 256. The result is the same.
+        shard: Models whose weights are sharded over processes instead of replicated.
+        precision: Precision of forward and backward passes; weights and sums are float32. `auto`
+            times both when the run begins and uses the faster one for the whole run.
+        device: `auto` uses an accelerator if there is one.
+    """
+
+    output: Path
+    mean: Mean = "sequence"
+    optimizer: Optimizer = Adafactor()
+    num_steps: int | None = Field(default=None, ge=1)
+    max_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    batch_size: int = Field(default=32, ge=1)
+    gradient_accumulation_steps: int = Field(default=1, ge=1)
+    max_gradient_norm: float | None = Field(default=1.0, gt=0, allow_inf_nan=False)
+    max_loss_ratio: float = Field(default=10.0, gt=1)
+    chunk_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    shard: tuple[Literal["draft", "target"], ...] = ()
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    device: Literal["auto", "cpu"] = "auto"
+    seed: int = 0
+    checkpoints: Checkpoints = Checkpoints()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TrainSettings:
+        if self.num_steps is None and self.max_seconds is None:
+            raise ValueError("got no budget; set num_steps or max_seconds")
+        if self.batch_size % self.gradient_accumulation_steps:
+            raise ValueError(
+                f"batch_size {self.batch_size} is not a multiple of gradient_accumulation_steps "
+                f"{self.gradient_accumulation_steps}; change one of them"
+            )
+        if "draft" in self.shard and isinstance(self.optimizer, Adafactor):
+            raise ValueError(
+                "a sharded draft needs optimizer.kind adamw, because adafactor needs whole matrices"
+            )
+        warmup = self.optimizer.warmup_steps
+        if warmup is not None and self.num_steps is not None and warmup > self.num_steps:
+            raise ValueError(
+                f"optimizer.warmup_steps {warmup} is more than num_steps {self.num_steps}; "
+                "lower it, or use warmup_fraction"
+            )
+        return self
+
+    def check_output(self, checks: InputChecks, model: ModelFacts | None) -> None:
+        """Check the disk space for the checkpoints of a model; raises StorageError."""
+        moments = 2 if self.optimizer.kind == "adamw" else 0
+        count = 0 if model is None else model.num_parameters
+        copies = (self.checkpoints.keep + 1) * (1 + moments) + 1
+        checks.output(self.output, FLOAT32_BYTES * count * copies)
+
+
+class AlignData(StrictModel):
+    """Training and held-out text.
+
+    Attributes:
+        train: Documents, prompts, or prompts with completions.
+        held_out: Prompts for evaluation; the target completes them once.
+        held_out_from_train: Instead of `held_out`, remove N texts and their duplicates from
+            `train`, chosen by the run's seed. No evaluation if both are None.
+        train_document_prompts: Also train on the first tokens of documents used as fixed text.
+        pack_documents: Concatenate documents before splitting them into rows, without padding.
+        pretraining: Text that the draft was pretrained on, mixed in against forgetting. It is used
+            unchanged, packed and streamed; a split cannot have a slice, see `limit`.
+        pretraining_fraction: Fraction of each batch's rows that are pretraining text.
+        keep_states_gb: Cache the target's hidden states of `train` in the memory of each process,
+            up to this many 10^9 bytes; None: compute them again each time.
+        recorded_states: Train on the hidden states that `generate-data` recorded with the text
+            (`writer.hidden_states`). Only the target's head is loaded.
+    """
+
+    train: CorpusConfig
+    held_out: CorpusConfig | None = None
+    held_out_from_train: int | None = Field(default=None, ge=1)
+    train_document_prompts: bool = True
+    pack_documents: bool = False
+    pretraining: CorpusConfig | None = None
+    pretraining_fraction: float = Field(default=0.1, gt=0, lt=1)
+    keep_states_gb: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    recorded_states: bool = False
+
+    @property
+    def evaluates(self) -> bool:
+        """True if there is held-out text."""
+        return self.held_out is not None or self.held_out_from_train is not None
+
+    @model_validator(mode="after")
+    def _holds_out_once(self) -> AlignData:
+        if self.held_out is not None and self.held_out_from_train is not None:
+            raise ValueError("got both held_out and held_out_from_train; remove one of them")
+        return self
+
+
+class Evaluation(StrictModel):
+    """Evaluation on held-out text that the target generates, before, during and after training.
+
+    Attributes:
+        every_steps: Steps between evaluations during training; None: only before and after.
+        num_prompts: Maximum number of prompts.
+        max_new_tokens: Maximum number of tokens that the target generates per prompt.
+        sampling: Sampling of the target's text and of the compared distributions.
+        gamma: Draft tokens per block, for the block efficiency.
+        rule: Also evaluate the draft under this acceptance rule.
+    """
+
+    every_steps: int | None = Field(default=None, ge=1)
+    num_prompts: int = Field(default=32, ge=1)
+    max_prompt_tokens: int = Field(default=32, ge=1)
+    max_new_tokens: int = Field(default=64, ge=1)
+    sampling: SamplingParams = SamplingParams()
+    gamma: int = Field(default=5, ge=1)
+    rule: RuleChoice | None = None
+
+    @field_validator("sampling")
+    @classmethod
+    def _no_penalty(cls, sampling: SamplingParams) -> SamplingParams:
+        if sampling.repetition_penalty != 1:
+            raise ValueError(
+                "repetition_penalty must be 1 in evaluation; use `measure` for other values"
+            )
+        return sampling
+
+
+class Finish(StrictModel):
+    """Another objective for the last part of the run.
+
+    Attributes:
+        objective: One divergence or a weighted sum.
+        begin: Fraction of the run after which this objective starts.
+        end: Fraction of the run at which the first objective ends. From `begin` to `end` its
+            weights decrease linearly and those of this objective increase. None: at `begin`.
+    """
+
+    objective: tuple[Objective, ...] = Field(min_length=1)
+    begin: float = Field(default=0.7, ge=0, lt=1)
+    end: float | None = Field(default=None, gt=0, le=1)
+
+    @field_validator("objective", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return as_terms(value)
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Finish:
+        if self.end is not None and self.end <= self.begin:
+            raise ValueError(f"finish.end {self.end} must be above finish.begin {self.begin}")
+        return self
+
+    def share(self, position: float) -> float:
+        """Share of this objective in [0, 1] at a position of the run in [0, 1]."""
+        if self.end is None:
+            return float(position > self.begin)
+        return min(1.0, max(0.0, (position - self.begin) / (self.end - self.begin)))
+
+
+class AlignConfig(TrainSettings):
+    """One alignment run (Zhou et al. 2023, Alg. A.2); see also `TrainSettings`.
+
+    The aligned draft is saved to `output/draft`.
+
+    Attributes:
+        target: Hub id, directory or GGUF file of the target. Its tokenizer is enough if nothing
+            reads the target: objectives top_k_tail and cross_entropy, on fixed text, without
+            evaluation.
+        draft: Hub id, directory or GGUF file of the initial draft, which is not changed.
+        recipe: Named defaults for objective, fixed_fraction and draft_fraction.
+        objective: One divergence or a weighted sum.
+        finish: Another objective for the last part of the run.
+        loss_vocabulary: Compute divergences over a part of the vocabulary; None: over all tokens.
+        fixed_fraction: lambda1, the fraction of batches that are unchanged corpus text.
+        draft_fraction: lambda2, the fraction of the other batches that the draft generates; the
+            target generates the rest.
+        sampling: Sampling of generated training text.
+        writer: Who generates the target's text: the target itself (`{kind: model}`), or servers of
+            it (`{kind: openai, url: ...}`). Their `top_logprobs` is for the objective top_k_tail.
+        target_rounds: Let the target generate many texts at once, keep their hidden states, and
+            train on each text several times; None: one batch at a time, used once. Servers write
+            16 batches at a time.
+        freeze_embeddings: Freeze the embeddings and the output head.
+        freeze_layers: Freeze the draft's first N layers. The backward pass stops above them. Useful
+            if they are copies of the target's first layers.
+    """
+
+    target: str = Field(min_length=1)
+    draft: str = Field(min_length=1)
+    data: AlignData
+    recipe: RecipeName | None = None
+    objective: tuple[Objective, ...] = (ForwardKL(),)
+    finish: Finish | None = None
+    loss_vocabulary: LossVocabulary | None = None
+    fixed_fraction: float = Field(default=1.0, ge=0, le=1)
+    draft_fraction: float = Field(default=0.0, ge=0, le=1)
+    sampling: SamplingParams = SamplingParams()
+    writer: Annotated[ModelWriter | OpenAIWriter, Field(discriminator="kind")] = ModelWriter()
+    target_rounds: Rounds | None = None
+    max_prompt_tokens: int = Field(default=64, ge=1)
+    max_completion_tokens: int = Field(default=64, ge=1)
+    freeze_embeddings: bool = False
+    freeze_layers: int = Field(default=0, ge=0)
+    evaluation: Evaluation = Evaluation()
+
+    @property
+    def terms(self) -> tuple[Objective, ...]:
+        """All terms of the objective and of the finish."""
+        return self.objective + (() if self.finish is None else self.finish.objective)
+
+    @property
+    def target_writes(self) -> bool:
+        """True if some of the text is the target's."""
+        return self.fixed_fraction < 1 and self.draft_fraction < 1
+
+    @property
+    def loads_target(self) -> bool:
+        """True if the target's weights are needed."""
+        return bool(self.target_readers)
+
+    @property
+    def target_readers(self) -> list[str]:
+        """The settings that need the target's weights."""
+        readers = {
+            "the objective": reads_target(self.terms),
+            "writer.kind model": self.target_writes and isinstance(self.writer, ModelWriter),
+            "data.keep_states_gb": self.data.keep_states_gb is not None,
+            "evaluation (data.held_out)": self.data.evaluates,
+        }
+        return [name for name, reads in readers.items() if reads]
+
+    @property
+    def pretraining_rows(self) -> int:
+        """Number of rows per step that are pretraining text."""
+        if self.data.pretraining is None:
+            return 0
+        return round(self.data.pretraining_fraction * self.batch_size)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_recipe(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("recipe") in RECIPES:
+            return RECIPES[values["recipe"]] | values
+        return values
+
+    @field_validator("objective", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return as_terms(value)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> AlignConfig:
+        if not self.objective:
+            raise ValueError("objective is empty; give at least one divergence, such as forward_kl")
+        own_rows = self.batch_size - self.pretraining_rows
+        if self.data.pretraining is not None and not 0 < own_rows < self.batch_size:
+            raise ValueError(
+                f"data.pretraining_fraction {self.data.pretraining_fraction} of batch_size "
+                f"{self.batch_size} is {self.pretraining_rows} rows; wanted at least 1 and fewer "
+                "than batch_size"
+            )
+        if self.target_rounds is not None and self.target_rounds.rows % own_rows:
+            raise ValueError(
+                f"target_rounds.rows is {self.target_rounds.rows}, wanted a multiple of "
+                f"{own_rows}, which is batch_size without pretraining rows; change one of them"
+            )
+        if self.loss_vocabulary is not None:
+            for term in self.terms:
+                if term.needs_all_tokens is not None:
+                    raise ValueError(
+                        f"{term.needs_all_tokens}, but loss_vocabulary omits tokens; "
+                        "remove one of them"
+                    )
+        self._check_writer()
+        self._check_recorded_states()
+        self._check_shards()
+        if self.data.keep_states_gb is not None and self.fixed_fraction == 0:
+            raise ValueError(
+                "data.keep_states_gb is set, but fixed_fraction is 0, so no text is used again; "
+                "unset keep_states_gb"
+            )
+        if not reads_target(self.objective) and self.fixed_fraction < 1 and self.draft_fraction > 0:
+            raise ValueError(
+                "cross_entropy alone is no training signal on text that the draft generated; "
+                "set draft_fraction to 0, or use a divergence as objective"
+            )
+        return self
+
+    def check(self, *, resume: bool = False) -> InputChecks:
+        """Check the inputs; `resume`: the output may hold this run. Raises UsageError."""
+        check_run_directory(RunDirectory(self.output), self, resume=resume)
+        checks = InputChecks()
+        self.check_output(checks, self.check_inputs(checks))
+        return checks
+
+    def check_inputs(self, checks: InputChecks) -> ModelFacts:
+        """Check all but the output. -> the draft."""
+        checks.key(self.writer)
+        draft, target, tokenizer = self._check_models(checks)
+        check_texts(checks, self.data, "train", "held_out", "pretraining")
+        lengths = Lengths(self.max_prompt_tokens, self.max_completion_tokens)
+        recorded = reads_top(self.terms) if self.fixed_fraction > 0 else None
+        check_trained(checks, self.data, tokenizer, target or draft, lengths, recorded=recorded)
+        return draft
+
+    def _check_models(self, checks: InputChecks) -> tuple[ModelFacts, ModelFacts | None, Any]:
+        """Check the models. -> draft, target (None: nothing reads it), tokenizer."""
+        if not self.loads_target:
+            tokenizer = checks.tokenizer("target", self.target)
+            return checks.model("draft", self.draft), None, tokenizer
+        if tokenizer_alone(self.target):
+            raise UsageError(
+                f"{self.target} holds a tokenizer and no model, but {self.target_readers[0]} "
+                "needs the target; without it use the objective top_k_tail on recorded text, and "
+                "no evaluation"
+            )
+        target, draft = checks.pair(self.target, self.draft)
+        return draft, target, target.tokenizer
+
+    def _check_recorded_states(self) -> None:
+        data = self.data
+        if not data.recorded_states:
+            return
+        others = {
+            "fixed_fraction below 1": self.fixed_fraction < 1,
+            "data.pretraining": data.pretraining is not None,
+            "data.keep_states_gb": data.keep_states_gb is not None,
+            "data.held_out": data.evaluates,
+            "shard of the target": "target" in self.shard,
+        }
+        for name, is_set in others.items():
+            if is_set:
+                raise ValueError(
+                    f"data.recorded_states loads the target's head alone, and {name} needs the "
+                    "whole target; remove one of them"
+                )
+        if not reads_target(self.terms):
+            raise ValueError(
+                "data.recorded_states is set, but the objective does not read the target; unset it"
+            )
+
+    def _check_writer(self) -> None:
+        served = isinstance(self.writer, OpenAIWriter)
+        recorded = served and self.writer.top_logprobs > 0
+        by_draft = self.fixed_fraction < 1 and self.draft_fraction > 0
+        unrecorded = by_draft or (self.target_writes and not recorded)
+        if reads_top(self.terms) and (unrecorded or self.data.pretraining is not None):
+            raise ValueError(
+                "top_k_tail needs recorded log probabilities of every text; set fixed_fraction to "
+                "1, or let servers write the rest (writer.kind openai with top_logprobs, "
+                "draft_fraction 0), and unset data.pretraining"
+            )
+        if served and not self.target_writes:
+            raise ValueError(
+                "writer is set, but no text is the target's; lower fixed_fraction or "
+                "draft_fraction, or leave writer out"
+            )
+        if served and self.target_rounds is not None and self.target_rounds.train_prompts:
+            raise ValueError(
+                "target_rounds.train_prompts needs the target itself; unset it, or let the target "
+                "write (writer.kind model)"
+            )
+        if served and self.sampling.repetition_penalty != 1:
+            raise ValueError("servers compute other penalties; leave sampling.repetition_penalty 1")
+
+    def _check_shards(self) -> None:
+        """Sharded models run on all processes at once, so one process cannot generate text."""
+        generated = 1 - self.fixed_fraction
+        by_draft = generated * self.draft_fraction
+        by_target = generated - by_draft if isinstance(self.writer, ModelWriter) else 0
+        for name, share in (("draft", by_draft), ("target", by_target)):
+            if name in self.shard and share > 0:
+                raise ValueError(
+                    f"a sharded {name} cannot generate text; use generate-data and set "
+                    "fixed_fraction to 1, or do not shard it"
+                )
+        if "target" in self.shard and self.data.keep_states_gb is not None:
+            raise ValueError(
+                "a sharded target runs on all processes at once, so data.keep_states_gb "
+                "cannot skip its passes; unset it"
+            )
+        if self.shard and self.data.evaluates:
+            raise ValueError(
+                "sharded models cannot be evaluated during training; unset data.held_out and run "
+                "trajectory on the checkpoints"
+            )

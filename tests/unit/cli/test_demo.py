@@ -1,0 +1,87 @@
+"""What the demo keeps of an earlier run: only what still holds for this configuration and draft."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.demo import best_code, median_acceptance, remember
+from paceline.config import StrictModel
+from paceline.core.stats import DecodeStats
+from paceline.decode import Generation
+from paceline.progress import Progress
+
+
+class Question(StrictModel):
+    number: int
+
+
+class Answer(StrictModel):
+    config: Question
+    half: float
+
+
+class Asked:
+    """Answers, and counts how often it was asked."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __call__(self, config: Question, _progress: Progress) -> Answer:
+        self.times += 1
+        return Answer(config=config, half=config.number / 2)
+
+
+@pytest.fixture
+def draft(tmp_path: Path) -> Path:
+    (tmp_path / "draft").mkdir()
+    weights = tmp_path / "draft" / "model.safetensors"
+    weights.write_bytes(b"")
+    os.utime(weights, (1000, 1000))
+    return tmp_path / "draft"
+
+
+def test_an_answer_is_kept_for_the_same_question(tmp_path: Path, draft: Path):
+    asked = Asked()
+    for _ in range(2):
+        found = remember(tmp_path / "a.json", draft, Answer, Question(number=3), asked)
+        assert found.half == 1.5
+    assert asked.times == 1
+    assert remember(tmp_path / "a.json", draft, Answer, Question(number=4), asked).half == 2
+    assert asked.times == 2
+
+
+def test_a_newer_draft_is_asked_again(tmp_path: Path, draft: Path):
+    asked = Asked()
+    remember(tmp_path / "a.json", draft, Answer, Question(number=3), asked)
+    later = (tmp_path / "a.json").stat().st_mtime + 10
+    os.utime(draft / "model.safetensors", (later, later))
+    remember(tmp_path / "a.json", draft, Answer, Question(number=3), asked)
+    assert asked.times == 2
+
+
+def test_an_answer_of_another_version_is_asked_again(tmp_path: Path, draft: Path):
+    asked = Asked()
+    (tmp_path / "a.json").write_text('{"config": {"number": 3}, "third": 1.0}')
+    found = remember(tmp_path / "a.json", draft, Answer, Question(number=3), asked)
+    assert (found.half, asked.times) == (1.5, 1)
+
+
+@pytest.mark.parametrize(
+    ("codes", "wanted"), [([0, 3], 0), ([1, 0], 0), ([1, 1], 1), ([1, 3], 3), ([3, 3], 3)]
+)
+def test_a_demo_without_go_is_undecided_unless_all_verdicts_are_no_go(
+    codes: list[int], wanted: int
+):
+    assert best_code(codes) == wanted
+
+
+def generation(num_tokens: int, num_accepted: int, num_recovered: int) -> Generation:
+    stats = DecodeStats(num_accepted=num_accepted, num_recovered=num_recovered)
+    return Generation([1] * num_tokens, "length", stats)
+
+
+def test_the_shown_text_has_median_acceptance_among_those_of_full_length():
+    rates = [(8, 9, 1), (3, 5, 5), (8, 1, 9), (8, 5, 5), (8, 4, 6)]
+    assert median_acceptance([generation(*rate) for rate in rates], 8) == 4
+    assert median_acceptance([generation(3, 1, 1), generation(2, 1, 3)], 8) == 1
