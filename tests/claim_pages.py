@@ -97,14 +97,9 @@ def _bounds() -> list[StudyRow]:
 
 
 def _claims_of_bounds() -> list[dict[str, Any]]:
-    common = {"kind": "paired", "compare": "difference", "matters": 0.01, "first": {}}
-    common["rows"] = {"max_new_tokens": 16}
-    true = {"over": "acceptance", "second": {"over": "proven"}}
-    useful = {"over": "proven", "than": 0.0}
-    return [
-        claim(common | test, id=name, says=f"The bound is {name}.", study=STUDY)
-        for name, test in (("true", true), ("useful", useful))
-    ]
+    test = {"kind": "pointwise", "rows": {"max_new_tokens": 16}, "empty": 0.0}
+    test |= {"first": {"over": "acceptance"}, "second": {"over": "proven"}}
+    return [claim(test, id="true", says="The bound is true.", study=STUDY)]
 
 
 def _study() -> StudyConfig:

@@ -48,6 +48,8 @@ def claim(test: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "paper": "DistillSpec",
         "item": "Table C.1",
         "says": "more",
+        "size": {"text": "direction only"},
+        "fixed": "2026-11-25",
         "here": "more here",
         "study": "tiny",
     }

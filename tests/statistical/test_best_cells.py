@@ -82,15 +82,19 @@ def test_the_interval_of_the_fastest_cell_holds_its_true_speedup(name: str, coun
 
 
 def fixed_choice(frontier: Frontier) -> None:
-    """The mutant: the half that chooses is not resampled."""
-    choosing, _ = frontier.halves
-    original = choosing.resampled
+    """The mutant: the qualities that choose are not resampled; both halves choose by turns."""
 
-    def resampled(figure: Figure, cell: ResultRow) -> Tensor:
-        found_R = original(figure, cell)
-        return found_R[:1].expand_as(found_R)
+    def fix(half: Frontier) -> None:
+        original = half.resampled
 
-    choosing.resampled = resampled
+        def resampled(figure: Figure, cell: ResultRow) -> Tensor:
+            found_R = original(figure, cell)
+            return found_R[:1].expand_as(found_R) if figure == "relative quality" else found_R
+
+        half.resampled = resampled
+
+    for half in frontier.halves:
+        fix(half)
 
 
 @pytest.mark.slow

@@ -22,10 +22,9 @@ from paceline.config import validate
 from paceline.core.bootstrap import Interval, student_quantile
 from paceline.studies import evidence
 from paceline.studies.claim_file import Claim
-from paceline.studies.correlation import correlation
-from paceline.studies.dominance import distances
+from paceline.studies.evidence_of_drafts import correlation, distances
 from paceline.studies.rows import StudyRow
-from paceline.studies.verdicts import FAILS, HOLDS, SMALL, UNDECIDED, judge_one
+from paceline.studies.verdicts import FAILS, HOLDS, HOLDS_SMALL, SMALL, UNDECIDED, judge_one
 from study_rows import claim, study_row
 
 RATE, LOOKS, TEXTS, MATTERS = 0.1, 3, 40, 0.02
@@ -110,7 +109,7 @@ def outcomes(
             verdict = judge_one(one, rows, RATE / looks / 2).verdict
             if verdict != UNDECIDED:
                 break
-        found[verdict] += 1
+        found[HOLDS if verdict == HOLDS_SMALL else verdict] += 1
     return {verdict: count / studies for verdict, count in found.items()}
 
 
@@ -179,13 +178,13 @@ def test_looks_without_a_correction_are_caught():
 
 def test_strata_that_are_taken_for_independent_are_caught(monkeypatch: pytest.MonkeyPatch):
     """The mutant takes the texts of three drafts for different ones."""
-    original = evidence._mean_effect
+    original = evidence._mean
 
-    def independent(test: Any, strata: list[evidence.Stratum], tail: float) -> evidence.Effect:
+    def independent(test: Any, strata: list[evidence.Stratum], *rest: Any) -> evidence.Part:
         apart = [one._replace(population=str(number)) for number, one in enumerate(strata)]
-        return original(test, apart, tail)
+        return original(test, apart, *rest)
 
-    monkeypatch.setattr(evidence, "_mean_effect", independent)
+    monkeypatch.setattr(evidence, "_mean", independent)
     found = outcomes(ratios(0.0, drafts=3), wanted())
     assert found[HOLDS] > limit(SIDE, STUDIES)
 

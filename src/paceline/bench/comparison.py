@@ -2,8 +2,9 @@
 
 A statistic is the least cost at a quality or the best quality at a cost; larger is better. The
 cells are chosen on one half of the examples, and the statistic is measured on the other half, so
-that a family does not gain from the luck of its best cell. Both halves are resampled, each by
-itself, so the interval includes that another sample would choose other cells. Of the larger family,
+that a family does not gain from the luck of its best cell; then the halves change places, and the
+mean of both counts. Both halves are resampled, each by itself, so the interval includes that
+another sample would choose other cells. Of the larger family,
 all choices of n cells count equally, where n is the size of the smaller family: otherwise a finer
 grid is an advantage.
 """
@@ -18,6 +19,7 @@ import torch
 
 from paceline.bench.schema import ORACLE, TARGET_ALONE, family
 from paceline.core.bootstrap import percentile_interval
+from paceline.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,15 +91,19 @@ class AtQuality(NamedTuple):
 
     def values(self, frontier: Frontier, places: Sequence[int], count: int) -> Tensor:
         """The expected best of `count` of the cells at these places, [F, 1 + R]."""
-        choosing, reporting = (_Half.of(half, places, self.cost) for half in frontier.halves)
         alone = self.cost.alone
-        found: list[Tensor] = []
-        for floor in self.floors:
+        halves = [_Half.of(half, places, self.cost) for half in frontier.halves]
+
+        def best(floor: float, choosing: _Half, reporting: _Half) -> Tensor:
             counts_CR = (choosing.quality_CR >= floor) & (choosing.gain_CR > alone)
             ranks_CR = choosing.gain_CR.where(counts_CR, -torch.inf)
             values_CR = reporting.gain_CR.where(counts_CR, alone)
-            found.append(best_of(ranks_CR, values_CR, count))
-        return torch.stack(found)
+            return best_of(ranks_CR, values_CR, count)
+
+        turns = halves, halves[::-1]
+        return torch.stack(
+            [torch.stack([best(floor, *turn) for turn in turns]).mean(0) for floor in self.floors]
+        )
 
 
 class QualityAt(NamedTuple):
@@ -113,14 +119,19 @@ class QualityAt(NamedTuple):
 
     def values(self, frontier: Frontier, places: Sequence[int], count: int) -> Tensor:
         """The expected best of `count` of the cells at these places, [1, 1 + R]."""
-        choosing, reporting = (_Half.of(half, places, self.cost) for half in frontier.halves)
-        counts_CR = choosing.gain_CR >= self.least_gain(frontier)
-        ranks_CR = choosing.quality_CR.where(counts_CR, -torch.inf)
-        return best_of(ranks_CR, reporting.quality_CR.where(counts_CR, 0.0), count)[None]
+        halves = [_Half.of(half, places, self.cost) for half in frontier.halves]
 
-    def least_gain(self, frontier: Frontier) -> Tensor:
-        """The least gain in each resample of the choosing half, [1 + R]."""
-        choosing, _ = frontier.halves
+        def best(which: int) -> Tensor:
+            choosing, reporting = halves[which], halves[1 - which]
+            counts_CR = choosing.gain_CR >= self.least_gain(frontier, which)
+            ranks_CR = choosing.quality_CR.where(counts_CR, -torch.inf)
+            return best_of(ranks_CR, reporting.quality_CR.where(counts_CR, 0.0), count)
+
+        return torch.stack([best(0), best(1)]).mean(0)[None]
+
+    def least_gain(self, frontier: Frontier, which: int = 0) -> Tensor:
+        """The least gain in each resample of a choosing half, the first or the second, [1 + R]."""
+        choosing = frontier.halves[which]
         left_out = [Group(TARGET_ALONE), Group(ORACLE)]
         rows = [
             row
@@ -131,6 +142,21 @@ class QualityAt(NamedTuple):
         if self.level is not None:
             return torch.full_like(gain_CR[0], self.level)
         return gain_CR.quantile(HIGH, dim=0)
+
+
+class Width(NamedTuple):
+    """The range of the gains of a family whose settings were chosen before, on all examples."""
+
+    name: str
+    source: str
+    cost: Cost
+
+    def values(self, frontier: Frontier, places: Sequence[int], count: int) -> Tensor:
+        """The largest gain less the smallest, [1, 1 + R]; raises UsageError for other settings."""
+        if len(places) != count:
+            raise UsageError("a width needs the same settings on both sides; name them in rows")
+        gain_CR = self.cost.gain(frontier, [frontier.rows[place] for place in places])
+        return (gain_CR.amax(0) - gain_CR.amin(0))[None]
 
 
 class _Half(NamedTuple):
@@ -146,7 +172,7 @@ class _Half(NamedTuple):
         return cls(cost.gain(half, rows), torch.stack(qualities).nan_to_num(0))
 
 
-Statistic = AtQuality | QualityAt
+Statistic = AtQuality | QualityAt | Width
 
 ACCEPTED_AT_QUALITY = AtQuality("acceptance rate", "", ACCEPTED, FLOORS)
 CALLS_AT_QUALITY = AtQuality("target calls saved per token", "", CALLS_SAVED, FLOORS)
@@ -169,6 +195,8 @@ class Comparison(NamedTuple):
         num_compared: Number of cells of each family that count.
         difference: First - second, with its 95% interval.
         strict: The same with the interval corrected for the number of comparisons (Bonferroni).
+        difference_R: First - second in the data and then in each resample.
+        overlap: Of curves: the costs that both reach as a part of the longer one.
     """
 
     first: Side
@@ -176,6 +204,8 @@ class Comparison(NamedTuple):
     num_compared: int
     difference: Interval
     strict: Interval
+    difference_R: Tensor
+    overlap: float = 1.0
 
     @property
     def is_untried(self) -> bool:
@@ -190,16 +220,24 @@ def compare(
     statistic: Statistic,
     num_comparisons: int,
     tail: float = _TAIL,
+    other: Frontier | None = None,
 ) -> Comparison | None:
     """First - second; None if one of them has no finished cell.
 
-    `tail`: probability on either side of the intervals of differences.
+    `tail`: probability on either side of the intervals of differences. `other`: the cells of the
+    second family, on the same examples; None: those of `frontier`.
     """
-    groups = [frontier.indices(group.cells(frontier)).tolist() for group in (first, second)]
+    frontiers = frontier, frontier if other is None else other
+    groups = [
+        one.indices(group.cells(one)).tolist()
+        for one, group in zip(frontiers, (first, second), strict=True)
+    ]
     count = min(map(len, groups))
     if count == 0:
         return None
-    values = [statistic.values(frontier, places, count) for places in groups]
+    values = [
+        statistic.values(one, places, count) for one, places in zip(frontiers, groups, strict=True)
+    ]
     sides = [
         Side(
             group.name,
@@ -211,7 +249,8 @@ def compare(
     ]
     difference_R = values[0].mean(0) - values[1].mean(0)
     strict = percentile_interval(difference_R, tail / num_comparisons)
-    return Comparison(sides[0], sides[1], count, percentile_interval(difference_R, tail), strict)
+    difference = percentile_interval(difference_R, tail)
+    return Comparison(sides[0], sides[1], count, difference, strict, difference_R)
 
 
 def best_of(ranks_CR: Tensor, values_CR: Tensor, count: int) -> Tensor:

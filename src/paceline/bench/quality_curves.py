@@ -27,7 +27,13 @@ _TINY = 1e-12
 
 
 def compare_curves(
-    frontier: Frontier, first: Group, second: Group, cost: Cost, num_comparisons: int, tail: float
+    frontier: Frontier,
+    first: Group,
+    second: Group,
+    cost: Cost,
+    num_comparisons: int,
+    tail: float,
+    other: Frontier | None = None,
 ) -> Comparison | None:
     """Mean quality / target's of first - that of second, over the gains that both reach.
 
@@ -38,18 +44,20 @@ def compare_curves(
         cost: The gain in cost.
         num_comparisons: Correct `strict` for this number.
         tail: Probability on either side of the intervals of differences.
+        other: The cells of the second family, on the same examples; None: those of `frontier`.
 
     Returns:
         None if one of them has no cell, or no gain is reached by both.
     """
-    groups = (first.cells(frontier), second.cells(frontier))
+    frontiers = frontier, frontier if other is None else other
+    groups = (first.cells(frontiers[0]), second.cells(frontiers[1]))
     if not all(groups):
         return None
 
-    gains = [cost.gain(frontier, cells) for cells in groups]
+    gains = [cost.gain(one, cells) for one, cells in zip(frontiers, groups, strict=True)]
     qualities = [
-        torch.stack([frontier.resampled("relative quality", row) for row in cells])
-        for cells in groups
+        torch.stack([one.resampled("relative quality", row) for row in cells])
+        for one, cells in zip(frontiers, groups, strict=True)
     ]
     low_R = torch.stack([gain_CR.amin(0) for gain_CR in gains]).amax(0)
     high_R = torch.stack([gain_CR.amax(0) for gain_CR in gains]).amin(0)
@@ -66,12 +74,16 @@ def compare_curves(
         for group, cells, mean_R in zip((first, second), groups, means, strict=True)
     ]
     difference_R = means[0] - means[1]
+    whole = max(float(gain_CR[:, 0].amax() - gain_CR[:, 0].amin()) for gain_CR in gains)
+    overlap = float(high_R[0] - low_R[0]) / whole if whole else 1.0
     return Comparison(
         sides[0],
         sides[1],
         min(map(len, groups)),
         percentile_interval(difference_R, tail),
         percentile_interval(difference_R, tail / num_comparisons),
+        difference_R,
+        overlap,
     )
 
 

@@ -57,9 +57,22 @@ def claims(
 
 
 def _print_details(findings: "Sequence[Finding]") -> None:
-    for one in findings:
-        stdout.print(f"\n{one.claim.id} ({one.claim.paper}, {one.claim.item})")
-        stdout.print(f"  the paper: {one.claim.says}")
-        stdout.print(f"  tested here: {one.claim.here}")
-        stdout.print(f"  verdict: {one.verdict} {one.reason}".rstrip())
-        stdout.print(f"  command: paceline study run {one.claim.study}")
+    from itertools import groupby
+
+    for _, group in groupby(findings, key=lambda one: one.claim.sentence or one.claim.id):
+        own = list(group)
+        first = own[0].claim
+        stdout.print(f"\n{first.paper}, {first.item}")
+        stdout.print(f"  the paper: {first.says}")
+        for one in own:
+            stdout.print(f"  {one.claim.id}: {one.claim.here}")
+            stdout.print(f"    the paper's size: {one.claim.size.text} {_in_brackets(one.size)}")
+            stdout.print(f"    verdict: {one.verdict} {_in_brackets(one.reason)}".rstrip())
+            for line in (one.note, one.claim.remark, one.margins):
+                if line:
+                    stdout.print(f"    {line}")
+        stdout.print(f"  command: paceline study run {first.study}")
+
+
+def _in_brackets(text: str) -> str:
+    return f"({text})" if text else ""

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 _CLAIMS_LEGEND = """\
 effect: of the first side over the second, as `compare` says; brackets: interval at the claim's
-own level, so that any wrong verdict of a paper has at most the probability of the claims file,
-given the models that were trained: other seeds of training are not in it.
-too small: below the smallest effect that matters. n: examples. --details says more."""
-_SHORT = {"too small to matter here": "too small"}
+own level, so that any wrong verdict of a paper has at most the probability of the claims file.
+paper: whether the size that the paper reports is in the interval, larger or smaller; empty: it
+gives no such number. n: examples, or positions of a check. --details says more."""
+_SHORT = {"too small to matter": "too small", "known by algebra": "by algebra"}
 
 _BOUNDS = {
     "acceptance": "acceptance, measured",
@@ -97,25 +97,47 @@ def states_as_json(found: Sequence[StageState]) -> list[dict[str, Any]]:
 
 
 def claims_table(findings: Sequence[Finding]) -> Group:
-    """The verdict on each claim with effect and n, by paper."""
+    """The verdict on each claim with effect and n, by paper; theorems and identities last."""
+    from paceline.studies.verdicts import UNMEASURED, VERDICTS
+
+    found = [one for one in findings if not one.claim.is_check]
+    checks = [one for one in findings if one.claim.is_check]
     parts: list[Table | str] = []
-    for paper in dict.fromkeys(one.claim.paper for one in findings):
-        table = Table(paper, "verdict", "effect", "n", box=None, pad_edge=False)
-        for one in findings:
-            if one.claim.paper == paper:
-                count = str(one.num_units or "")
-                table.add_row(
-                    one.claim.id, _SHORT.get(one.verdict, one.verdict), effect_text(one), count
-                )
-        parts.append(table)
-    counts = Counter(one.verdict for one in findings)
-    summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
+    for paper in dict.fromkeys(one.claim.paper for one in found):
+        own = [one for one in found if one.claim.paper == paper]
+        parts.append(_verdict_table(paper, own))
+    if checks:
+        parts.append(_verdict_table("Theorems, identities and algebra", checks))
     absent = [
         f"{one.claim.id}: {one.reason}"
-        for one in findings
-        if one.verdict == "not measured" and one.command
+        for one in found
+        if one.verdict == UNMEASURED and one.command and not one.claim.awaits
     ]
-    return Group(*parts, f"{len(findings)} claims: {summary}", *absent, _CLAIMS_LEGEND)
+    sentences = len({one.claim.sentence or one.claim.id for one in findings})
+    lines = [f"{len(found)} claims: {_counts(found, VERDICTS)}"]
+    if checks:
+        lines.append(f"{len(checks)} checks: {_counts(checks)}")
+    lines.append(f"These are {sentences} sentences of the papers.")
+    return Group(*parts, *lines, *absent, _CLAIMS_LEGEND)
+
+
+def _counts(findings: Sequence[Finding], order: Sequence[str] = ()) -> str:
+    counts = Counter(one.verdict for one in findings)
+    names = [*order, *(name for name in counts if name not in order)]
+    return ", ".join(f"{counts[name]} {name}" for name in names if counts[name])
+
+
+def _verdict_table(title: str, findings: Sequence[Finding]) -> Table:
+    table = Table(title, "verdict", "effect", "paper", "n", box=None, pad_edge=False)
+    for one in findings:
+        table.add_row(
+            one.claim.id,
+            _SHORT.get(one.verdict, one.verdict),
+            effect_text(one),
+            one.size.partition(" ")[0],
+            str(one.num_units or ""),
+        )
+    return table
 
 
 def effect_text(one: Finding) -> str:
@@ -139,17 +161,28 @@ def findings_as_json(findings: Sequence[Finding]) -> list[dict[str, Any]]:
     return [
         {
             "id": one.claim.id,
+            "sentence": one.claim.sentence or one.claim.id,
+            "place": one.claim.place,
             "paper": one.claim.paper,
             "item": one.claim.item,
             "says": one.claim.says,
             "here": one.claim.here,
+            "remark": one.claim.remark,
             "study": one.claim.study,
             "verdict": one.verdict,
+            "is_check": one.claim.is_check,
             "reason": one.reason,
+            "note": one.note,
+            "papers_size": one.claim.size.model_dump(),
+            "size": one.size,
+            "fixed": one.claim.fixed,
+            "known": one.claim.known,
+            "earlier_margin": one.claim.earlier,
+            "earlier_verdict": one.earlier or None,
             "effect": None if one.effect is None else [_finite(v) for v in one.effect],
             "first": None if one.first is None else _finite(one.first),
             "second": None if one.second is None else _finite(one.second),
-            "matters": one.claim.test.matters,
+            "matters": getattr(one.claim.test, "matters", None),
             "n": one.num_units,
             "command": one.command,
         }

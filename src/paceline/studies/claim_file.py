@@ -1,10 +1,17 @@
-"""docs/claims.yaml: claims of the papers as statements on result rows."""
+"""docs/claims.yaml: claims of the papers as statements on result rows.
+
+A claim may stand for several: `over` names settings with their values, and the claim is repeated
+for each combination. `$name` in its texts and in its test is the value of a setting.
+"""
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from string import Template
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from pydantic import Field, model_validator
 
@@ -12,7 +19,7 @@ from paceline.config import StrictModel, load_config
 from paceline.studies.study_file import Label
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 FILE = Path("docs/claims.yaml")
 Paper = Literal["DistillSpec", "Faster Cascades", "Direct Alignment"]
@@ -62,7 +69,12 @@ class Paired(StrictModel):
     Attributes:
         rows: Settings that both sides' rows have.
         across: Settings over whose values the effect is averaged, each value paired on its own.
-        each: The claim is on each of these values, not on their mean.
+            With `seed` among them, the interval is for other runs of training, too.
+        each, most: Settings on each of whose values, or on more than half, the claim must hold.
+        some: Settings of which one value is enough: at each place, the value with the largest
+            effect counts.
+        spread: Settings of the rows that show how far runs of training differ; without it all do.
+            Recipes whose runs are copies of each other's must be left out.
         over: Numerator: a sum of the rows.
         under: Denominator; None: the number of units, so that the figure is a mean.
         first, second: The sides; without a second one, the first is compared with `than`.
@@ -75,7 +87,10 @@ class Paired(StrictModel):
     kind: Literal["paired"] = "paired"
     rows: dict[str, Condition] = Field(default_factory=dict)
     across: tuple[str, ...] = ()
-    each: bool = False
+    each: tuple[str, ...] = ()
+    most: tuple[str, ...] = ()
+    some: tuple[str, ...] = ()
+    spread: dict[str, Condition] = Field(default_factory=dict)
     over: str
     under: str | None = None
     first: Side
@@ -86,9 +101,13 @@ class Paired(StrictModel):
     expect: Expected = "more"
 
     @model_validator(mode="after")
-    def _has_something_to_compare_with(self) -> Paired:
+    def _is_one_comparison(self) -> Paired:
         if (self.second is None) == (self.than is None):
             raise ValueError("a paired test needs one of second and than")
+        if self.each and self.most:
+            raise ValueError("a paired test has one of each and most")
+        if self.expect == "same" and (self.each or self.most or self.some):
+            raise ValueError("a paired test with each, most or some cannot expect same")
         return self
 
 
@@ -118,27 +137,61 @@ class Dominance(StrictModel):
 
 
 class FrontierTest(StrictModel):
-    """Families of decoding settings compared by their quality at equal cost.
+    """Families of decoding settings compared by quality and cost.
 
-    A family is a curve of quality / target's, linear between its settings. The effect is the mean
-    difference of two curves over the costs that both reach.
+    Quality is that of the target or a part of it. Best cells are chosen on one half of the examples
+    and measured on the other, and both families have the number of cells of the smaller one.
 
     Attributes:
-        rows: Settings that the rows have, such as the task; one frontier per temperature and gamma.
-        at_equal: The cost: `accepted`, 1 - rejection rate, or `calls_saved`, 1 - target calls /
-            tokens.
+        rows: Settings that the rows have, such as the task; one temperature and gamma.
+        statistic: `cost_at_quality`: the largest saving among the settings with at least `floor` of
+            the target's quality; 0 if there is none. `quality_at_cost`: the best quality among the
+            settings that cost at most what the target alone costs. `quality_at_low_cost`: among
+            those whose saving is in the top quarter of all. `curve`: the mean difference of
+            quality over the costs that both reach, linear between settings. `width`: the range of
+            costs of the settings.
+        cost: `accepted`: 1 - rejection rate. `calls`: 1 - target calls / tokens. `time`: speedup
+            on the timed requests.
+        floor: Least quality / target's, of `cost_at_quality`.
         firsts, seconds: Names of families; each of the first is compared with each of the second.
-        matters: The smallest difference of quality / target's that matters.
+        itself: Each of the first is compared with itself in the rows of the second side.
+        some: One pair is enough.
+        first_where, second_where: Settings that only the rows of one side have, such as the draft.
+        plus, minus: Further settings of the rows; with `minus` the effect there is subtracted.
+        matters: The smallest difference that matters.
         expect: As in a paired test.
     """
 
     kind: Literal["frontier"] = "frontier"
     rows: dict[str, Condition] = Field(default_factory=dict)
-    at_equal: Literal["accepted", "calls_saved"]
+    statistic: Literal[
+        "cost_at_quality", "quality_at_cost", "quality_at_low_cost", "curve", "width"
+    ]
+    cost: Literal["accepted", "calls", "time"] = "calls"
+    floor: float = Field(default=1.0, gt=0, le=1)
     firsts: tuple[str, ...] = Field(min_length=1)
-    seconds: tuple[str, ...] = Field(min_length=1)
+    seconds: tuple[str, ...] = ()
+    itself: bool = False
+    some: bool = False
+    first_where: dict[str, Condition] = Field(default_factory=dict)
+    second_where: dict[str, Condition] = Field(default_factory=dict)
+    plus: dict[str, Condition] = Field(default_factory=dict)
+    minus: dict[str, Condition] = Field(default_factory=dict)
     matters: float = Field(gt=0)
-    expect: Literal["more", "same", "no_less"] = "more"
+    expect: Literal["more", "no_less"] = "more"
+
+    @model_validator(mode="after")
+    def _has_pairs(self) -> FrontierTest:
+        if bool(self.seconds) == self.itself:
+            raise ValueError("a frontier test needs one of seconds and itself")
+        return self
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """The families that are compared."""
+        if self.itself:
+            return tuple(zip(self.firsts, self.firsts, strict=True))
+        return tuple(itertools.product(self.firsts, self.seconds))
 
 
 class SumRatio(StrictModel):
@@ -149,11 +202,13 @@ class SumRatio(StrictModel):
 
 
 class Correlation(StrictModel):
-    """Correlation over rows between two figures of each, without the errors of measuring them.
+    """Correlation over rows between two figures of each.
 
     Attributes:
         rows: Settings that the rows have; all rows that match are points.
         first, second: The figures.
+        ranks: The correlation of ranks, of the figures as measured. Otherwise that of the values
+            without the errors of measuring them.
         than: The correlation that it is compared with.
         matters: The smallest difference that matters.
         expect: `less`: the correlation is below `than`. `more`: it is above.
@@ -163,12 +218,67 @@ class Correlation(StrictModel):
     rows: dict[str, Condition] = Field(default_factory=dict)
     first: SumRatio
     second: SumRatio
+    ranks: bool = False
     than: float = Field(gt=-1, lt=1)
     matters: float = Field(gt=0)
     expect: Literal["more", "less"] = "more"
 
 
-Test = Annotated[Paired | Dominance | FrontierTest | Correlation, Field(discriminator="kind")]
+class Pointwise(StrictModel):
+    """A theorem or an identity, checked at each unit: it has no error rate and no effect.
+
+    Attributes:
+        rows: Settings that the rows have.
+        violations: Sums of rows that count violations; or `over` of the sides is compared.
+        positions: The sum that counts where these were looked for.
+        first, second: Figures of units, the second at most the first.
+        equal: Both figures are equal at each unit.
+        empty: The second side says nothing if its mean is at most this number.
+    """
+
+    kind: Literal["pointwise"] = "pointwise"
+    rows: dict[str, Condition] = Field(default_factory=dict)
+    violations: tuple[str, ...] = ()
+    positions: str | None = None
+    first: Side | None = None
+    second: Side | None = None
+    over: tuple[str, ...] = ()
+    equal: bool = False
+    empty: float | None = None
+
+    @model_validator(mode="after")
+    def _has_something_to_check(self) -> Pointwise:
+        counts = bool(self.violations) and self.positions is not None
+        compares = self.first is not None and self.second is not None
+        if counts == compares:
+            raise ValueError(
+                "a pointwise test needs either violations and positions, or first and second"
+            )
+        return self
+
+
+Test = Annotated[
+    Paired | Dominance | FrontierTest | Correlation | Pointwise, Field(discriminator="kind")
+]
+
+
+class Size(StrictModel):
+    """What the paper reports.
+
+    Attributes:
+        text: In its words or numbers, with the unit; or that it states a direction only.
+        low, high: The same as an effect of the claim's test; None if it is not comparable.
+    """
+
+    text: str = Field(min_length=1)
+    low: float | None = None
+    high: float | None = None
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Size:
+        if (self.low is None) != (self.high is None):
+            raise ValueError("a size has both of low and high, or neither")
+        return self
 
 
 class Claim(StrictModel):
@@ -176,21 +286,46 @@ class Claim(StrictModel):
 
     Attributes:
         id: Short name.
+        sentence: The name that all claims share that `over` makes of one; empty: the id.
+        place: The names of the values of `over`.
+        pattern: `here` with three dots where the claims of a sentence differ; empty: `here`.
         paper: The paper; the claims of a paper are one family for the correction of error rates.
         item: Figure, table, theorem or section.
-        says: What the paper says, in a few words, with its figures.
+        says: The paper's sentence.
+        size: What the paper reports.
         here: The statement that is tested, with population and setting.
         study: The study whose rows are used.
+        fixed: Day on which the margin and the test were fixed.
+        known: What was known of the rows on that day; empty: nothing.
+        earlier: The margin that was fixed before any row was known, if it was another.
+        remark: What readers must know about the verdict: other populations, other figures.
+        algebra: Why the result was known before the run; such claims are counted apart.
+        awaits: What the rows of today lack; the claim gets no verdict.
         test: How it is tested.
     """
 
     id: str = Field(pattern=r"^[a-z0-9-]+$")
+    sentence: str = ""
+    place: dict[str, str] = Field(default_factory=dict)
+    pattern: str = ""
     paper: Paper
     item: str = Field(min_length=1)
     says: str = Field(min_length=1)
+    size: Size
     here: str = Field(min_length=1)
     study: str = Field(min_length=1)
+    fixed: str = Field(pattern=r"^\d{4}-\d\d-\d\d$")
+    known: str = ""
+    earlier: float | None = Field(default=None, gt=0)
+    remark: str = ""
+    algebra: str = ""
+    awaits: str = ""
     test: Test
+
+    @property
+    def is_check(self) -> bool:
+        """True for theorems, identities and results that follow from algebra."""
+        return isinstance(self.test, Pointwise) or bool(self.algebra)
 
 
 class ClaimFile(StrictModel):
@@ -198,11 +333,19 @@ class ClaimFile(StrictModel):
 
     Attributes:
         error_rate: Probability that any claim of a paper gets a wrong verdict.
-        claims: The claims.
+        claims: The claims, one for each combination of the values of `over`.
     """
 
     error_rate: float = Field(default=0.05, gt=0, lt=1)
     claims: tuple[Claim, ...] = Field(min_length=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _repeat(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or not isinstance(values.get("claims"), list | tuple):
+            return values
+        values = cast("dict[str, Any]", values)
+        return values | {"claims": [one for claim in values["claims"] for one in repeated(claim)]}
 
     @model_validator(mode="after")
     def _ids_differ(self) -> ClaimFile:
@@ -213,9 +356,57 @@ class ClaimFile(StrictModel):
 
     @property
     def level(self) -> Mapping[str, float]:
-        """Error rate of one claim by paper: the rate divided by the paper's number of claims."""
-        count = Counter(claim.paper for claim in self.claims)
+        """Error rate of one claim by paper: the rate divided by the paper's number of claims.
+
+        Checks are not among them: they have no error rate.
+        """
+        count = Counter(claim.paper for claim in self.claims if not claim.is_check)
         return {paper: self.error_rate / number for paper, number in count.items()}
+
+
+def repeated(claim: Any) -> Iterator[Any]:
+    """The claims that `over` makes of one, as plain values.
+
+    `over: {task: [a, b]}` sets `$task` and the place to a and b. In `over: {task: {x: a, y: b}}`
+    x and y are the names for ids and places; a and b are values, or mappings of several variables.
+    With `as` among these, ids have this text instead of the name.
+    """
+    if not isinstance(claim, dict) or not isinstance(claim.get("over"), dict):
+        yield claim
+        return
+    values = {key: value for key, value in cast("dict[str, Any]", claim).items() if key != "over"}
+    axes = [list(_points(axis, points)) for axis, points in claim["over"].items()]
+    for chosen in itertools.product(*axes):
+        names = {axis: name for axis, name, _ in chosen}
+        variables = {key: value for *_, given in chosen for key, value in given.items()}
+        in_ids = names | {axis: str(given["as"]) for axis, _, given in chosen if "as" in given}
+        yield (
+            _filled(values, variables)
+            | {"id": Template(str(values.get("id"))).safe_substitute(in_ids)}
+            | {"sentence": str(values.get("id")).replace("$", ""), "place": names}
+            | {"pattern": re.sub(r"\$\w+", "…", str(values.get("here")))}
+        )
+
+
+def _points(axis: str, points: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """-> axis, name and variables of each of its points."""
+    named = points if isinstance(points, dict) else {str(point): point for point in points}
+    for name, value in cast("dict[Any, Any]", named).items():
+        variables = {axis: name} | value if isinstance(value, dict) else {axis: value}
+        yield axis, str(name), variables
+
+
+def _filled(value: Any, variables: Mapping[str, Any]) -> Any:
+    """The value with `$name` replaced; a text that is nothing else becomes the variable itself."""
+    if isinstance(value, str):
+        if value.startswith("$") and value[1:] in variables:
+            return variables[value[1:]]
+        return Template(value).safe_substitute(variables)
+    if isinstance(value, dict):
+        return {key: _filled(part, variables) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_filled(part, variables) for part in value]
+    return value
 
 
 def read_claims(path: Path = FILE) -> ClaimFile:

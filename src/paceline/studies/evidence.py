@@ -14,8 +14,12 @@ Error rates in simulations are in tests/statistical/test_sequential_claims.py an
 # N units
 from __future__ import annotations
 
+import functools
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from statistics import NormalDist
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 
@@ -26,16 +30,19 @@ from paceline.errors import UsageError
 from paceline.rng import named_generator
 from paceline.studies.claim_file import IidTau, MemoryBoundSpeedup
 from paceline.studies.rows import StudyRow, pooled
+from paceline.studies.seeds import SEED, Design, Run, seed_spread, with_seeds
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from torch import Tensor
 
     from paceline.studies.claim_file import Condition, Paired, Side
     from paceline.studies.study_file import Label
 
+T = TypeVar("T")
 _ROUNDING = 1e-12  # a spread that can be rounding
+_FARTHEST = 3e-4  # the smallest tail that is resampled: about that of a claim
 _SCORE = "score"  # the sum of scores in [0, 1]
 
 
@@ -64,6 +71,7 @@ class Stratum(NamedTuple):
         units: Numbers of the units.
         effect: On the scale that is averaged: the logarithm of a ratio, or a difference.
         first, second: Figures of the sides.
+        runs: The runs of training behind the sides, each with its sign in the effect.
     """
 
     name: str
@@ -72,23 +80,70 @@ class Stratum(NamedTuple):
     effect: Estimate
     first: float
     second: float
+    runs: tuple[Run, ...] = ()
 
 
-class Effect(NamedTuple):
-    """Mean effect over the strata.
+class Part(NamedTuple):
+    """One effect that a claim is about.
 
     Attributes:
-        interval: Of the effect: first / second - 1, or first - second.
-        first, second: Means of the figures over the strata.
-        num_units: Number of units; of the smallest population if there are several.
-        strata: Effect of each stratum by name.
+        name: Which one; empty if it is the only one.
+        at: Its interval, given the probability on either side.
+        first, second: Figures of the sides.
+        num_units: Number of examples; of the smallest population if there are several.
+        strata: Effect of each stratum that it averages, by name.
+        note: What else readers should see, such as the spread between runs of training.
     """
 
-    interval: Interval
+    name: str
+    at: Callable[[float], Interval]
     first: float
     second: float
     num_units: int
-    strata: dict[str, float]
+    strata: Mapping[str, float] = MappingProxyType({})
+    note: str = ""
+
+
+class Evidence(NamedTuple):
+    """All effects that a claim is about.
+
+    Attributes:
+        parts: The effects.
+        rank: The claim is on the effect of this rank, 1 the largest; on all of them if it is their
+            number.
+        missing: Why effects are missing, if any are.
+    """
+
+    parts: tuple[Part, ...]
+    rank: int
+    missing: str = ""
+
+    def part(self, tail: float) -> Part:
+        """The effect of the rank, as a part of its own."""
+        return ranked(self.parts, self.rank, tail)
+
+
+def ranked(parts: Sequence[Part], rank: int, tail: float) -> Part:
+    """The rank-th largest effect: `at` of the result gives its interval, its name who has it.
+
+    That `rank` of n effects are above a number, is a partial conjunction: with L_i the lower bounds
+    at tail / (n - rank + 1), the bound is the rank-th largest L_i. Likewise, the upper bound is the
+    rank-th largest of the upper bounds at tail / rank. So a claim on all effects holds if each does
+    by its own interval, and one effect alone refutes it only by an interval for any of n.
+
+    Paper: ours. Differs: Benjamini and Heller 2008 (partial conjunction hypotheses), by bounds.
+    """
+    if len(parts) == 1:
+        return parts[0]
+
+    def at(tail: float) -> Interval:
+        lows = sorted(part.at(tail / (len(parts) - rank + 1)).low for part in parts)
+        highs = sorted(part.at(tail / rank).high for part in parts)
+        values = sorted(part.at(tail).value for part in parts)
+        return Interval(values[-rank], lows[-rank], highs[-rank])
+
+    chosen = sorted(parts, key=lambda part: part.at(tail).value)[-rank]
+    return chosen._replace(at=at, num_units=min(part.num_units for part in parts))
 
 
 def select(rows: Sequence[StudyRow], *conditions: Mapping[str, Condition]) -> list[StudyRow]:
@@ -105,58 +160,121 @@ def select(rows: Sequence[StudyRow], *conditions: Mapping[str, Condition]) -> li
     ]
 
 
-def paired_effect(test: Paired, rows: Sequence[StudyRow], tail: float) -> Effect | None:
-    """The effect of a paired test; None if a side has no rows or there are too few units.
+def paired_evidence(
+    test: Paired,
+    rows: Sequence[StudyRow],
+    tail: float,
+    everything: Sequence[StudyRow] | None = None,
+) -> Evidence | None:
+    """The effects of a paired test; None if a side has no rows or there are too few units.
 
-    `tail`: probability on either side of the interval.
+    Args:
+        test: The test.
+        rows: Rows of the study.
+        tail: Probability on either side of the interval of the claim; with `some`, the value that
+            counts at each place is chosen at it.
+        everything: Rows of all studies, for the spread between runs of training; None: of the study
+            alone. Without rows, intervals are over examples only.
 
     Raises:
         UsageError: the rows of a side do not have the sum, or differ in a setting that the claim
             does not name.
     """
     strata = _strata(test, rows)
-    return None if _too_few(strata) else _mean_effect(test, strata, tail)
-
-
-def each_effect(
-    test: Paired, rows: Sequence[StudyRow], tail: float
-) -> list[tuple[str, Effect, Effect]] | None:
-    """The effect of each stratum by name: for a claim on it alone, and for one on any of them.
-
-    The second is of the probability `tail` divided by the number of strata. None, and errors: as
-    `paired_effect`.
-    """
-    strata = _strata(test, rows)
-    if _too_few(strata):
+    if not strata or min(len(one.units) for _, one in strata) < LEAST_UNITS:
         return None
-    strict = tail / len(strata)
-    return [
-        (one.name, _mean_effect(test, [one], tail), _mean_effect(test, [one], strict))
-        for one in strata
+    pool = select(rows if everything is None else everything, test.spread)
+    outer = test.each or test.most
+    places: dict[str, dict[str, list[Stratum]]] = {}
+    for at, stratum in strata:
+        inner = places.setdefault(_named(at, outer), {})
+        inner.setdefault(_named(at, test.some), []).append(stratum)
+    sign = -1 if test.expect == "less" else 1
+    parts = [
+        ranked([_mean(test, own, pool, place, name, sign) for name, own in inner.items()], 1, tail)
+        for place, inner in places.items()
     ]
+    return Evidence(tuple(parts), len(parts) // 2 + 1 if test.most else len(parts))
 
 
-def _too_few(strata: Sequence[Stratum]) -> bool:
-    return not strata or min(len(stratum.units) for stratum in strata) < LEAST_UNITS
+def _named(at: Mapping[str, object], keys: Sequence[str]) -> str:
+    return ", ".join(f"{key} {at[key]}" for key in keys)
 
 
-def _mean_effect(test: Paired, strata: Sequence[Stratum], tail: float) -> Effect:
+def _mean(
+    test: Paired,
+    strata: Sequence[Stratum],
+    rows: Sequence[StudyRow],
+    place: str,
+    name: str,
+    sign: int,
+) -> Part:
+    """The mean effect over strata, times the sign."""
     value = sum(stratum.effect.value for stratum in strata) / len(strata)
-    groups = [_Group.of(strata, name) for name in dict.fromkeys(one.population for one in strata)]
-    low, high = mean_bounds(
-        [one.influence_N for one in groups],
-        tail,
-        named_generator(0, "effect", *(len(one.influence_N) for one in groups)),
-        [one.extremes for one in groups],
-    )
+    populations = dict.fromkeys(one.population for one in strata)
+    errors = _Errors([_Group.of(strata, population) for population in populations])
+    design = Design.of([run for stratum in strata for run in stratum.runs], len(strata))
+    spread = None
+    if design.runs:
+        spread = seed_spread(rows, design.runs[0], partial(_on_scale, test))
     to_effect = math.expm1 if test.compare == "ratio" else float
-    return Effect(
-        Interval(*map(to_effect, (value, value + low, value + high))),
+
+    @functools.cache
+    def at(tail: float) -> Interval:
+        low, high = errors.bounds(tail)
+        if spread is not None:
+            low, high = with_seeds(low, high, spread, design, tail, errors.least_units)
+        found = [to_effect(part) for part in (value, value + low, value + high)]
+        return Interval(*found) if sign > 0 else Interval(-found[0], -found[2], -found[1])
+
+    return Part(
+        ", ".join(filter(None, (place, name))),
+        at,
         sum(stratum.first for stratum in strata) / len(strata),
         sum(stratum.second for stratum in strata) / len(strata),
         min(len(stratum.units) for stratum in strata),
         {stratum.name: to_effect(stratum.effect.value) for stratum in strata},
+        "" if spread is None else spread.words(design.num_seeds),
     )
+
+
+class _Errors:
+    """Bounds of the error of a mean over examples.
+
+    Resamples do not reach far beyond `_FARTHEST`. Farther bounds grow with the square of the normal
+    quantile, as do the bounds of a mean of rare values: -log(tail) / N.
+    """
+
+    def __init__(self, groups: Sequence[_Group]) -> None:
+        self._values = [one.influence_N for one in groups]
+        self._extremes = [one.extremes for one in groups]
+        self.least_units = min(map(len, self._values))
+        self._resampled = functools.cache(self._resample)
+
+    def bounds(self, tail: float) -> tuple[float, float]:
+        """Bounds around 0; `tail`: the probability beyond either."""
+        reached = max(tail, _FARTHEST)
+        low, high = self._resampled(reached)
+        normal = NormalDist()
+        factor = (normal.inv_cdf(tail) / normal.inv_cdf(reached)) ** 2
+        return factor * low, factor * high
+
+    def _resample(self, tail: float) -> tuple[float, float]:
+        rng = named_generator(0, "effect", *map(len, self._values))
+        return mean_bounds(self._values, tail, rng, self._extremes)
+
+
+def _on_scale(test: Paired, row: StudyRow, run: Run) -> tuple[float, Tensor] | None:
+    """The figure of a run and its influence, on the scale that is averaged; None if not there."""
+    side = test.first if run.sign > 0 else test.second
+    assert side is not None, "a run is of a side"
+    names = side.over or test.over, side.under or test.under
+    if any(name is not None and name not in row.sums for name in names):
+        return None
+    found = figure(test, side, measured(row, *names))
+    if test.compare == "difference":
+        return found.value, found.influence_N
+    return math.log(found.value), found.influence_N / found.value
 
 
 class _Group(NamedTuple):
@@ -194,40 +312,52 @@ class _Group(NamedTuple):
         return cls(values_N, None)
 
 
-def _strata(test: Paired, rows: Sequence[StudyRow]) -> list[Stratum]:
-    """One stratum per combination of the values of `across`; none if a side has no rows.
+def _strata(
+    test: Paired, rows: Sequence[StudyRow]
+) -> list[tuple[dict[str, Label | None], Stratum]]:
+    """A stratum per combination of values of across, each, most and some; none if a side is empty.
 
     Raises:
         UsageError: a combination is missing; the mean of the others would be another effect.
     """
+    keys = (*test.each, *test.most, *test.some, *test.across)
     firsts = select(rows, test.rows, test.first.where)
     seconds = firsts
     if test.second is not None:
-        seconds = select(rows, _without(test.rows, test.across), test.second.where)
+        seconds = select(rows, _without(test.rows, keys), test.second.where)
     if not firsts or not seconds:
         return []
-    found: list[Stratum] = []
-    for values in _places(test, firsts, seconds):
-        at = dict(zip(test.across, values, strict=True))
-        first, second = _row_at(at, firsts), _row_at(at, seconds)
+    own = _fixed_by(test.second)
+    found: list[tuple[dict[str, Label | None], Stratum]] = []
+    for values in _places(test, keys, firsts, seconds):
+        at = dict(zip(keys, values, strict=True))
+        first, second = _row_at(at, firsts), _row_at(_without(at, own), seconds)
         if first is None or second is None:
             place = ", ".join(f"{key} {value}" for key, value in at.items())
             raise UsageError(
                 f"a side of the claim has no rows at {place}; a run that diverged leaves none"
             )
-        found.append(_stratum(test, ", ".join(f"{k} {v}" for k, v in at.items()), first, second))
+        mean = {key: at[key] for key in test.across}
+        found.append((at, _stratum(test, _named(mean, test.across), first, second)))
     return found
 
 
+def _fixed_by(side: Side | None) -> set[str]:
+    """Settings that have one value on a side, such as the divergence that all are compared with."""
+    where = {} if side is None else side.where
+    return {key for key, value in where.items() if not isinstance(value, tuple)}
+
+
 def _places(
-    test: Paired, firsts: Sequence[StudyRow], seconds: Sequence[StudyRow]
+    test: Paired, keys: Sequence[str], firsts: Sequence[StudyRow], seconds: Sequence[StudyRow]
 ) -> list[tuple[Label | None, ...]]:
     """The combinations that a side has or should have: named values, and every seed of each."""
-    found = {_at(row, test.across) for row in firsts}
-    # the second side was not selected by what is averaged over, and may lack it
-    whole = [row for row in select(seconds, test.rows) if row.setting.keys() >= {*test.across}]
-    found |= {_at(row, test.across) for row in whole}
-    for place, key in enumerate(test.across):
+    found = {_at(row, keys) for row in firsts}
+    # the second side was not selected by what is averaged over, and may lack or fix it
+    whole = [row for row in select(seconds, test.rows) if row.setting.keys() >= {*keys}]
+    if not _fixed_by(test.second) & {*keys}:
+        found |= {_at(row, keys) for row in whole}
+    for place, key in enumerate(keys):
         named = (test.rows | test.first.where).get(key)
         there = {values[place] for values in found}
         missing = set(named if isinstance(named, tuple) else ()) - there
@@ -240,7 +370,7 @@ def _at(row: StudyRow, keys: Sequence[str]) -> tuple[Label | None, ...]:
     return tuple(row.setting.get(key) for key in keys)
 
 
-def _without(conditions: Mapping[str, Condition], keys: Collection[str]) -> dict[str, Condition]:
+def _without(conditions: Mapping[str, T], keys: Collection[str]) -> dict[str, T]:
     """Conditions on other settings: the second side may lack those that are averaged over."""
     return {key: value for key, value in conditions.items() if key not in keys}
 
@@ -271,7 +401,7 @@ def _stratum(test: Paired, name: str, first: StudyRow, second: StudyRow) -> Stra
         one = figure(test, test.first, first)
         zero_N = torch.zeros_like(one.influence_N)
         constant = Estimate(test.than, zero_N, 0.0, (test.than, test.than))
-        return _compared(test, name, first, one, constant)
+        return _compared(test, name, first, one, constant)._replace(runs=_runs(test, first))
     second = measured(second, test.second.over or test.over, test.second.under or test.under)
     if set(first.units) != set(second.units) or first.population != second.population:
         raise UsageError(
@@ -282,7 +412,15 @@ def _stratum(test: Paired, name: str, first: StudyRow, second: StudyRow) -> Stra
     places = {unit: place for place, unit in enumerate(second.units)}
     order = torch.tensor([places[unit] for unit in first.units])
     two = two._replace(influence_N=two.influence_N[order])
-    return _compared(test, name, first, one, two)
+    return _compared(test, name, first, one, two)._replace(runs=_runs(test, first, second))
+
+
+def _runs(test: Paired, *sides: StudyRow) -> tuple[Run, ...]:
+    """The runs of training behind the sides, if the claim is on runs in general."""
+    if SEED not in test.across:
+        return ()
+    signs = zip((1, -1), sides, strict=False)
+    return tuple(Run(row.study, row.setting, sign) for sign, row in signs if SEED in row.setting)
 
 
 def _compared(test: Paired, name: str, row: StudyRow, one: Estimate, two: Estimate) -> Stratum:

@@ -5,11 +5,15 @@ undecided, or the looks end. Each look uses an equal part of the claim's error r
 an equal part of its paper's (Bonferroni), so that the probability of any wrong verdict is at most
 the error rate, whatever the dependence. tests/statistical/test_sequential_claims.py simulates it.
 
-Intervals are over examples, given the models: how much other seeds of training would change is not
-in them.
+Intervals are over examples, given the models; those of claims on recipes are over runs of training,
+too (`studies.seeds`).
 
-A wrong verdict is: `holds` though the effect is not positive, `does not hold` though an effect that
-matters is there, or `too small to matter here` though it matters.
+A wrong verdict is: `holds`, with or without `but small`, though the effect is not positive; `does
+not hold` though an effect that matters is there; or `too small to matter` though it matters. An
+effect that holds is `small` if the estimate is below what matters, which has no error rate.
+
+Theorems, identities and results that follow from algebra are checks: they are counted apart, and
+have no error rate.
 """
 
 from __future__ import annotations
@@ -18,23 +22,55 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from paceline.core.bootstrap import LEAST_UNITS, Interval
 from paceline.errors import UsageError
-from paceline.studies.claim_file import Correlation, Dominance, FrontierTest, Paired
-from paceline.studies.correlation import CorrelationEffect, correlation_effect
-from paceline.studies.dominance import DominanceEffect, dominance_effect
-from paceline.studies.evidence import Effect, each_effect, paired_effect
-from paceline.studies.frontier_evidence import FrontierEffect, frontier_effect
+from paceline.studies.claim_file import (
+    Correlation,
+    Dominance,
+    FrontierTest,
+    Paired,
+    Pointwise,
+)
+from paceline.studies.evidence import paired_evidence
+from paceline.studies.evidence_of_drafts import check, correlation_effect, dominance_effect
+from paceline.studies.evidence_of_frontiers import frontier_evidence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.studies.claim_file import Claim, ClaimFile, Expected
+    from paceline.studies.evidence import Evidence
+    from paceline.studies.evidence_of_drafts import DominanceEffect
     from paceline.studies.rows import StudyRow
 
-Verdict = Literal["holds", "does not hold", "too small to matter here", "undecided", "not measured"]
-HOLDS, FAILS, SMALL = "holds", "does not hold", "too small to matter here"
-UNDECIDED, UNMEASURED = "undecided", "not measured"
-DECIDED = (HOLDS, FAILS, SMALL)
-_SEVERAL = "the interval contains several verdicts"
+Verdict = Literal[
+    "holds",
+    "holds, but small",
+    "does not hold",
+    "too small to matter",
+    "undecided",
+    "no rows yet",
+    "no violation",
+    "says nothing here",
+    "violated",
+    "known by algebra",
+]
+HOLDS, HOLDS_SMALL, FAILS, SMALL = (
+    "holds",
+    "holds, but small",
+    "does not hold",
+    "too small to matter",
+)
+UNDECIDED, UNMEASURED = "undecided", "no rows yet"
+CONFIRMED, VACUOUS, VIOLATED, ALGEBRA = (
+    "no violation",
+    "says nothing here",
+    "violated",
+    "known by algebra",
+)
+DECIDED = (HOLDS, HOLDS_SMALL, FAILS, SMALL)
+VERDICTS = (*DECIDED, UNDECIDED, UNMEASURED)
+"""Verdicts on findings, in the order in which they are shown."""
+CHECKS = (CONFIRMED, VACUOUS, VIOLATED, ALGEBRA)
+"""Verdicts on theorems, identities and algebra, in their order."""
 _UNMEASURED = f"a side has no rows, or fewer than {LEAST_UNITS} examples"
 
 
@@ -42,11 +78,13 @@ class Finding(NamedTuple):
     """The verdict on a claim.
 
     Attributes:
-        effect: The effect that decided: of the whole claim, or of its weakest pair.
+        effect: The effect that decided: of the whole claim, or of the part that decided.
         first, second: Figures of the sides.
-        num_units: Number of examples, or of seeds.
-        reason: Why the claim is undecided or not measured; or the pair that decided.
+        num_units: Number of examples, or of positions of a check.
+        reason: What the data exclude, which part decided, or why there is no verdict.
         command: A command that made the rows; empty if there are none.
+        note: What belongs to the effect: runs of training, overlap of curves, number of drafts.
+        earlier: The verdict with the margin that was fixed before any row was known, if another.
     """
 
     claim: Claim
@@ -57,6 +95,30 @@ class Finding(NamedTuple):
     num_units: int
     reason: str
     command: str
+    note: str = ""
+    earlier: str = ""
+
+    @property
+    def size(self) -> str:
+        """Whether the paper's size is in the interval; empty if the two cannot be compared."""
+        size = self.claim.size
+        if self.effect is None or size.low is None or size.high is None:
+            return ""
+        if size.low > self.effect.high:
+            return "larger than the interval"
+        return "smaller than the interval" if size.high < self.effect.low else "in the interval"
+
+    @property
+    def margins(self) -> str:
+        """What was known when margin and test were fixed; empty if nothing was."""
+        claim = self.claim
+        if not claim.known:
+            return ""
+        text = f"fixed on {claim.fixed}, knowing {claim.known}"
+        if claim.earlier is not None:
+            verdict = self.earlier or "the same verdict"
+            text += f"; with the earlier margin {claim.earlier:g}: {verdict}"
+        return text
 
 
 def judge(file: ClaimFile, rows: Sequence[StudyRow], looks: dict[str, int]) -> list[Finding]:
@@ -69,36 +131,54 @@ def judge(file: ClaimFile, rows: Sequence[StudyRow], looks: dict[str, int]) -> l
                 f"the number of looks of study {claim.study} is not known; judge claims where its "
                 "file is in configs/studies"
             )
-        tail = file.level[claim.paper] / looks.get(claim.study, 1) / 2
-        found.append(judge_one(claim, own, tail))
+        level = file.level.get(claim.paper, file.error_rate)
+        found.append(judge_one(claim, own, level / looks.get(claim.study, 1) / 2, rows))
     return found
 
 
-def judge_one(claim: Claim, rows: Sequence[StudyRow], tail: float) -> Finding:
-    """The verdict on one claim; `tail`: the probability on either side of an interval.
+def judge_one(
+    claim: Claim,
+    rows: Sequence[StudyRow],
+    tail: float,
+    everything: Sequence[StudyRow] | None = None,
+) -> Finding:
+    """The verdict on one claim by the rows of its study.
+
+    `tail`: the probability on either side of an interval. `everything`: rows of all studies, for
+    the spread between runs of training.
 
     Rows that do not have what the claim names are no measurement; the reason says what is missing.
     """
-    try:
-        return _judged(claim, rows, tail)
-    except UsageError as error:
-        return _unmeasured(claim, rows[0].source.command if rows else "", str(error))
-
-
-def _judged(claim: Claim, rows: Sequence[StudyRow], tail: float) -> Finding:
     command = rows[0].source.command if rows else ""
+    if claim.awaits:
+        return _unmeasured(claim, command, claim.awaits)
+    try:
+        found = _judged(claim, rows, tail, everything)
+    except UsageError as error:
+        return _unmeasured(claim, command, str(error))
+    if found is None:
+        return _unmeasured(claim, command, _UNMEASURED)
+    if claim.algebra:
+        found = found._replace(verdict=ALGEBRA, reason=claim.algebra)
+    return found._replace(command=command)
+
+
+def _judged(
+    claim: Claim, rows: Sequence[StudyRow], tail: float, everything: Sequence[StudyRow] | None
+) -> Finding | None:
     match claim.test:
         case Paired():
-            if claim.test.each:
-                return _each(claim, claim.test, each_effect(claim.test, rows, tail), command)
-            return _paired(claim, claim.test, paired_effect(claim.test, rows, tail), command)
+            evidence = paired_evidence(claim.test, rows, tail, everything)
         case FrontierTest():
-            return _frontier(claim, claim.test, frontier_effect(claim.test, rows, tail), command)
+            evidence = frontier_evidence(claim.test, rows)
         case Dominance():
-            return _dominance(claim, claim.test, dominance_effect(claim.test, rows, tail), command)
+            effect = dominance_effect(claim.test, rows, tail)
+            return None if effect is None else _dominance(claim, claim.test, effect)
         case Correlation():
-            effect = correlation_effect(claim.test, rows, tail)
-            return _correlation(claim, claim.test, effect, command)
+            return _correlation(claim, claim.test, rows, tail)
+        case Pointwise():
+            return _checked(claim, claim.test, rows)
+    return None if evidence is None else _decided(claim, claim.test, evidence, tail)
 
 
 def verdict_of(interval: Interval, matters: float, expected: Expected) -> Verdict:
@@ -106,13 +186,13 @@ def verdict_of(interval: Interval, matters: float, expected: Expected) -> Verdic
     low, high = interval.low, interval.high
     match expected:
         case "more":
-            if -matters < low and high < matters:
-                return SMALL
             if low > 0:
-                return HOLDS
-            return FAILS if high < matters else UNDECIDED
+                return HOLDS if interval.value >= matters else HOLDS_SMALL
+            if high < matters:
+                return SMALL if low > -matters else FAILS
+            return UNDECIDED
         case "less":
-            return verdict_of(Interval(-interval.value, -high, -low), matters, "more")
+            return verdict_of(_turned(interval), matters, "more")
         case "no_less":
             if low > -matters:
                 return HOLDS
@@ -123,131 +203,126 @@ def verdict_of(interval: Interval, matters: float, expected: Expected) -> Verdic
             return FAILS if low > matters or high < -matters else UNDECIDED
 
 
-def _paired(claim: Claim, test: Paired, effect: Effect | None, command: str) -> Finding:
-    if effect is None:
-        return _unmeasured(claim, command)
-    verdict, reason = verdict_of(effect.interval, test.matters, test.expect), ""
+def _turned(interval: Interval) -> Interval:
+    return Interval(-interval.value, -interval.high, -interval.low)
+
+
+def in_words(interval: Interval, matters: float, expected: Expected, form: str) -> str:
+    """What the data exclude, or what they leave open.
+
+    `form`: the format of effects, such as `.1%`.
+    """
+    least = f"{100 * matters:g}%" if "%" in form else f"{matters:g}"
+    open_ = f"anything from {interval.low:+{form}} to {interval.high:+{form}} is possible"
+    verdict = verdict_of(interval, matters, expected)
+    if expected in ("no_less", "same"):
+        worst = f"a {'loss' if expected == 'no_less' else 'difference'} of {least} or more"
+        return {HOLDS: f"{worst} is excluded", FAILS: f"{worst} is there"}.get(verdict, open_)
+    word, farthest = "gain", interval.high
+    if expected == "less":
+        word, farthest = "fall", interval.low
+    words: dict[Verdict, str] = {
+        HOLDS: "",
+        HOLDS_SMALL: f"a {word}, estimated below {least}",
+        SMALL: f"no difference of {least} or more, either way",
+        UNDECIDED: open_,
+    }
+    if verdict in words:
+        return words[verdict]
+    if (farthest < 0) == (expected == "more") and farthest:
+        return "the difference has the other sign"
+    return f"no {word} of {least} or more; {farthest:+{form}} is possible"
+
+
+def form_of(claim: Claim) -> str:
+    """The format of the claim's effects: percent for ratios."""
+    return ".1%" if getattr(claim.test, "compare", "difference") == "ratio" else ".3f"
+
+
+def _decided(claim: Claim, test: Paired | FrontierTest, evidence: Evidence, tail: float) -> Finding:
+    if not evidence.parts:
+        return Finding(claim, UNDECIDED, None, None, None, 0, evidence.missing, "")
+    part = evidence.part(tail)
+    is_less = isinstance(test, Paired) and test.expect == "less"
+    expected: Expected = "more" if is_less else test.expect  # parts of `less` are turned
+    interval = part.at(tail)
+    verdict = verdict_of(interval, test.matters, expected)
+    shown = _turned(interval) if is_less else interval
+    reason = in_words(shown, test.matters, test.expect, form_of(claim))
     sign = {"more": 1, "less": -1}.get(test.expect, 0)
-    against = [name for name, value in effect.strata.items() if sign * value <= 0]
-    if verdict == HOLDS and sign and against:
-        reason = f"on average, but not in {against[0]}"
-    elif verdict == UNDECIDED:
-        reason = _SEVERAL
+    against = [name for name, value in part.strata.items() if sign * value <= 0]
+    if verdict in (HOLDS, HOLDS_SMALL) and sign and against:
+        reason = "; ".join(filter(None, (reason, f"on average, but not in {against[0]}")))
+    if evidence.missing and not (verdict == FAILS and evidence.rank == len(evidence.parts)):
+        verdict, reason = UNDECIDED, evidence.missing
+    name = part.name if len(evidence.parts) > 1 or evidence.missing else ""
+    if name and evidence.rank == len(evidence.parts) > 1:
+        name = f"least of {len(evidence.parts)}: {name}"
+    earlier = ""
+    if claim.earlier is not None:
+        other = verdict_of(interval, claim.earlier, expected)
+        earlier = other if other != verdict else ""
     return Finding(
         claim,
         verdict,
-        effect.interval,
-        effect.first,
-        effect.second,
-        effect.num_units,
-        reason,
-        command,
+        shown,
+        part.first,
+        part.second,
+        part.num_units,
+        "; ".join(filter(None, (name, reason))),
+        "",
+        part.note,
+        earlier,
     )
 
 
-def _frontier(
-    claim: Claim, test: FrontierTest, effect: FrontierEffect | None, command: str
-) -> Finding:
-    """Holds if it holds for every pair; does not hold if it does not for any of them."""
-    if effect is None:
-        return _unmeasured(claim, command)
-
-    def finding(number: int, verdict: Verdict, reason: str, *, strict: bool = False) -> Finding:
-        pair = effect.pairs[number]
-        interval = pair.strict if strict else pair.interval
-        name = f"{pair.first} against {pair.second}"
-        why = f"{name}: {reason}" if reason else name
-        figures = pair.first_value, pair.second_value
-        return Finding(claim, verdict, interval, *figures, effect.num_units, why, command)
-
-    intervals = [(pair.interval, pair.strict) for pair in effect.pairs]
-    number, verdict, strict = _of_all(intervals, test.matters, test.expect)
-    if effect.num_missing and verdict == HOLDS:
-        missing = f"{effect.num_missing} pairs are not measured, or have no cost in common"
-        return finding(number, UNDECIDED, missing)
-    return finding(number, verdict, _SEVERAL if verdict == UNDECIDED else "", strict=strict)
-
-
-def _each(
-    claim: Claim,
-    test: Paired,
-    effects: list[tuple[str, Effect, Effect]] | None,
-    command: str,
-) -> Finding:
-    """Holds if it holds in every stratum; does not hold if it does not in any of them."""
-    if effects is None:
-        return _unmeasured(claim, command)
-    intervals = [(own.interval, strict.interval) for _, own, strict in effects]
-    number, verdict, is_strict = _of_all(intervals, test.matters, test.expect)
-    name, own, strict = effects[number]
-    effect = strict if is_strict else own
-    reason = f"{name}: {_SEVERAL}" if verdict == UNDECIDED else name
-    figures = effect.first, effect.second
-    return Finding(claim, verdict, effect.interval, *figures, effect.num_units, reason, command)
-
-
-def _of_all(
-    intervals: Sequence[tuple[Interval, Interval]], matters: float, expected: Expected
-) -> tuple[int, Verdict, bool]:
-    """The verdict on a claim that is about all of several effects.
-
-    It holds if each holds by its own interval. One effect alone decides that it does not hold, or
-    is too small to matter, so these need the intervals for a claim on any of them.
-
-    Returns:
-        The number of the effect that decides, the verdict, and whether by the second interval.
-    """
-    own, strict = (
-        [verdict_of(pair[which], matters, expected) for pair in intervals] for which in (0, 1)
-    )
-
-    def support(number: int) -> float:
-        """How far the effect is in favour of the claim."""
-        value = intervals[number][0].value
-        return -value if expected == "less" else value
-
-    for verdict in (FAILS, SMALL):
-        if verdict in strict:
-            deciding = [number for number, one in enumerate(strict) if one == verdict]
-            return min(deciding, key=support), verdict, True
-    if any(verdict != HOLDS for verdict in own):
-        return next(n for n, verdict in enumerate(own) if verdict != HOLDS), UNDECIDED, False
-    return min(range(len(own)), key=support), HOLDS, False
-
-
-def _dominance(
-    claim: Claim, test: Dominance, effect: DominanceEffect | None, command: str
-) -> Finding:
-    if effect is None:
-        return _unmeasured(claim, command)
+def _dominance(claim: Claim, test: Dominance, effect: DominanceEffect) -> Finding:
     against, above = effect.against, effect.above
     verdict: Verdict = UNDECIDED
-    reason = _SEVERAL
     if against.low > test.matters:
-        verdict, reason = FAILS, ""
-    elif against.high < test.matters and above.high < test.matters:
-        verdict, reason = SMALL, ""
+        verdict = FAILS
     elif against.high < test.matters and effect.gain.low > 0:
-        verdict, reason = HOLDS, ""
+        verdict = HOLDS if above.value >= test.matters else HOLDS_SMALL
+    elif against.high < test.matters and above.high < test.matters:
+        verdict = SMALL
     shown = against if verdict == FAILS else above
-    return Finding(
-        claim, verdict, shown, above.value, against.value, effect.num_units, reason, command
-    )
+    reason = f"the other way the largest gap is {against.value:.3f}, at most {against.high:.3f}"
+    return Finding(claim, verdict, shown, above.value, against.value, effect.num_units, reason, "")
 
 
 def _correlation(
-    claim: Claim, test: Correlation, effect: CorrelationEffect | None, command: str
-) -> Finding:
+    claim: Claim, test: Correlation, rows: Sequence[StudyRow], tail: float
+) -> Finding | None:
+    effect = correlation_effect(test, rows, tail)
     if effect is None:
-        return _unmeasured(claim, command)
-    found = effect.interval
-    above = Interval(*(one - test.than for one in found))
+        return None
+    above = Interval(*(one - test.than for one in effect.interval))
     verdict = verdict_of(above, test.matters, test.expect)
-    reason = f"{effect.num_drafts} drafts"
-    if verdict == UNDECIDED:
-        reason += f": {_SEVERAL}"
-    return Finding(claim, verdict, above, found.value, test.than, effect.num_units, reason, command)
+    reason = in_words(above, test.matters, test.expect, ".3f")
+    return Finding(
+        claim,
+        verdict,
+        above,
+        effect.interval.value,
+        test.than,
+        effect.num_units,
+        reason,
+        "",
+        f"{effect.num_drafts} drafts, seeds of training among them",
+    )
 
 
-def _unmeasured(claim: Claim, command: str, reason: str = "") -> Finding:
-    return Finding(claim, UNMEASURED, None, None, None, 0, reason or _UNMEASURED, command)
+def _checked(claim: Claim, test: Pointwise, rows: Sequence[StudyRow]) -> Finding | None:
+    found = check(test, rows)
+    if found is None:
+        return None
+    verdict: Verdict = VIOLATED if found.violations else CONFIRMED
+    reason = f"{found.violations:,} violations in {found.num_places:,}"
+    if verdict == CONFIRMED and test.empty is not None and found.second <= test.empty:
+        verdict = VACUOUS
+        reason += f"; the bound is {found.second:.2f} on average, which is always true"
+    return Finding(claim, verdict, None, found.first, found.second, found.num_places, reason, "")
+
+
+def _unmeasured(claim: Claim, command: str, reason: str) -> Finding:
+    return Finding(claim, UNMEASURED, None, None, None, 0, reason, command)

@@ -10,7 +10,7 @@ import torch
 from paceline.config import validate
 from paceline.errors import UsageError
 from paceline.studies.claim_file import Correlation
-from paceline.studies.correlation import correlation, correlation_effect
+from paceline.studies.evidence_of_drafts import correlation, correlation_effect
 from paceline.studies.rows import StudyRow
 from study_rows import study_row
 

@@ -8,7 +8,7 @@ import torch
 from paceline.config import validate
 from paceline.errors import ConfigError, UsageError
 from paceline.studies.claim_file import Dominance
-from paceline.studies.dominance import distances, dominance_effect
+from paceline.studies.evidence_of_drafts import distances, dominance_effect
 from study_rows import study_row
 
 

@@ -1,17 +1,17 @@
 """Effects of paired tests against the delete-one jackknife, resampling and sums by hand."""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from scipy import stats
 
 from paceline.config import validate
-from paceline.core.bootstrap import student_quantile
+from paceline.core.bootstrap import Interval, student_quantile
 from paceline.errors import UsageError
 from paceline.studies.claim_file import Paired
-from paceline.studies.evidence import Effect, each_effect, paired_effect
+from paceline.studies.evidence import Part, paired_evidence, ranked
 from paceline.studies.rows import StudyRow
 from study_rows import study_row
 
@@ -37,10 +37,21 @@ def numbers(count: int, seed: int, gain: float = 1.0) -> dict[str, list[float]]:
     return {"tokens": tokens.tolist(), "blocks": (tokens / tau).tolist()}
 
 
+class Effect(NamedTuple):
+    interval: Interval
+    part: Part
+
+    @property
+    def strata(self) -> dict[str, float]:
+        return dict(self.part.strata)
+
+
 def measured(test: Paired, rows: list[StudyRow], tail: float = TAIL) -> Effect:
-    found = paired_effect(test, rows, tail)
+    """The effect over examples, without the spread between runs of training."""
+    found = paired_evidence(test, rows, tail, ())
     assert found is not None
-    return found
+    part = found.part(tail)
+    return Effect(part.at(tail), part)
 
 
 def rate(sums: dict[str, list[float]], left_out: int | None = None) -> float:
@@ -70,8 +81,8 @@ def test_the_interval_is_little_wider_than_that_of_the_delete_one_jackknife(comp
     assert 0.98 < half_width(found, compare) / (student_quantile(0.95, 199) * error) < 1.25
     value = effect()
     assert found.interval.value == pytest.approx(math.expm1(value) if compare == "ratio" else value)
-    assert (found.first, found.second) == pytest.approx((rate(first), rate(second)))
-    assert found.num_units == 200
+    assert (found.part.first, found.part.second) == pytest.approx((rate(first), rate(second)))
+    assert found.part.num_units == 200
 
 
 @pytest.mark.parametrize(("tail", "quantile"), [(0.025, 2.364624), (1e-4, 7.063433)])
@@ -148,7 +159,7 @@ def test_a_side_without_a_setting_belongs_to_every_stratum():
     ends = [row.model_copy(update={"setting": row.setting | {"task": "t"}}) for row in ends]
     start = study_row(numbers(10, 9), label="start", task="t")
     assert len(measured(test, [*ends, start]).strata) == 4
-    assert paired_effect(test, ends, TAIL) is None
+    assert paired_evidence(test, ends, TAIL) is None
 
 
 def test_a_side_may_be_a_constant_or_have_sums_of_its_own():
@@ -156,7 +167,7 @@ def test_a_side_may_be_a_constant_or_have_sums_of_its_own():
     found = measured(paired_test(second=None, than=2.0, compare="difference"), rows)
     assert found.interval.value == pytest.approx(rate(numbers(12, 3)) - 2)
     test = paired_test(second={"where": {"label": "end"}, "over": "calls", "under": "blocks"})
-    assert measured(test, rows).second == pytest.approx(24 / sum(numbers(12, 3)["blocks"]))
+    assert measured(test, rows).part.second == pytest.approx(24 / sum(numbers(12, 3)["blocks"]))
 
 
 def test_the_formula_of_tau_and_its_error_follow_the_acceptance_rate():
@@ -224,8 +235,8 @@ def test_a_rare_difference_is_that_of_one_wrong_answer_in_twenty():
 
 def test_too_few_units_and_no_rows_are_no_effect():
     rows = [study_row(numbers(7, seed), label=label) for seed, label in enumerate(("end", "start"))]
-    assert paired_effect(paired_test(), rows, TAIL) is None
-    assert paired_effect(paired_test(), [], TAIL) is None
+    assert paired_evidence(paired_test(), rows, TAIL) is None
+    assert paired_evidence(paired_test(), [], TAIL) is None
 
 
 @pytest.mark.parametrize(
@@ -275,7 +286,7 @@ def test_what_a_claim_cannot_compare_is_said(
     sums = {**numbers(10, 1), "zero": [0.0] * 10}
     made = [study_row(sums, **({"task": "t"} | row)) for row in rows]
     with pytest.raises(UsageError, match=said):
-        paired_effect(paired_test(**changes), made, TAIL)
+        paired_evidence(paired_test(**changes), made, TAIL)
 
 
 def test_examples_that_were_not_timed_are_left_out():
@@ -289,9 +300,9 @@ def test_examples_that_were_not_timed_are_left_out():
         for label, seconds in (("end", timed), ("start", slow))
     ]
     found = measured(test, rows)
-    assert found.num_units == 10
+    assert found.part.num_units == 10
     assert found.interval.value == pytest.approx(1.0)
-    assert found.first == pytest.approx(rate(numbers(10, 1)))
+    assert found.part.first == pytest.approx(rate(numbers(10, 1)))
 
 
 def test_a_run_that_is_missing_on_one_side_is_no_part_of_a_mean():
@@ -306,10 +317,10 @@ def test_a_run_that_is_missing_on_one_side_is_no_part_of_a_mean():
     assert len(measured(test, [*made, start]).strata) == 4
     gone = [row for row in made if (row.setting["draft"], row.setting["seed"]) != ("gkd", 1)]
     with pytest.raises(UsageError, match="no rows at draft gkd, seed 1; a run that diverged"):
-        paired_effect(test, [*gone, start], TAIL)
+        paired_evidence(test, [*gone, start], TAIL)
     named = {"where": {"label": "end", "draft": ["gkd", "kd", "f_distill"]}}
     with pytest.raises(UsageError, match="no rows at draft f_distill, seed 0"):
-        paired_effect(paired_test(across=["draft", "seed"], first=named), [*made, start], TAIL)
+        paired_evidence(paired_test(across=["draft", "seed"], first=named), [*made, start], TAIL)
     # families of rules have thresholds of their own
     rules = [
         study_row(numbers(10, 1, gain), label=label, family=family, epsilon=epsilon)
@@ -322,21 +333,58 @@ def test_a_run_that_is_missing_on_one_side_is_no_part_of_a_mean():
     # the second side has a seed that the first one lacks
     starts = [study_row(numbers(10, 9), label="start", seed=seed) for seed in (0, 1)]
     with pytest.raises(UsageError, match="no rows at seed 1"):
-        paired_effect(paired_test(across=["seed"]), [made[0], *starts], TAIL)
+        paired_evidence(paired_test(across=["seed"]), [made[0], *starts], TAIL)
 
 
-def test_each_stratum_has_its_own_effect_and_one_for_a_claim_on_any_of_them():
+def test_each_stratum_has_its_own_effect():
     ends = [
         study_row(numbers(20, 1, gain), label="end", seed=seed) for seed, gain in enumerate((2, 8))
     ]
     start = study_row(numbers(20, 1), label="start")
-    found = each_effect(paired_test(across=["seed"]), [*ends, start], TAIL)
+    found = paired_evidence(paired_test(each=["seed"]), [*ends, start], TAIL)
     assert found is not None
-    for (name, own, strict), end in zip(found, ends, strict=True):
+    assert found.rank == 2
+    for part, end in zip(found.parts, ends, strict=True):
         alone = paired_test(rows={}, first={"where": dict(end.setting)})
-        for effect, tail in ((own, TAIL), (strict, TAIL / 2)):
-            expected = paired_effect(alone, [end, start], tail)
-            assert expected is not None
-            assert effect.interval == pytest.approx(expected.interval)
-        assert name == f"seed {end.setting['seed']}"
-    assert each_effect(paired_test(across=["seed"]), ends, TAIL) is None
+        for tail in (TAIL, TAIL / 2):
+            assert part.at(tail) == pytest.approx(measured(alone, [end, start], tail).interval)
+        assert part.name == f"seed {end.setting['seed']}"
+    assert found.part(TAIL).name == "seed 0"
+    assert paired_evidence(paired_test(each=["seed"]), ends, TAIL) is None
+
+
+def test_the_best_of_some_values_is_compared_at_each_place():
+    """tvd against the best of two divergences on two texts; `less` turns the order."""
+    gains = {("kl", "a"): 1.1, ("jsd", "a"): 1.3, ("kl", "b"): 1.2, ("jsd", "b"): 0.9}
+    rows = [study_row(numbers(20, 1, g), draft=d, text=t) for (d, t), g in gains.items()]
+    rows += [study_row(numbers(20, 1), draft="tvd", text=t) for t in "ab"]
+    sides = {"first": {"where": {"draft": ["kl", "jsd"]}}, "second": {"where": {"draft": "tvd"}}}
+    found = paired_evidence(paired_test(each=["text"], some=["draft"], **sides), rows, TAIL)
+    assert found is not None
+    assert [part.at(TAIL).value for part in found.parts] == pytest.approx([0.3, 0.2])
+    assert [part.name for part in found.parts] == ["text a, draft jsd", "text b, draft kl"]
+    test = paired_test(each=["text"], some=["draft"], expect="less", **sides)
+    found = paired_evidence(test, rows, TAIL)
+    assert found is not None
+    assert [part.at(TAIL).value for part in found.parts] == pytest.approx([-0.1, 0.1])
+
+
+def test_the_bounds_of_a_rank_share_the_error_among_the_effects_that_could_be_it():
+    """Parts whose bounds are value -+ 1 / tail: bounds show which tail was used."""
+
+    def part(name: str, value: float) -> Part:
+        def at(tail: float) -> Interval:
+            return Interval(value, value - 1 / tail, value + 1 / tail)
+
+        return Part(name, at, value, 0.0, 9)
+
+    parts = [part("a", 100.0), part("b", 300.0), part("c", 200.0)]
+    for rank, name, value, low, high in (
+        (1, "b", 300, 300 - 3 * 10, 300 + 10),  # one of three: any of them may be the largest
+        (2, "c", 200, 200 - 2 * 10, 200 + 2 * 10),
+        (3, "a", 100, 100 - 10, 100 + 3 * 10),  # all of them: the least at its own level
+    ):
+        found = ranked(parts, rank, 0.1)
+        assert found.name == name
+        assert found.at(0.1) == pytest.approx(Interval(value, low, high))
+    assert ranked(parts[:1], 1, 0.1) is parts[0]

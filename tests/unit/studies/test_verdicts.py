@@ -1,4 +1,4 @@
-"""Verdicts by hand: on intervals, on strata, on pairs of a frontier, and the rate of a claim."""
+"""Verdicts by hand: on intervals, on parts of a claim, on theorems, and the rate of a claim."""
 
 from typing import Any
 
@@ -9,24 +9,14 @@ from paceline.core.bootstrap import Interval
 from paceline.errors import ConfigError, UsageError
 from paceline.studies import verdicts
 from paceline.studies.claim_file import Claim, ClaimFile
-from paceline.studies.correlation import CorrelationEffect
-from paceline.studies.dominance import DominanceEffect
-from paceline.studies.evidence import Effect
-from paceline.studies.frontier_evidence import FrontierEffect, PairEffect
-from paceline.studies.verdicts import Finding, judge, judge_one, verdict_of
+from paceline.studies.evidence import Evidence, Part
+from paceline.studies.evidence_of_drafts import CorrelationEffect, DominanceEffect
+from paceline.studies.verdicts import Finding, in_words, judge, judge_one, verdict_of
 from study_rows import claim, study_row
 
-SEVERAL = "the interval contains several verdicts"
-HOLDS, FAILS, SMALL = "holds", "does not hold", "too small to matter here"
-UNDECIDED, UNMEASURED = "undecided", "not measured"
+HOLDS, HOLDS_SMALL, FAILS = "holds", "holds, but small", "does not hold"
+SMALL, UNDECIDED, UNMEASURED = "too small to matter", "undecided", "no rows yet"
 PAIRED = {"kind": "paired", "over": "tau", "first": {}, "than": 1.0, "matters": 0.1}
-FRONTIER = {
-    "kind": "frontier",
-    "at_equal": "accepted",
-    "firsts": ["opt"],
-    "seconds": ["chow", "lossy"],
-    "matters": 0.1,
-}
 DOMINANCE = {
     "kind": "dominance",
     "over": "tau",
@@ -42,9 +32,11 @@ NAN = float("nan")
     [
         (0.2, 0.3, HOLDS, HOLDS, FAILS),
         (0.05, 0.3, HOLDS, HOLDS, UNDECIDED),
-        (0.05, 0.08, SMALL, HOLDS, HOLDS),
+        (0.05, 0.08, HOLDS_SMALL, HOLDS, HOLDS),
+        (0.01, 0.17, HOLDS_SMALL, HOLDS, UNDECIDED),
         (-0.05, 0.3, UNDECIDED, HOLDS, UNDECIDED),
         (-0.05, 0.05, SMALL, HOLDS, HOLDS),
+        (-0.08, -0.05, SMALL, HOLDS, HOLDS),
         (-0.3, 0.05, FAILS, UNDECIDED, UNDECIDED),
         (-0.3, -0.05, FAILS, UNDECIDED, UNDECIDED),
         (-0.3, -0.2, FAILS, FAILS, FAILS),
@@ -62,57 +54,118 @@ def test_an_interval_decides_if_all_of_it_means_the_same(
     assert verdict_of(Interval(-interval.value, -high, -low), 0.1, "less") == more
 
 
-def judged(test: dict[str, Any], effect: Any, monkeypatch: pytest.MonkeyPatch) -> Finding:
-    """The verdict if the rows had this effect."""
-    name = {"paired": "paired_effect", "frontier": "frontier_effect"}
-    monkeypatch.setattr(verdicts, name.get(test["kind"], "dominance_effect"), lambda *_: effect)
-    return judge_one(validate(Claim, claim(test)), [], 0.01)
+@pytest.mark.parametrize(
+    ("low", "high", "expected", "words"),
+    [
+        (0.06, 0.1, "more", ""),
+        (0.01, 0.05, "more", "a gain, estimated below 5%"),
+        (-0.01, 0.01, "more", "no difference of 5% or more, either way"),
+        (-0.119, 0.03, "more", "no gain of 5% or more; +3.0% is possible"),
+        (-0.119, -0.03, "more", "the difference has the other sign"),
+        (-0.03, 0.119, "less", "no fall of 5% or more; -3.0% is possible"),
+        (0.03, 0.119, "less", "the difference has the other sign"),
+        (-0.1, 0.1, "more", "anything from -10.0% to +10.0% is possible"),
+        (-0.01, 0.1, "no_less", "a loss of 5% or more is excluded"),
+        (-0.2, -0.1, "no_less", "a loss of 5% or more is there"),
+        (-0.01, 0.01, "same", "a difference of 5% or more is excluded"),
+    ],
+)
+def test_the_words_say_what_the_data_exclude(low: float, high: float, expected: Any, words: str):
+    assert in_words(Interval((low + high) / 2, low, high), 0.05, expected, ".1%") == words
 
 
-def paired(low: float, high: float, **strata: float) -> Effect:
-    return Effect(Interval((low + high) / 2, low, high), 1.2, 1.0, 20, strata)
+def part(low: float, high: float, name: str = "", **strata: float) -> Part:
+    """A part whose interval is wider by 0.1 at a smaller tail."""
+
+    def at(tail: float) -> Interval:
+        wider = 0.1 if tail < 0.01 else 0.0
+        return Interval((low + high) / 2, low - wider, high + wider)
+
+    return Part(name, at, 1.2, 1.0, 20, strata)
 
 
-def test_a_claim_on_a_mean_says_where_it_is_reversed(monkeypatch: pytest.MonkeyPatch):
-    same_way, other_way = paired(0.2, 0.4, a=0.3, b=0.3), paired(0.2, 0.4, a=0.7, b=-0.1)
-    assert judged(PAIRED, same_way, monkeypatch).reason == ""
-    found = judged(PAIRED, other_way, monkeypatch)
+def judged(test: dict[str, Any], *parts: Part, missing: str = "", **changes: Any) -> Finding:
+    """The verdict if the rows had these effects."""
+    evidence = Evidence(parts, len(parts), missing)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verdicts, "paired_evidence", lambda *_: evidence)
+        return judge_one(validate(Claim, claim(test, **changes)), [], 0.01)
+
+
+def test_a_claim_on_a_mean_says_where_it_is_reversed():
+    assert judged(PAIRED, part(0.2, 0.4, a=0.3, b=0.3)).reason == ""
+    found = judged(PAIRED, part(0.2, 0.4, a=0.7, b=-0.1))
     assert (found.verdict, found.reason) == (HOLDS, "on average, but not in b")
-    lower = paired(-0.4, -0.2, a=-0.7, b=0.1)
-    assert judged(PAIRED, lower, monkeypatch).verdict == FAILS
-    found = judged(PAIRED | {"expect": "less"}, lower, monkeypatch)
+    # the parts of a claim that expects less are turned
+    lower = part(0.2, 0.4, a=-0.7, b=0.1)
+    found = judged(PAIRED | {"expect": "less"}, lower)
     assert (found.verdict, found.reason) == (HOLDS, "on average, but not in b")
+    assert found.effect == pytest.approx(Interval(-0.3, -0.4, -0.2))
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "expect", "verdict", "reason"),
+    ("b", "verdict", "reason"),
     [
-        ((0.3, 0.5), (0.2, 0.4), "more", HOLDS, "alpha b"),
-        ((0.3, 0.5), (-0.5, -0.3), "more", FAILS, "alpha b"),
-        ((-0.6, -0.4), (-0.3, -0.2), "less", HOLDS, "alpha b"),
-        ((-0.6, -0.4), (0.3, 0.5), "less", FAILS, "alpha b"),
-        ((0.3, 0.5), (-0.05, 0.4), "more", UNDECIDED, f"alpha b: {SEVERAL}"),
+        ((0.2, 0.4), HOLDS, "least of 2: b"),
+        ((-0.5, -0.3), FAILS, "least of 2: b; the difference has the other sign"),
+        ((-0.05, 0.4), UNDECIDED, "least of 2: b; anything from -0.050 to +0.500 is possible"),
         # it fails by its own interval, but not by the one for a claim on any of them
-        ((0.3, 0.5), (-0.4, 0.05), "more", UNDECIDED, f"alpha b: {SEVERAL}"),
+        ((-0.4, 0.05), UNDECIDED, "least of 2: b; anything from -0.400 to +0.150 is possible"),
     ],
 )
-def test_a_claim_on_each_value_holds_in_all_or_fails_in_one(
-    a: tuple[float, float],
-    b: tuple[float, float],
-    expect: str,
-    verdict: str,
-    reason: str,
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_claim_on_all_parts_holds_in_each_or_fails_in_one(
+    b: tuple[float, float], verdict: str, reason: str
 ):
-    effects = [
-        (f"alpha {name}", paired(*bounds), paired(bounds[0] - 0.1, bounds[1] + 0.1))
-        for name, bounds in (("a", a), ("b", b))
-    ]
-    test = PAIRED | {"each": True, "across": ["alpha"], "expect": expect}
-    monkeypatch.setattr(verdicts, "each_effect", lambda *_: effects)
-    found = judge_one(validate(Claim, claim(test)), [], 0.01)
+    test = PAIRED | {"each": ["alpha"], "compare": "difference"}
+    found = judged(test, part(0.3, 0.6, "a"), part(*b, "b"))
     assert (found.verdict, found.reason) == (verdict, reason)
-    assert found.effect == effects[1][2 if verdict == FAILS else 1].interval
+
+
+def test_what_is_missing_prevents_that_a_claim_holds_and_not_that_it_fails():
+    missing = "1 of 3 pairs have no verdict: opt against lossy: the curves share 29%"
+    found = judged(PAIRED, part(0.3, 0.6, "a"), part(0.2, 0.4, "b"), missing=missing)
+    assert (found.verdict, found.reason) == (UNDECIDED, f"least of 2: b; {missing}")
+    assert judged(PAIRED, part(-0.6, -0.3, "a"), part(0.2, 0.4, "b"), missing=missing).verdict == (
+        FAILS
+    )
+    nothing = judged(PAIRED, missing=missing)
+    assert (nothing.verdict, nothing.effect, nothing.reason) == (UNDECIDED, None, missing)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (0.1, 0.25, "in the interval"),
+        (0.21, 0.35, "in the interval"),
+        (0.3, 0.45, "larger than the interval"),
+        (0.01, 0.15, "smaller than the interval"),
+        (None, None, ""),
+    ],
+)
+def test_the_papers_size_is_compared_with_the_interval(
+    low: float | None, high: float | None, said: str
+):
+    size = {"text": "10% to 46%", "low": low, "high": high}
+    assert judged(PAIRED, part(0.2, 0.25), size=size).size == said
+
+
+def test_an_earlier_margin_is_judged_too():
+    known = {"known": "a first run", "earlier": 0.02}
+    found = judged(PAIRED, part(-0.3, 0.05), **known)
+    assert (found.verdict, found.earlier) == (FAILS, UNDECIDED)
+    assert found.margins == (
+        "fixed on 2026-11-25, knowing a first run; with the earlier margin 0.02: undecided"
+    )
+    assert judged(PAIRED, part(-0.3, 0.01), **known).earlier == ""
+    assert judged(PAIRED, part(-0.3, 0.01)).margins == ""
+
+
+def test_a_claim_that_awaits_rows_or_follows_by_algebra_has_no_verdict_of_its_own():
+    found = judged(PAIRED, part(0.2, 0.4), awaits="several epochs")
+    assert (found.verdict, found.reason, found.effect) == (UNMEASURED, "several epochs", None)
+    found = judged(PAIRED, part(0.2, 0.4), algebra="TVD / sigma")
+    assert (found.verdict, found.reason) == ("known by algebra", "TVD / sigma")
+    assert found.claim.is_check
 
 
 def test_a_correlation_is_compared_with_the_constant(monkeypatch: pytest.MonkeyPatch):
@@ -124,7 +177,7 @@ def test_a_correlation_is_compared_with_the_constant(monkeypatch: pytest.MonkeyP
         "matters": 0.1,
         "expect": "less",
     }
-    for low, high, verdict in ((-0.1, 0.4, HOLDS), (0.2, 0.9, UNDECIDED), (0.6, 0.9, FAILS)):
+    for low, high, verdict in ((-0.1, 0.3, HOLDS), (0.2, 0.9, UNDECIDED), (0.6, 0.9, FAILS)):
         effect = CorrelationEffect(Interval((low + high) / 2, low, high), 16, 300)
         monkeypatch.setattr(verdicts, "correlation_effect", lambda *_, e=effect: e)
         found = judge_one(validate(Claim, claim(test)), [], 0.01)
@@ -134,81 +187,13 @@ def test_a_correlation_is_compared_with_the_constant(monkeypatch: pytest.MonkeyP
         assert (found.first, found.second) == (pytest.approx((low + high) / 2), 0.5)
 
 
-def test_a_paired_claim_without_an_effect_is_not_measured(monkeypatch: pytest.MonkeyPatch):
-    found = judged(PAIRED, None, monkeypatch)
-    assert (found.verdict, found.effect, found.num_units) == (UNMEASURED, None, 0)
-    assert found.reason == "a side has no rows, or fewer than 8 examples"
-
-
-def pair(low: float, high: float, *, name: str = "chow", wider: float = 0.1) -> PairEffect:
-    """Its interval; the strict one is wider on both sides."""
-    middle = (low + high) / 2
-    strict = Interval(middle, low - wider, high + wider)
-    return PairEffect("opt", name, Interval(middle, low, high), strict, 0.8, 0.6)
-
-
-@pytest.mark.parametrize(
-    ("pairs", "missing", "verdict", "reason"),
-    [
-        ([pair(0.2, 0.4), pair(0.05, 0.3, name="lossy")], 0, HOLDS, "opt against lossy"),
-        ([pair(0.2, 0.4), pair(-0.02, 0.02, wider=0.01)], 0, SMALL, "opt against chow"),
-        # small by its own interval, not by the one for two pairs
-        (
-            [pair(0.2, 0.4), pair(-0.05, 0.05, name="lossy")],
-            0,
-            UNDECIDED,
-            "opt against lossy: the interval contains several verdicts",
-        ),
-        (
-            [pair(0.2, 0.4), pair(-0.05, 0.3, name="lossy")],
-            0,
-            UNDECIDED,
-            "opt against lossy: the interval contains several verdicts",
-        ),
-        # by its own interval it fails, by the one for two pairs it does not
-        (
-            [pair(0.2, 0.4), pair(-0.3, 0.05, name="lossy")],
-            0,
-            UNDECIDED,
-            "opt against lossy: the interval contains several verdicts",
-        ),
-        ([pair(0.2, 0.4), pair(-0.5, -0.3, name="lossy")], 0, FAILS, "opt against lossy"),
-        # a pair that fails decides, whatever is missing
-        ([pair(-0.5, -0.3)], 1, FAILS, "opt against chow"),
-        (
-            [pair(0.2, 0.4)],
-            1,
-            UNDECIDED,
-            "opt against chow: 1 pairs are not measured, or have no cost in common",
-        ),
-    ],
-)
-def test_a_frontier_claim_holds_for_all_pairs_or_fails_for_one(
-    pairs: list[PairEffect],
-    missing: int,
-    verdict: str,
-    reason: str,
-    monkeypatch: pytest.MonkeyPatch,
-):
-    found = judged(FRONTIER, FrontierEffect(tuple(pairs), missing, 50), monkeypatch)
-    assert (found.verdict, found.reason) == (verdict, reason)
-
-
-def test_the_pair_that_fails_is_the_one_that_is_shown(monkeypatch: pytest.MonkeyPatch):
-    """Expected the same: one pair is above what matters, the other below it and undecided."""
-    pairs = pair(0.5, 0.6), pair(-0.25, 0.1, name="lossy")
-    test = FRONTIER | {"expect": "same"}
-    found = judged(test, FrontierEffect(pairs, 0, 50), monkeypatch)
-    assert (found.verdict, found.reason) == (FAILS, "opt against chow")
-    assert found.effect == pairs[0].strict
-
-
 @pytest.mark.parametrize(
     ("against", "above", "gain", "verdict"),
     [
         ((0.0, 0.05), (0.2, 0.4), (0.1, 0.2), HOLDS),
+        ((0.0, 0.05), (0.02, 0.08), (0.1, 0.2), HOLDS_SMALL),
         ((0.0, 0.05), (0.2, 0.4), (-0.1, 0.2), UNDECIDED),
-        ((0.0, 0.05), (0.0, 0.08), (0.1, 0.2), SMALL),
+        ((0.0, 0.05), (0.0, 0.08), (-0.1, 0.2), SMALL),
         ((0.12, 0.3), (0.2, 0.4), (0.1, 0.2), FAILS),
         ((0.05, 0.3), (0.2, 0.4), (0.1, 0.2), UNDECIDED),
     ],
@@ -221,24 +206,70 @@ def test_dominance_needs_a_small_distance_against_it_and_a_gain(
     monkeypatch: pytest.MonkeyPatch,
 ):
     parts = [Interval(sum(part) / 2, *part) for part in (against, above, gain)]
-    found = judged(DOMINANCE, DominanceEffect(*parts, 40), monkeypatch)
-    assert found.verdict == verdict
+    monkeypatch.setattr(verdicts, "dominance_effect", lambda *_: DominanceEffect(*parts, 40))
+    assert judge_one(validate(Claim, claim(DOMINANCE)), [], 0.01).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("bound", "verdict", "reason"),
+    [
+        ([0.5, 0.55], "no violation", "0 violations in 2"),
+        ([0.5, 0.65], "violated", "1 violations in 2"),
+        (
+            [-3.0, -2.0],
+            "says nothing here",
+            "0 violations in 2; the bound is -2.50 on average, which is always true",
+        ),
+    ],
+)
+def test_a_bound_is_checked_at_each_unit_and_may_say_nothing(
+    bound: list[float], verdict: str, reason: str
+):
+    """On average 0.6 is above a bound of 0.575; in one of two units it is not."""
+    test = {
+        "kind": "pointwise",
+        "first": {"over": "acceptance"},
+        "second": {"over": "bound"},
+        "empty": 0.0,
+    }
+    row = study_row({"acceptance": [0.6, 0.6], "bound": bound})
+    found = judge_one(validate(Claim, claim(test)), [row], 0.01)
+    assert (found.verdict, found.reason, found.num_units) == (verdict, reason, 2)
+
+
+def test_violations_are_counted_at_positions_and_identities_are_exact():
+    counts = {"kind": "pointwise", "violations": ["bad"], "positions": "tokens"}
+    for bad, verdict in ((0.0, "no violation"), (1.0, "violated")):
+        row = study_row({"bad": [0.0, bad], "tokens": [20.0, 30.0]})
+        found = judge_one(validate(Claim, claim(counts)), [row], 0.01)
+        assert (found.verdict, found.num_units) == (verdict, 50)
+    sides = {"first": {"where": {"rule": "a"}}, "second": {"where": {"rule": "b"}}}
+    equal = {"kind": "pointwise", "over": ["calls", "tokens"], "equal": True} | sides
+    for tokens, verdict in (([9.0, 8.0], "no violation"), ([9.0, 8.1], "violated")):
+        rows = [
+            study_row({"calls": [2.0, 3.0], "tokens": [9.0, 8.0]}, rule="a"),
+            study_row({"calls": [2.0, 3.0], "tokens": tokens}, rule="b"),
+        ]
+        assert judge_one(validate(Claim, claim(equal)), rows, 0.01).verdict == verdict
 
 
 def test_a_claim_has_an_equal_part_of_its_papers_rate_at_each_look(
     monkeypatch: pytest.MonkeyPatch,
 ):
+    """Checks take no part: they have no error rate."""
     tails: list[float] = []
 
-    def effect(_test: Any, _rows: Any, tail: float) -> None:
+    def evidence(_test: Any, _rows: Any, tail: float, _everything: Any) -> None:
         tails.append(tail)
 
-    monkeypatch.setattr(verdicts, "paired_effect", effect)
+    monkeypatch.setattr(verdicts, "paired_evidence", evidence)
     papers = ["DistillSpec", "DistillSpec", "Faster Cascades"]
     claims = [
         claim(PAIRED, id=f"c{n}", paper=paper, study="tiny" if n != 1 else "other")
         for n, paper in enumerate(papers)
     ]
+    theorem = {"kind": "pointwise", "violations": ["bad"], "positions": "tokens"}
+    claims.append(claim(theorem, id="theorem"))
     file = validate(ClaimFile, {"error_rate": 0.06, "claims": claims})
     judge(file, [study_row({"tau": [1.0]})], {"tiny": 3})
     assert tails == pytest.approx([0.06 / 2 / 3 / 2, 0.06 / 2 / 1 / 2, 0.06 / 1 / 3 / 2])
@@ -254,6 +285,7 @@ def test_claims_use_the_rows_of_their_own_study_and_name_a_command():
     assert found.command == "paceline trajectory --config tau.yaml"
     (found,) = judge(file, rows[1:], {"tiny": 1, "o": 1})
     assert (found.verdict, found.command) == (UNMEASURED, "")
+    assert found.reason == "a side has no rows, or fewer than 8 examples"
 
 
 @pytest.mark.parametrize(
@@ -262,8 +294,12 @@ def test_claims_use_the_rows_of_their_own_study_and_name_a_command():
         ([claim(PAIRED), claim(PAIRED)], "two claims have the id one; rename one"),
         ([claim(PAIRED | {"than": None})], "a paired test needs one of second and than"),
         ([claim(PAIRED | {"second": {}})], "a paired test needs one of second and than"),
+        ([claim(PAIRED | {"each": ["a"], "most": ["b"]})], "one of each and most"),
+        ([claim(PAIRED | {"each": ["a"], "expect": "same"})], "cannot expect same"),
         ([claim(PAIRED | {"matter": 1})], "matter: unknown key; did you mean matters?"),
         ([claim(PAIRED, paper="Another")], "claims.0.paper"),
+        ([claim(PAIRED, size={"text": "a", "low": 1.0})], "both of low and high, or neither"),
+        ([claim({"kind": "pointwise"})], "needs either violations and positions, or first"),
     ],
 )
 def test_a_mistake_in_a_file_of_claims_is_one_line(claims: list[dict[str, Any]], said: str):

@@ -146,12 +146,12 @@ _TERMS = (
     ),
     Term(
         "verdict",
-        "by the claim's interval and the smallest effect that matters, which was fixed before the "
-        "study ran. A claim of more holds if the interval is above 0; it is too small to matter if "
-        "the interval is within that effect on both sides, and does not hold if such a gain is "
-        "excluded. A claim of the same holds if the interval is within that effect; a claim of no "
-        "less holds if the interval is above minus that effect. Undecided: the examples do not "
-        "tell.",
+        "by the claim's interval and the smallest effect that matters. A claim of more holds if "
+        "the interval is above 0, and is small if the estimate is below that effect; it is too "
+        "small to matter if the interval is within that effect on both sides, and does not hold if "
+        "such a gain is excluded. A claim of the same holds if the interval is within that effect; "
+        "a claim of no less holds if the interval is above minus that effect. Undecided: the "
+        "examples do not tell.",
     ),
     Term(
         "claim's interval",

@@ -14,9 +14,9 @@ from paceline.report.html.encodings import Axis
 from paceline.report.html.page import Figure, Panel, Source, Table, bounded
 from paceline.report.plots import curves as ordered_curves
 from paceline.studies.claim_file import Dominance, Paired, Side
-from paceline.studies.dominance import own_figures
-from paceline.studies.evidence import paired_effect, select
-from paceline.studies.frontier_evidence import frontier_of
+from paceline.studies.evidence import paired_evidence, select
+from paceline.studies.evidence_of_drafts import own_figures
+from paceline.studies.evidence_of_frontiers import frontier_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -122,8 +122,8 @@ def _mean(
         across=across,
         matters=1.0,
     )
-    effect = paired_effect(test, rows, _TAIL)
-    return None if effect is None else effect.interval
+    found = paired_evidence(test, rows, _TAIL, ())
+    return None if found is None else found.part(_TAIL).at(_TAIL)
 
 
 def _draft_blocks(groups: Sequence[Sequence[StudyRow]]) -> list[Block]:

@@ -11,17 +11,19 @@ from paceline.report.html.glossary import PAPERS, terms_of_findings, terms_of_ro
 from paceline.report.html.page import Claim, Claims, Fact, Figure, Page, Section, Source, Table
 from paceline.report.html.setup_blocks import commands, setup
 from paceline.report.html.study_figures import study_blocks
-from paceline.report.html.summary import (
-    SHOWN,
-    VACUOUS,
-    interval_text,
-    is_ratio,
-    shown_verdict,
-    summary,
-    tone_of,
-)
+from paceline.report.html.summary import interval_text, is_ratio, summary, tone_of
 from paceline.studies.collect import SEEDS
-from paceline.studies.verdicts import DECIDED, FAILS, HOLDS, SMALL, UNDECIDED, UNMEASURED
+from paceline.studies.verdicts import (
+    CHECKS,
+    DECIDED,
+    FAILS,
+    HOLDS,
+    HOLDS_SMALL,
+    SMALL,
+    UNDECIDED,
+    UNMEASURED,
+    VERDICTS,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,11 +36,18 @@ if TYPE_CHECKING:
 
 _TERMS = ("verdict", "block efficiency", "gamma", "expected acceptance")
 _CLAIM_TERMS = ("claim's interval",)
+_STATISTICS = {
+    "curve": "quality / target's at equal cost",
+    "cost_at_quality": "saving at the quality",
+    "quality_at_cost": "best quality / target's at the target's cost",
+    "quality_at_low_cost": "best quality / target's at low cost",
+    "width": "range of costs",
+}
 _WORDS = {  # of one claim, and of several
     HOLDS: ("holds", "hold"),
-    VACUOUS: ("holds but says nothing here", "hold but say nothing here"),
+    HOLDS_SMALL: ("holds with a small effect", "hold with a small effect"),
     FAILS: ("does not hold here", "do not hold here"),
-    SMALL: ("has an effect too small to matter here", "have an effect too small to matter here"),
+    SMALL: ("has an effect too small to matter", "have an effect too small to matter"),
     UNDECIDED: ("is undecided", "are undecided"),
 }
 
@@ -75,7 +84,7 @@ def study_page(
                 for name in studies
             ],
         ),
-        *_summaries(rows, findings),
+        *_summaries(findings),
     ]
     files = background.studies
     known = [commands(name, files[name]) for name in studies if name in files]
@@ -95,18 +104,26 @@ def study_page(
 def _verdict(findings: Sequence[Finding]) -> str:
     if not findings:
         return "These rows belong to no claim; the figures show what was measured."
-    counts = Counter(shown_verdict(one, findings) for one in findings)
-    tested = [verdict for verdict in SHOWN if verdict != UNMEASURED and counts[verdict]]
-    if not tested:
-        return f"None of {len(findings)} claims was tested: their studies have not run."
+    found = [one for one in findings if not one.claim.is_check]
+    checks = Counter(one.verdict for one in findings if one.claim.is_check)
+    counts = Counter(one.verdict for one in found)
+    tested = [verdict for verdict in VERDICTS if verdict != UNMEASURED and counts[verdict]]
     parts = [f"{counts[verdict]} {_WORDS[verdict][counts[verdict] > 1]}" for verdict in tested]
-    listed = ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1]
-    number = (
-        f"{len(findings) - counts[UNMEASURED]} of {len(findings)} claims were tested: {listed}."
-    )
+    if parts:
+        number = (
+            f"{len(found) - counts[UNMEASURED]} of {len(found)} claims were tested: "
+            f"{_listed(parts)}."
+        )
+    elif found:
+        number = f"None of {len(found)} claims was tested: their studies have not run."
+    else:
+        number = ""
+    named = [f"{checks[name]} {name}" for name in (*CHECKS, UNMEASURED) if checks[name]]
+    if named:
+        number = f"{number} Theorems, identities and algebra: {_listed(named)}.".lstrip()
     ratios = [
         (one.effect, one.claim.here)
-        for one in findings
+        for one in found
         if one.verdict == HOLDS and one.effect is not None and is_ratio(one)
     ]
     if not ratios:
@@ -118,22 +135,27 @@ def _verdict(findings: Sequence[Finding]) -> str:
     )
 
 
+def _listed(parts: Sequence[str]) -> str:
+    return ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1]
+
+
 def _facts(rows: Sequence[StudyRow], findings: Sequence[Finding]) -> list[Fact]:
-    decided = sum(one.verdict in DECIDED for one in findings)
+    found = [one for one in findings if not one.claim.is_check]
+    decided = sum(one.verdict in DECIDED for one in found)
     examples = {
         (row.population, unit) for row in rows if row.population != SEEDS for unit in row.units
     }
     return [
-        Fact("claims decided", f"{decided} of {len(findings)}"),
+        Fact("claims decided", f"{decided} of {len(found)}"),
         Fact("settings measured", f"{len(rows):,}"),
         Fact("examples", f"{len(examples):,}"),
     ]
 
 
-def _summaries(rows: Sequence[StudyRow], findings: Sequence[Finding]) -> list[Section]:
+def _summaries(findings: Sequence[Finding]) -> list[Section]:
     """The findings of all papers in one section."""
     papers = dict.fromkeys(one.claim.paper for one in findings)
-    found = [(paper, summary(paper, findings, rows, _claim_source(findings))) for paper in papers]
+    found = [(paper, summary(paper, findings, _claim_source(findings))) for paper in papers]
     tables = [(paper, table) for paper, table in found if table is not None]
     if not tables:
         return []
@@ -147,7 +169,7 @@ def _summaries(rows: Sequence[StudyRow], findings: Sequence[Finding]) -> list[Se
 
 def _claim_source(findings: Sequence[Finding]) -> Source:
     """The claims with their tests, as a file of claims."""
-    claims = [one.claim.model_dump(mode="json", exclude_defaults=True) for one in findings]
+    claims = [one.claim.model_dump(mode="json", exclude_unset=True) for one in findings]
     note = "Each claim with its test, in the form of docs/claims.yaml."
     return Source("paceline claims --file claims.yaml", {"claims": claims}, note=note)
 
@@ -166,43 +188,43 @@ def _claim_sections(findings: Sequence[Finding]) -> list[Section]:
 
 
 def _claims(paper: str, findings: Sequence[Finding]) -> Claims:
-    """The tested claims of a paper, first those that hold."""
+    """The tested claims of a paper by sentence."""
     own = [one for one in findings if one.claim.paper == paper and one.verdict != UNMEASURED]
-    own.sort(key=lambda one: SHOWN.index(shown_verdict(one, findings)))
     return Claims(
         title=f"Claims of {paper}",
-        claims=[_claim(one, findings) for one in own],
+        claims=[_claim(one) for one in own],
         source=_claim_source(findings),
         text=(
-            "Each claim is a statement on result rows. The interval is the claim's own: given the "
-            "models that were trained, any verdict of a paper is wrong with at most 5% probability."
+            "Each claim is a statement on result rows. The interval is the claim's own: any "
+            "verdict of a paper is wrong with at most 5% probability. Intervals of claims on "
+            "recipes are for other runs of training, too; others are about the models here."
         ),
         source_heading="what the paper says",
         effect_heading="effect",
     )
 
 
-def _claim(one: Finding, findings: Sequence[Finding]) -> Claim:
-    verdict = shown_verdict(one, findings)
-    reason = one.reason
-    if verdict == VACUOUS:
-        reason = f"on average the bound is {one.second:.2f}, which is always true"
+def _claim(one: Finding) -> Claim:
+    claim = one.claim
+    size = f" Size in the paper: {claim.size.text}" + (f" ({one.size})." if one.size else ".")
     return Claim(
-        claim=one.claim.here,
-        source=f"{one.claim.item}: {one.claim.says}",
+        claim=claim.here,
+        source=f"{claim.item}: {claim.says}{size}",
         effect=one.effect,
         effect_name=_effect_name(one),
         count=one.num_units or None,
-        verdict=verdict,
-        tone=tone_of(verdict),
-        command=f"paceline study run {one.claim.study}",
-        reason=reason,
+        verdict=one.verdict,
+        tone=tone_of(one.verdict),
+        command=f"paceline study run {claim.study}",
+        reason=". ".join(filter(None, (one.reason, one.note, claim.remark, one.margins))),
         effect_text=interval_text(one.effect) if one.effect and is_ratio(one) else "",
     )
 
 
 def _effect_name(one: Finding) -> str:
     test = one.claim.test
+    if test.kind == "pointwise":
+        return "violations"
     least = f"{test.matters:.0%}" if is_ratio(one) else f"{test.matters:g}"
     matters = f"smallest that matters {least}"
     match test.kind:
@@ -210,11 +232,12 @@ def _effect_name(one: Finding) -> str:
             words = "first / second - 1" if test.compare == "ratio" else "first - second"
             return f"{words}; {matters}"
         case "frontier":
-            return f"quality / target's at equal cost, first - second; {matters}"
+            return f"{_STATISTICS[test.statistic]}, first - second; {matters}"
         case "dominance":
             return f"largest gap of the distribution functions; {matters}"
         case "correlation":
-            return f"correlation - {test.than:g}; {matters}"
+            words = "rank correlation" if test.ranks else "correlation"
+            return f"{words} - {test.than:g}; {matters}"
 
 
 def _figure_sections(

@@ -87,7 +87,7 @@ def test_the_drafts_of_both_sides_of_a_claim_are_explained():
 
 
 def test_the_families_of_a_frontier_are_explained_without_their_settings():
-    test = {"kind": "frontier", "at_equal": "accepted", "matters": 0.1}
+    test = {"kind": "frontier", "statistic": "curve", "matters": 0.1}
     test |= {"firsts": ["token_v3"], "seconds": ["lossy beta 1.0", "unknown"]}
     assert terms_of_findings([finding(test)]) == ["token_v3", "lossy", ALPHA]
 

@@ -1,4 +1,4 @@
-"""A row per statement and a column per task and temperature; bounds that say nothing are marked."""
+"""A row per sentence and a column per task and temperature; verdicts are those of the file."""
 
 import re
 from typing import Any
@@ -7,10 +7,18 @@ import pytest
 
 from paceline.config import validate
 from paceline.report.html.page import Source
-from paceline.report.html.summary import VACUOUS, common, shown_verdict, summary
+from paceline.report.html.summary import summary
 from paceline.studies.claim_file import ClaimFile
 from paceline.studies.rows import StudyRow
-from paceline.studies.verdicts import FAILS, HOLDS, UNMEASURED, Finding, judge
+from paceline.studies.verdicts import (
+    CONFIRMED,
+    FAILS,
+    HOLDS,
+    UNMEASURED,
+    VACUOUS,
+    Finding,
+    judge,
+)
 from study_rows import claim, study_row
 
 UNITS = 12
@@ -33,142 +41,82 @@ def rows() -> list[StudyRow]:
     ]
 
 
-def gain(task: str | None, temperature: float | None, **changes: Any) -> dict[str, Any]:
-    """The claim that the last draft is better than the first."""
-    where = {"task": task, "temperature": temperature}
+def gain(tasks: list[str], **changes: Any) -> dict[str, Any]:
+    """The claim that the last draft is better than the first, at both temperatures."""
     test = {
         "kind": "paired",
-        "rows": {name: value for name, value in where.items() if value is not None},
-        "across": [name for name, value in where.items() if value is None],
+        "rows": {"task": "$task", "temperature": "$t"},
         "over": "emitted_5",
         "under": "blocks_5",
         "first": {"where": {"label": "end"}},
         "second": {"where": {"label": "start"}},
         "matters": 0.02,
     }
-    here = f"More on {task} at T={temperature}, gamma 5."
-    values = {"id": f"more-{task}-{temperature}".lower().replace(".", "-"), "says": "It helps."}
-    return claim(test, here=here) | values | changes
+    values = {
+        "id": "more-$task-$temperature",
+        "says": "It helps.",
+        "here": "More on $task at T=$t, gamma 5.",
+        "size": {"text": "20%", "low": 0.2, "high": 0.2},
+        "over": {
+            "task": tasks,
+            "temperature": {"T=0": {"as": "greedy", "t": 0}, "T=1": {"as": "t1", "t": 1}},
+        },
+    }
+    return claim(test) | values | changes
 
 
 def judged(claims: list[dict[str, Any]], found: list[StudyRow]) -> list[Finding]:
     return judge(validate(ClaimFile, {"claims": claims}), found, {"tiny": 1})
 
 
-def test_a_statement_that_is_repeated_over_tasks_is_one_row():
-    claims = [gain(task, t) for task in ("docs", "code") for t in (1.0, 0.0)]
-    findings = judged([*claims, gain("code", None)], rows())
-    table = summary("DistillSpec", findings, rows(), SOURCE)
+def test_a_sentence_is_one_row_with_a_column_per_task_and_temperature():
+    findings = judged([gain(["docs", "code"])], rows())
+    table = summary("DistillSpec", findings, SOURCE)
     assert table is not None
-    assert table.columns == ["code", "code, T=0", "code, T=1", "docs, T=0", "docs, T=1"]
-    each, averaged = table.findings
-    assert each.tested == "More on … at … gamma 5."
-    assert {name: mark.word for name, mark in each.marks.items()} == {
+    assert table.columns == ["code, T=0", "code, T=1", "docs, T=0", "docs, T=1"]
+    (row,) = table.findings
+    assert row.tested == "More on … at T=…, gamma 5."
+    assert row.item == "Table C.1; size: 20%"
+    assert {name: mark.word for name, mark in row.marks.items()} == {
         "code, T=0": HOLDS,
         "code, T=1": HOLDS,
         "docs, T=0": FAILS,
         "docs, T=1": FAILS,
     }
-    assert each.marks["code, T=1"].detail.startswith("+33% (+")
-    figures = r"-6\.6% \(-\d+% to -\d+%\): (\d\.\d+) → (\d\.\d+)"
-    shown = re.fullmatch(figures, each.marks["docs, T=1"].detail)
+    assert row.marks["code, T=1"].detail.startswith("+33% (+")
+    assert row.marks["code, T=1"].detail.endswith("; the paper's size is smaller than the interval")
+    figures = r"-6\.6% \(-\d+% to -\d+%\): (\d\.\d+) → (\d\.\d+); the paper's size is larger.*"
+    shown = re.fullmatch(figures, row.marks["docs, T=1"].detail)
     assert shown is not None
     assert float(shown[2]) / float(shown[1]) - 1 == pytest.approx(-0.066, abs=0.005)
-    assert list(averaged.marks) == ["code"]
     assert str(table.rows[0]["docs, T=0"]).startswith("does not hold -6.6% (")
 
 
-def test_a_claim_over_all_tasks_has_a_column_of_its_own():
-    findings = judged([gain(None, 1.0), gain(None, None)], rows())
-    table = summary("DistillSpec", findings, rows(), SOURCE)
+def test_other_places_are_rows_of_their_own_and_claims_without_places_have_a_column():
+    over = {"draft": ["a", "b"]}
+    test = gain([])["test"] | {"rows": {"task": "code", "temperature": 1.0}}
+    findings = judged([claim(test, id="of-$draft", here="$draft helps.", over=over)], rows())
+    table = summary("DistillSpec", findings, SOURCE)
     assert table is not None
-    assert table.columns == ["all together", "all tasks, T=1"]
-
-
-def test_two_claims_of_one_cell_are_two_rows():
-    twice = [gain("code", 1.0), gain("code", 1.0, id="again")]
-    table = summary("DistillSpec", judged(twice, rows()), rows(), SOURCE)
-    assert table is not None
-    assert [one.item for one in table.findings] == ["Table C.1", "Table C.1"]
-
-
-def test_the_training_text_is_named_where_it_is_not_the_task():
-    found = [row for row in rows() if row.setting["task"] == "docs"]
-    trained = [
-        row.model_copy(update={"setting": row.setting | {"trained_on": "code"}})
-        if row.setting["label"] == "end"
-        else row
-        for row in found
-    ]
-    values = gain("docs", 1.0)
-    values["test"]["first"]["where"]["trained_on"] = "code"
-    table = summary("DistillSpec", judged([values], trained), trained, SOURCE)
-    assert table is not None
-    detail = table.findings[0].marks["docs, T=1"].detail
-    assert detail.startswith("-6.6% (")
-    assert detail.endswith(", trained on code")
+    assert table.columns == ["all together"]
+    assert [one.tested for one in table.findings] == ["a: … helps.", "b: … helps."]
 
 
 def test_untested_claims_and_other_papers_are_left_out():
-    findings = judged([gain("code", 1.0), gain("poems", 1.0)], rows())
-    assert findings[1].verdict == UNMEASURED
-    table = summary("DistillSpec", findings, rows(), SOURCE)
+    findings = judged([gain(["code", "poems"])], rows())
+    assert findings[2].verdict == UNMEASURED
+    table = summary("DistillSpec", findings, SOURCE)
     assert table is not None
-    assert table.columns == ["code, T=1"]
-    assert summary("Faster Cascades", findings, rows(), SOURCE) is None
+    assert table.columns == ["code, T=0", "code, T=1"]
+    assert summary("Faster Cascades", findings, SOURCE) is None
 
 
-def bounds(level: float) -> tuple[list[Finding], list[StudyRow]]:
-    """Acceptance 0.6 above a bound; and the claim that the bound is above 0, on other rows."""
-    spread = [0.01 * (unit % 3) for unit in range(UNITS)]
-    long = {"acceptance": [0.6] * UNITS, "proven": [level + part for part in spread]}
-    short = {"acceptance": [0.7] * UNITS, "proven": [0.3 + part for part in spread]}
-    found = [study_row(sums, max_new_tokens=n) for sums, n in ((long, 16), (short, 2))]
-    common = {"kind": "paired", "compare": "difference", "matters": 0.01}
-    true = {"over": "acceptance", "rows": {"max_new_tokens": 16}, "first": {}}
-    true |= {"second": {"over": "proven"}}
-    useful = {"over": "proven", "rows": {"max_new_tokens": 2}, "first": {}, "than": 0.0}
-    claims = [claim(common | true), claim(common | useful, id="two")]
-    return judged(claims, found), found
-
-
-@pytest.mark.parametrize(("level", "verdict"), [(-3.0, VACUOUS), (0.2, HOLDS)])
-def test_a_bound_that_is_always_true_holds_but_says_nothing(level: float, verdict: str):
-    findings, found = bounds(level)
-    assert [one.verdict for one in findings] == [HOLDS, HOLDS]
-    assert shown_verdict(findings[0], findings) == verdict
-    assert shown_verdict(findings[1], findings) == HOLDS
-    table = summary("DistillSpec", findings, found, SOURCE)
+@pytest.mark.parametrize(("level", "verdict"), [(0.3, CONFIRMED), (-3.0, VACUOUS)])
+def test_the_verdict_on_a_bound_is_that_of_the_file(level: float, verdict: str):
+    sums = {"acceptance": [0.6] * UNITS, "proven": [level] * UNITS}
+    test = {"first": {"over": "acceptance"}, "second": {"over": "proven"}, "empty": 0.0}
+    findings = judged([claim({"kind": "pointwise"} | test)], [study_row(sums)])
+    table = summary("DistillSpec", findings, SOURCE)
     assert table is not None
     mark = table.findings[0].marks["all together"]
-    assert mark.word == verdict
-    assert (mark.detail == "the bound is -2.99") == (verdict == VACUOUS)
-
-
-def test_a_claim_on_another_figure_of_the_same_sum_does_not_judge_a_bound():
-    """The sum per token is not the mean over examples."""
-    findings, _ = bounds(-3.0)
-    test = findings[1].claim.test.model_copy(update={"under": "acceptance"})
-    other = findings[1]._replace(claim=findings[1].claim.model_copy(update={"test": test}))
-    assert shown_verdict(findings[0], [findings[0], other]) == HOLDS
-
-
-def test_a_bound_is_judged_by_its_own_study_alone():
-    findings, _ = bounds(-3.0)
-    elsewhere = findings[1]._replace(
-        claim=findings[1].claim.model_copy(update={"study": "another"})
-    )
-    assert shown_verdict(findings[0], [findings[0], elsewhere]) == HOLDS
-
-
-@pytest.mark.parametrize(
-    ("texts", "shared"),
-    [
-        (["one two"], "one two"),
-        (["on code, T=0, gamma 5", "on docs, T=1, gamma 5"], "on … gamma 5"),
-        (["a b c", "a x c", "a b d"], "a …"),
-        (["alone", "other"], "…"),
-    ],
-)
-def test_the_words_that_texts_share_are_kept(texts: list[str], shared: str):
-    assert common(texts) == shared
+    assert (mark.word, mark.detail == "the bound is -3.00") == (verdict, verdict == VACUOUS)

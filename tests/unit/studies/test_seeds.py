@@ -1,0 +1,116 @@
+"""The spread between runs of training, against an analysis of variance by hand and by numpy."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.core.bootstrap import student_quantile
+from paceline.studies.rows import StudyRow
+from paceline.studies.seeds import Design, Run, Spread, seed_spread, with_seeds
+from study_rows import study_row
+
+UNITS = 20
+
+
+def measure(row: StudyRow, run: Run) -> tuple[float, Tensor] | None:
+    if "score" not in row.sums:
+        return None
+    scores_N = torch.tensor(row.sums["score"], dtype=torch.float64)
+    return float(scores_N.mean()), scores_N - scores_N.mean()
+
+
+def runs(values: Sequence[Sequence[float]], **setting: str | float) -> list[StudyRow]:
+    """A row per recipe and seed whose texts all have this score."""
+    return [
+        study_row({"score": [value] * UNITS}, draft=f"d{k}", seed=m, **setting)
+        for k, seeds in enumerate(values)
+        for m, value in enumerate(seeds)
+    ]
+
+
+def run(sign: int = 1, **setting: str | float) -> Run:
+    return Run("tiny", {"seed": 0} | setting, sign)
+
+
+def test_the_variance_is_that_within_recipes_and_the_common_part_that_of_seeds():
+    """Recipes with seeds (1, 3), (2, 6), (0, 1): squares of differences 4, 16, 1, halved: 3.5.
+
+    Differences have the mean 7/3 and the variance 7/3: seeds in common have (49/9 - 7/9) / 2.
+    """
+    found = seed_spread(runs([(1, 3), (2, 6), (0, 1)]), run(), measure)
+    assert found is not None
+    assert (found.variance, found.freedom, found.examples) == (pytest.approx(3.5), 3, 0)
+    assert found.common == pytest.approx((49 / 9 - 7 / 9) / 2)
+
+
+def test_errors_of_examples_are_the_part_of_the_variance_that_is_not_of_runs():
+    """Both seeds have the same mean but other texts right; by numpy."""
+    draws = np.random.default_rng(1)
+    scores = draws.random((4, 2, UNITS))
+    rows = [
+        study_row({"score": scores[k, m].tolist()}, draft=f"d{k}", seed=m)
+        for k in range(4)
+        for m in range(2)
+    ]
+    found = seed_spread(rows, run(), measure)
+    assert found is not None
+    gaps = scores[:, 0] - scores[:, 1]
+    assert found.variance == pytest.approx((gaps.mean(-1) ** 2 / 2).mean())
+    assert found.examples == pytest.approx((gaps.var(-1) / 2 / UNITS).mean())
+    assert found.deviation == pytest.approx(max(0, found.variance - found.examples) ** 0.5)
+
+
+def test_other_tasks_and_studies_count_if_degrees_of_freedom_are_few():
+    few, more = runs([(0, 2)] * 3, task="a"), runs([(0, 4)] * 3, task="b")
+    found = seed_spread([*few, *more], run(task="a"), measure)
+    assert found is not None
+    # the same six runs on two tasks are no more degrees of freedom
+    assert (found.variance, found.freedom) == (pytest.approx(2), 3)
+    elsewhere = [row.model_copy(update={"study": "other"}) for row in runs([(0, 6)] * 6, task="a")]
+    found = seed_spread([*few, *more, *elsewhere], run(task="a"), measure)
+    assert found is not None
+    assert found.freedom == 9
+    assert found.variance == pytest.approx((3 * 2 + 3 * 8 + 6 * 18) / 12)
+    enough = seed_spread([*runs([(0, 2)] * 8, task="a"), *more], run(task="a"), measure)
+    assert enough is not None
+    assert (enough.variance, enough.freedom) == (pytest.approx(2), 8)
+
+
+def test_other_temperatures_and_models_and_single_seeds_do_not_count():
+    rows = runs([(0, 2)], temperature=1.0, parameter_ratio=0.2)
+    assert seed_spread(rows, run(temperature=1.0, parameter_ratio=0.2), measure) is not None
+    assert seed_spread(rows, run(temperature=0.0, parameter_ratio=0.2), measure) is None
+    assert seed_spread(rows, run(temperature=1.0, parameter_ratio=0.1), measure) is None
+    assert seed_spread(runs([(1,), (2,)]), run(), measure) is None
+
+
+def test_weights_of_runs_are_those_of_the_mean_and_cancel_by_seed():
+    """Two recipes against one, two seeds: 1/4 each against 1/2 each; the net of a seed is 0."""
+    made = [
+        one
+        for seed in (0, 1)
+        for draft in ("a", "b")
+        for one in (
+            Run("tiny", {"draft": draft, "seed": seed}, 1),
+            Run("tiny", {"draft": "c", "seed": seed}, -1),
+        )
+    ]
+    design = Design.of(made, 4)
+    assert design.squares == pytest.approx(4 / 16 + 2 / 4)
+    assert (design.net, design.num_seeds) == (pytest.approx(0), 2)
+    alone = Design.of(made[::2], 4)
+    assert (alone.squares, alone.net) == (pytest.approx(4 / 16), pytest.approx(2 / 4))
+
+
+def test_the_half_widths_of_examples_and_runs_add_as_squares():
+    design = Design.of([run(), run(sign=-1, draft="b")], 1)
+    spread = Spread(variance=0.5, examples=0.0, common=0.0, freedom=5)
+    half = student_quantile(1 - 2 * 1e-3, 5)
+    low, high = with_seeds(-3.0, 4.0, spread, design, 1e-3, 100)
+    assert (low, high) == pytest.approx((-((9 + half**2) ** 0.5), (16 + half**2) ** 0.5))
+    # runs that differ no more than by the error of their examples add nothing
+    nothing = spread._replace(variance=0.01, examples=0.5)
+    assert with_seeds(-3.0, 4.0, nothing, design, 1e-3, 100) == (-3.0, 4.0)
