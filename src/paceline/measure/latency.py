@@ -370,7 +370,7 @@ def _now() -> float:
 
 def has_room(decoder: Decoder, prompt: Sequence[int], max_new_tokens: int) -> bool:
     """True if the context has space for `max_new_tokens` after the prompt."""
-    free = decoder.room(prompt)
+    free = decoder.remaining_context(prompt)
     return free is None or free >= max_new_tokens
 
 
