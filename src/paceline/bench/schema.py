@@ -1,6 +1,6 @@
 """Result rows: the answers of a cell to every example, with times and counts.
 
-Reports and plots need only these rows. `schema_version` increases when a field changes its meaning.
+Reports need only these rows.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
+from pydantic import Field, ValidationError
 
 from paceline.config import StrictModel, describe, fields_of
 from paceline.decode.strategies import DecodingConfig, Oracle, Speculative
 from paceline.errors import UsageError
 from paceline.permissions import Origin
+from paceline.records import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from paceline.core.rule_base import Rule
     from paceline.core.sampling import SamplingParams
 
-SCHEMA_VERSION = 2
 TARGET_ALONE = "autoregressive"  # names of families
 ORACLE = "oracle_cascade"
 TARGET_BONUS = "target bonus"  # last in a family's name
@@ -76,7 +76,7 @@ class ResultRow(StrictModel):
         signatures: What scores depend on: versions, data, settings of the metrics; likewise.
     """
 
-    schema_version: Literal[2] = SCHEMA_VERSION
+    schema_version: Literal[1] = SCHEMA_VERSION
     key: str
     context: str
     decoding: DecodingConfig
@@ -87,13 +87,6 @@ class ResultRow(StrictModel):
     corpus_scores: dict[str, float] = Field(default_factory=dict)
     corpus_intervals: dict[str, tuple[float, float]] = Field(default_factory=dict)
     signatures: dict[str, str] = Field(default_factory=dict)
-
-    @model_serializer(mode="wrap")
-    def _without_empty(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Rows of tasks without corpus figures keep the form that they had before these fields."""
-        values: dict[str, Any] = handler(self)
-        added = ("corpus_scores", "corpus_intervals", "signatures")
-        return {key: value for key, value in values.items() if value or key not in added}
 
 
 def digest(*parts: Any) -> str:

@@ -220,16 +220,7 @@ def prompt_set(
 
 def bench_context(config: BenchConfig) -> str:
     """Digest of everything that all cells share, including sizes and times of the models' files."""
-    excluded = {"grid", "output", "max_seconds"}
-    if not config.full_vocabulary:  # for rows older than this key
-        excluded.add("full_vocabulary")
-    if config.engine is None:  # likewise
-        excluded.add("engine")
-    if config.batch_size == 1:  # likewise
-        excluded.add("batch_size")
-    if config.reference is None:  # likewise
-        excluded.add("reference")
-    shared = config.model_dump(mode="json", exclude=excluded)
+    shared = config.model_dump(mode="json", exclude={"grid", "output", "max_seconds"})
     models = [_stamps(config.target), _stamps(config.draft)]
     if config.reference is not None:
         models.append(_stamps(config.reference))

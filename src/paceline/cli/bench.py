@@ -40,7 +40,7 @@ def bench(
     failed = sum(row.status == "failed" for row in found.rows)
     stdout.print(
         f"{wanted.output}/results.jsonl: {len(found.rows) - failed} cells done, {failed} failed, "
-        f"{found.num_left} left; paceline report {wanted.output} writes tables and plots"
+        f"{found.num_left} left; paceline report {wanted.output} writes its page"
     )
     if failed:
         reason = next(row.error for row in found.rows if row.status == "failed")

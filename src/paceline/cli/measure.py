@@ -86,7 +86,7 @@ def _measure(wanted: "MeasureConfig", dry_run: bool, json: bool, html: Path | No
         stdout.print(measurement_table(found))
         stdout.print(str(found.verdict), style=verdict_style(found.verdict))
     if html is not None:
-        from paceline.report.html.measure_page import measure_page
+        from paceline.view.measure_pages import measure_page
 
         write_html_of_verdict(html, lambda: measure_page(found))
     raise typer.Exit(found.verdict.exit_code)
@@ -112,7 +112,7 @@ def _measure_served(wanted: "ServedConfig", dry_run: bool, json: bool, html: Pat
     if found.config.write_costs is not None:
         say(f"costs written to {found.config.write_costs.file}")
     if html is not None:
-        from paceline.report.html.served_page import served_page
+        from paceline.view.measure_pages import served_page
 
         write_html_of_verdict(html, lambda: served_page(found))
     raise typer.Exit(found.agreement.exit_code)

@@ -38,21 +38,21 @@ def trajectory(
     given = {"target": target, "output": output, "runs": named}
     wanted = options.build(TrajectoryConfig, config, overrides, **given)
     if plot:
-        from paceline.report.plots import load_matplotlib
+        from paceline.view import require
 
-        load_matplotlib()  # fails before the measurement if it is not installed
+        require()  # fails before the measurement
     check_trajectory(wanted, dry_run=dry_run)
     with progress_bars() as progress:
         rows = run(wanted, progress)
     stdout.print(trajectory_tables(rows))
     if plot:
-        from paceline.report.trajectory_plots import draw_trajectories
+        from paceline.view.training_pages import draw_trajectories
 
         draw_trajectories(rows, wanted.output / "trajectory.png")
     stdout.print(f"rows are in {wanted.output}/rows.jsonl")
     if html is not None:
         from paceline.records import RunDirectory
-        from paceline.report.html.trajectory_page import trajectory_page
+        from paceline.view.training_pages import trajectory_page
 
         manifest = RunDirectory(wanted.output).read_manifest()
         write_html(html, lambda: trajectory_page(rows, manifest))

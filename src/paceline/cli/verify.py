@@ -51,7 +51,7 @@ def verify(
         for line in losslessness_lines(report):
             stdout.print(line)
     if html is not None:
-        from paceline.report.html.verify_page import verify_page
+        from paceline.view.measure_pages import verify_page
 
         write_html_of_verdict(html, lambda: verify_page(report))
     raise typer.Exit(0 if report.passed else 1)

@@ -47,7 +47,8 @@ _MIN_TIMED_TOKENS = 3
 class Measurement(StrictModel):
     """Result of a measurement, with its configuration."""
 
-    schema_version: Literal[2] = 2
+    schema_version: Literal[1] = 1
+    kind: Literal["measure"] = "measure"
     config: MeasureConfig
     acceptance: AcceptanceRow
     cost: CostRow

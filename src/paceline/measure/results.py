@@ -106,7 +106,7 @@ class GammaRow(StrictModel):
     """block_efficiency / (drafting_cost_ratio gamma + block_cost_ratio), both costs scaled to
     `drafted_per_block` tokens."""
     block_s: float | None = None
-    """Seconds per block; None without costs, and in files of earlier versions."""
+    """Seconds per block; None without costs."""
 
 
 class TriedRow(StrictModel):

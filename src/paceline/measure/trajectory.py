@@ -32,7 +32,13 @@ from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.loading import fingerprint, tokenizer_of
 from paceline.places import PathPart
 from paceline.progress import silent
-from paceline.records import RunDirectory, append_jsonl, atomic_write_text, read_jsonl
+from paceline.records import (
+    SCHEMA_VERSION,
+    RunDirectory,
+    append_jsonl,
+    atomic_write_text,
+    read_jsonl,
+)
 from paceline.rng import named_generator
 from paceline.tasks import TaskChoice
 
@@ -49,7 +55,6 @@ if TYPE_CHECKING:
     Case = tuple[str, SamplingParams]  # a task, and how to sample from it
     Texts = tuple[list[list[int]], list[list[int]]]  # prompts and completions
 
-SCHEMA_VERSION = 4
 _LOOSE = SamplingParams(temperature=0.6, top_p=0.9)
 
 
@@ -126,7 +131,7 @@ class TrajectoryRow(StrictModel):
     for an initial draft. `quality` is the mean score of its own answers; None without a metric.
     """
 
-    schema_version: Literal[4] = SCHEMA_VERSION
+    schema_version: Literal[1] = SCHEMA_VERSION
     stop: Stop
     task: str
     sampling: SamplingParams

@@ -18,9 +18,9 @@ from paceline.measure.training_stops import Stop, stops_of
 from paceline.measure.trajectory import TrajectoryConfig, TrajectoryRow, trajectory
 from paceline.models import load_model, prepare_for_decoding
 from paceline.progress import silent
-from paceline.report.trajectory_plots import along, draw_trajectories
 from paceline.tasks import build_task
 from paceline.train import align
+from paceline.view.training_pages import along, draw_trajectories
 
 
 @pytest.fixture(scope="module")
@@ -175,8 +175,8 @@ def test_runs_are_laid_end_to_end():
         return Stop(run=place, label="", step=step, elapsed_s=elapsed_s, path=place, fingerprint="")
 
     stops = [stop("a", 0, 0), stop("a", 10, 3), stop("b", 0, 0), stop("b", 4, 2), stop("c", 1, 1)]
-    assert along(stops, "steps") == [0, 10, 10, 14, 15]
-    assert along(stops, "seconds of training") == [0, 3, 3, 5, 6]
+    assert along(stops, "step") == [0, 10, 10, 14, 15]
+    assert along(stops, "elapsed_s") == [0, 3, 3, 5, 6]
 
 
 def test_a_run_whose_first_draft_is_another_by_now_has_no_start(folder: Path, tmp_path: Path):
