@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from paceline.bench.prediction import Prediction
     from paceline.bench.schema import ResultRow
     from paceline.bench.tune import Tuned
-    from paceline.bench.tune_result import Tried, TuneConfig
+    from paceline.bench.tune_result import Tried
     from paceline.decode.strategies import DecodingConfig
     from paceline.view.bench_run import Cells, Results
     from paceline.view.page import Row
@@ -337,16 +337,7 @@ def tune_page(found: Tuned, environment: Mapping[str, Any] | None = None) -> Pag
     """The page of a tuned setting."""
     config = found.config
     source = source_of("tune", config, environment)
-    absolute = config.absolute_quality is not None
-    rows = [_tried(one, absolute=absolute) for one in found.tried]
-    columns = {
-        "lower limit": "lower confidence limit of the bounded figure on the confirming examples.",
-        "met": "whether the bound is met; on confirming examples, by the lower limit or by proof.",
-    }
-    blocks: list[Figure | Table] = [
-        _tested(rows, config),
-        Table("All measurements", rows, columns=columns),
-    ]
+    blocks: list[Figure | Table] = [_tested(found)]
     if found.failed:
         failed = [{"setting": name_of(one.decoding), "reason": one.error} for one in found.failed]
         blocks.append(Table("Failed settings", failed))
@@ -366,19 +357,20 @@ def tune_page(found: Tuned, environment: Mapping[str, Any] | None = None) -> Pag
     )
 
 
-def _tested(rows: Sequence[Row], config: TuneConfig) -> Figure:
+def _tested(found: Tuned) -> Figure:
+    config = found.config
     absolute = config.absolute_quality is not None
-    quality = Axis(
-        words_of("quality" if absolute else "relative_quality"), format=".2f", bounds=True
-    )
+    rows = [_tried(one, absolute=absolute) for one in found.tried]
+    y = Axis("quality", format=".2f", bounds=True) if absolute else _QUALITY
     floor = config.absolute_quality if absolute else config.quality_floor
     least = None if config.max_latency is None else 1 / config.max_latency
+    steps = {"To choose": "choosing", "To confirm, on other examples": "confirming"}
     panels = [
         Panel(
             charts.frontier(
                 mine,
                 _SPEED,
-                quality,
+                y,
                 "family",
                 labels=["setting", "met"],
                 reference=(least or 1.0, floor or 1.0),
@@ -386,15 +378,14 @@ def _tested(rows: Sequence[Row], config: TuneConfig) -> Figure:
             ),
             title,
         )
-        for title, step in (
-            ("To choose", "choosing"),
-            ("To confirm, on other examples", "confirming"),
-        )
+        for title, step in steps.items()
         if (mine := [row for row in rows if row["examples"] == step])
     ]
     text = (
         "Each point is a setting. Candidates are measured on the choosing examples; the best are "
-        "tested on the confirming ones. Dashed: the bound and the target alone."
+        "tested on the confirming ones. Dashed: the bound and the target alone. Lower limit: the "
+        "lower confidence limit of the bounded figure. Met: whether the bound is met, by "
+        "the lower limit or by proof on confirming examples."
     )
     return Figure("Tested settings", text, panels, rows)
 

@@ -158,90 +158,98 @@ class Axis:
 def frontier(rows: Sequence[Row], x: Axis, y: Axis, group: str, **settings: Any) -> Spec:
     """A line for each group through its rows in their order, with intervals along both axes.
 
-    `settings`: those of `points`. `detail`: a column that divides a group's line.
+    `settings`: see `_plot`; likewise below.
     """
     placed = [{**row, "place": place} for place, row in enumerate(rows)]
-    return points(placed, x, y, group, order="place:Q", **settings)
+    line = {"order": "place:Q"}
+    if (detail := settings.pop("detail", None)) is not None:
+        line["detail"] = f"{detail}:N"  # divides a group's line
+    return _plot(placed, x, y, group, line=line, **settings)
 
 
-def points(
-    rows: Sequence[Row],
-    x: Axis,
-    y: Axis,
-    group: str,
-    *,
-    labels: Sequence[str] = (),
-    detail: str | None = None,
-    reference: tuple[float | None, float | None] = (None, None),
-    names: Sequence[str] = (),
-    diagonal: bool = False,
-    order: str | None = None,
-) -> Spec:
-    """Two figures of each row, with intervals along both axes.
-
-    `labels`: further columns shown on hover. `reference`: dashed lines at these values of x and y.
-    `diagonal`: with the line where both figures are equal. `order`: a column for `frontier`.
-    """
-    chosen, base = _selectable(rows, group, names)
-    layers = _references(reference, x, y)
-    if diagonal:
-        ends = [one[axis.field] for one in rows for axis in (x, y) if is_finite(one[axis.field])]
-        line = _of_values(*({"at": end} for end in ((min(ends), max(ends)) if ends else (0, 1))))
-        layers.append(line.mark_line(**_DASHED).encode(x=x.x("at"), y=y.y("at")))
-    bars = base.encode(strokeOpacity=_seen(chosen, 0.45))
-    if x.has_intervals(rows):
-        across = bars.transform_filter(x.are_known()).mark_rule(aria=False)
-        layers.append(across.encode(x=x.x(x.low), x2=alt.X2(x.high), y=y.y()))
-    if y.has_intervals(rows):
-        up = bars.transform_filter(y.are_known()).mark_rule(aria=False)
-        layers.append(up.encode(y=y.y(y.low), y2=alt.Y2(y.high), x=x.x()))
-    if order is not None:
-        line = base.mark_line(aria=False, strokeWidth=1.5).encode(
-            x=x.x(), y=y.y(), order=order, strokeOpacity=_seen(chosen, 1)
-        )
-        apart = alt.Undefined if detail is None else alt.Detail(detail, type="nominal")
-        layers.append(line.encode(detail=apart))
-    tooltip = [*_named([group, *labels]), *x.tooltips(), *y.tooltips()]
-    spots = _spots(base, rows, group, names, 95).encode(x=x.x(), y=y.y(), tooltip=tooltip)
-    layers.append(spots.encode(opacity=_seen(chosen, 1)).add_params(chosen))
-    return _finished(alt.layer(*layers, height=_HEIGHT + 20), rows)
+def points(rows: Sequence[Row], x: Axis, y: Axis, group: str, **settings: Any) -> Spec:
+    """Two figures of each row, with intervals along both axes."""
+    return _plot(rows, x, y, group, **settings)
 
 
 def curves(
-    rows: Sequence[Row],
-    x: Axis,
-    y: Axis,
-    group: str,
-    *,
-    labels: Sequence[str] = (),
-    reference: tuple[float | None, float | None] = (None, None),
-    spots: bool = True,
-    names: Sequence[str] = (),
-    shape: Literal["linear", "step-after"] = "linear",
+    rows: Sequence[Row], x: Axis, y: Axis, group: str, *, size: int = 70, **settings: Any
 ) -> Spec:
     """A line for each group along x, with bands for the intervals of y."""
-    chosen, base = _selectable(rows, group, names)
-    layers = _references(reference, x, y)
-    if y.has_intervals(rows):
-        known = base.transform_filter(y.are_known())
-        ends = {"x": x.x(), "y": y.y(y.low), "y2": alt.Y2(y.high)}
-        band = known.mark_area(aria=False, strokeOpacity=0)
-        layers.append(band.encode(fillOpacity=_seen(chosen, 0.14), **ends))
-        bars = known.mark_rule(aria=False)
-        layers.append(bars.encode(strokeOpacity=_seen(chosen, 0.5), **ends))
-    line = base.mark_line(aria=False, strokeWidth=1.8, interpolate=shape)
-    layers.append(line.encode(x=x.x(), y=y.y(), strokeOpacity=_seen(chosen, 1)))
-    tooltip = [*_named([group, *labels]), *x.tooltips(), *y.tooltips()]
-    size = 9 if shape == "step-after" else 70 if spots else 24
-    marks = _spots(base, rows, group, names, size).encode(x=x.x(), y=y.y(), tooltip=tooltip)
-    layers.append(marks.encode(opacity=_seen(chosen, 1)).add_params(chosen))
-    return _finished(alt.layer(*layers, height=_HEIGHT), rows)
+    return _plot(rows, x, y, group, line={}, band=True, size=size, **settings)
 
 
 def dominance(rows: Sequence[Row], value: Axis, group: str) -> Spec:
     """Empirical distributions, from `dominance_rows`: the share of values at most x."""
     share = Axis("share", "share of values at or below", ".0%", zero=True)
-    return curves(rows, value, share, group, shape="step-after")
+    return _plot(rows, value, share, group, line={}, shape="step-after", size=9)
+
+
+def _plot(
+    rows: Sequence[Row],
+    x: Axis,
+    y: Axis,
+    group: str,
+    *,
+    labels: Sequence[str] = (),
+    reference: tuple[float | None, float | None] = (None, None),
+    names: Sequence[str] = (),
+    diagonal: bool = False,
+    band: bool = False,
+    line: Mapping[str, str] | None = None,
+    shape: Literal["linear", "step-after"] = "linear",
+    size: int = 95,
+) -> Spec:
+    """A point for each row; a click on the legend selects a group.
+
+    Args:
+        rows: The data.
+        x: The horizontal axis.
+        y: The vertical axis.
+        group: Column of the groups, which differ in colour and shape.
+        labels: Further columns shown on hover.
+        reference: Dashed lines at these values of x and y.
+        names: All groups of the page.
+        diagonal: With the line where both figures are equal.
+        band: With shaded intervals of y.
+        line: Channels of a line through the points; None: no line.
+        shape: Of the line.
+        size: Of the points.
+    """
+    chosen = alt.selection_point(fields=[group], bind="legend")
+
+    def seen(opacity: float) -> Any:
+        """The opacity of the selected groups, and a fraction of it for the others.
+
+        Lines, bands and points need different channels for it: with one channel in all layers,
+        Vega-Lite makes the legend ignore clicks.
+        """
+        return alt.when(chosen).then(alt.value(opacity)).otherwise(alt.value(0.12 * opacity))
+
+    base = alt.Chart().encode(color=_colour(rows, group, names))
+    layers = _references(reference, x, y)
+    if diagonal:
+        ends = [one[axis.field] for one in rows for axis in (x, y) if is_finite(one[axis.field])]
+        both = _of_values(*({"at": end} for end in ((min(ends), max(ends)) if ends else (0, 1))))
+        layers.append(both.mark_line(**_DASHED).encode(x=x.x("at"), y=y.y("at")))
+    if band and y.has_intervals(rows):
+        area = base.transform_filter(y.are_known()).mark_area(aria=False, strokeOpacity=0)
+        area = area.encode(x=x.x(), y=y.y(y.low), y2=alt.Y2(y.high))
+        layers.append(area.encode(fillOpacity=seen(0.14)))
+    for axis, ends in (
+        (x, {"x": x.x(x.low), "x2": alt.X2(x.high), "y": y.y()}),
+        (y, {"y": y.y(y.low), "y2": alt.Y2(y.high), "x": x.x()}),
+    ):
+        if axis.has_intervals(rows):
+            bars = base.transform_filter(axis.are_known()).mark_rule(aria=False)
+            layers.append(bars.encode(strokeOpacity=seen(0.45), **ends))
+    if line is not None:
+        drawn = base.mark_line(aria=False, strokeWidth=1.6, interpolate=shape)
+        layers.append(drawn.encode(x=x.x(), y=y.y(), strokeOpacity=seen(1)).encode(**line))
+    tooltip = [*_named([group, *labels]), *x.tooltips(), *y.tooltips()]
+    spots = _spots(base, rows, group, names, size).encode(x=x.x(), y=y.y(), tooltip=tooltip)
+    layers.append(spots.encode(opacity=seen(1)).add_params(chosen))
+    return _finished(alt.layer(*layers, height=_HEIGHT), rows)
 
 
 def dominance_rows(samples: Mapping[str, Sequence[float]], field: str, group: str) -> list[Row]:
@@ -385,23 +393,6 @@ def shapes_of(names: list[str]) -> list[str]:
 
 def is_finite(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
-
-
-def _selectable(
-    rows: Sequence[Row], group: str, names: Sequence[str]
-) -> tuple[alt.Parameter, alt.Chart]:
-    """The groups that the legend selects, and a chart with their colours."""
-    chosen = alt.selection_point(fields=[group], bind="legend")
-    return chosen, alt.Chart().encode(color=_colour(rows, group, names))
-
-
-def _seen(chosen: alt.Parameter, opacity: float) -> Any:
-    """The opacity of groups that the legend selects, and a fraction of it for the others.
-
-    Lines, bands and points need different channels for it: with one channel in all layers,
-    Vega-Lite makes the legend ignore clicks.
-    """
-    return alt.when(chosen).then(alt.value(opacity)).otherwise(alt.value(0.12 * opacity))
 
 
 def _spots(

@@ -19,7 +19,7 @@ import paceline
 from paceline.core.bootstrap import Interval
 from paceline.records import atomic_write_text
 from paceline.view.definitions import DEFINITIONS, TERMS_OF_WORDS
-from paceline.view.page import UNKNOWN, Figure, Mark, Table, interval_text, is_unknown, shown
+from paceline.view.page import Figure, Mark, Table, interval_text, is_unknown, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -132,18 +132,13 @@ def _kind_of(block: Block) -> str:
     return "chart" if isinstance(block, Figure) else "table" if isinstance(block, Table) else "text"
 
 
-def _numeric(lines: Sequence[dict[str, str | Mark]]) -> set[str]:
+def _numeric(rows: Sequence[Row]) -> set[str]:
     """The columns of numbers, which are aligned by their digits."""
-    columns = {name: {line[name] for line in lines} - {UNKNOWN} for name in lines[0]}
-    return {name for name, texts in columns.items() if texts and all(map(_is_number, texts))}
-
-
-def _is_number(text: str | Mark) -> bool:
-    try:
-        float(str(text).partition(" (")[0].replace(",", "").replace("∞", "inf"))
-    except ValueError:
-        return False
-    return True
+    return {
+        name
+        for name in columns_of(rows)
+        if all(isinstance(row.get(name), int | float | None) for row in rows)
+    }
 
 
 def template(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,7 +30,7 @@ from paceline.view.page import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from paceline.measure.training_stops import Stop
@@ -165,7 +166,7 @@ def _loss(steps: Sequence[Mapping[str, Any]]) -> Section:
     norm, rate = Axis("gradient norm"), Axis("tokens per s", "tokens per second", "~s")
 
     def panel(title: str, x: Axis, y: Axis) -> Panel:
-        return Panel(charts.curves(rows, x, y, "curve", spots=False), title)
+        return Panel(charts.curves(rows, x, y, "curve", size=24), title)
 
     each = f" Each point is the mean of {size} steps, the band their range." if size > 1 else ""
     text = f"Training loss per token, on text that changes from step to step.{each}"
@@ -218,40 +219,38 @@ def _sampling(row: TrajectoryRow) -> str:
 def _case(where: str, rows: Sequence[TrajectoryRow], names: Mapping[Path, str]) -> Section:
     """The figures of one task and sampling, a panel per gamma."""
     lines = [line for row in rows for line in _lines(row, names[row.stop.run])]
-    gammas = sorted({line["gamma"] for line in lines})
+    first = [line for line in lines if line["gamma"] == lines[0]["gamma"]]
+    last = {(line["run"], line["gamma"]): line for line in lines}
+    ends = [line for line in lines if line["gain"] is not None and line in last.values()]
 
-    def panels(
-        own: Sequence[Row], x: Axis, y: Axis | None = None, chosen: Sequence[int] = ()
-    ) -> list[Panel]:
-        found: list[Panel] = []
-        for gamma in chosen or gammas:
-            here = [line for line in own if line["gamma"] == gamma]
-            chart = (
-                charts.intervals(here, "run", x, reference=1.0)
-                if y is None
-                else charts.curves(here, x, y, "run", labels=["draft"])
-            )
-            found.append(Panel(chart, f"gamma {gamma}"))
-        return found
+    def over_steps(own: Sequence[Row], y: Axis) -> dict[str, Any]:
+        return charts.curves(own, _STEP, y, "run", labels=["draft"])
 
     text = (
         f"{rows[0].num_texts} texts of the target; step 0 is the initial draft. Bands are 95% "
         "intervals over texts. Select a run in the legend to see it alone."
     )
-    title = f"Tokens per target call over training: {where}"
-    blocks = [Figure(title, text, panels(lines, _STEP, _TAU), lines)]
+    panels = _by_gamma(lines, lambda own: over_steps(own, _TAU))
+    blocks = [Figure(f"Tokens per target call over training: {where}", text, panels, lines)]
     if rows[0].quality is not None:
-        first = [line for line in lines if line["gamma"] == gammas[0]]
         text = "Of the answers that each draft writes by itself, without the target."
-        panel = Panel(panels(first, _STEP, _QUALITY, gammas[:1])[0].chart)
-        blocks.append(Figure(f"Quality over training: {where}", text, [panel], first))
-    last = {(line["run"], line["gamma"]): line for line in lines}
-    ends = [line for line in lines if line["gain"] is not None and line in last.values()]
+        panels = [Panel(over_steps(first, _QUALITY))]
+        blocks.append(Figure(f"Quality over training: {where}", text, panels, first))
     if ends:
         text = "Of the last draft of each run, on the same texts. Right of 1 the draft is better."
-        title = f"Gain over the initial draft: {where}"
-        blocks.append(Figure(title, text, panels(ends, _GAIN), ends))
-    return Section(where, blocks, ("block efficiency", "gamma", "95% interval", "gain", "MBSU"))
+        panels = _by_gamma(ends, lambda own: charts.intervals(own, "run", _GAIN, reference=1.0))
+        blocks.append(Figure(f"Gain over the initial draft: {where}", text, panels, ends))
+    return Section(where, blocks, ("block efficiency", "95% interval"))
+
+
+def _by_gamma(
+    lines: Sequence[Row], draw: Callable[[Sequence[Row]], Mapping[str, Any]]
+) -> list[Panel]:
+    gammas = sorted({line["gamma"] for line in lines})
+    return [
+        Panel(draw([line for line in lines if line["gamma"] == gamma]), f"gamma {gamma}")
+        for gamma in gammas
+    ]
 
 
 def _lines(row: TrajectoryRow, name: str) -> list[Row]:
@@ -273,7 +272,7 @@ def _lines(row: TrajectoryRow, name: str) -> list[Row]:
 
 
 def draw_trajectories(rows: Sequence[TrajectoryRow], path: Path) -> None:
-    """Write an image of tau over steps and over seconds, a row per gamma, a line per task.
+    """Write an image of tau over steps and over seconds, a column per gamma.
 
     Successive runs are concatenated along the axis. Raises StorageError.
     """
@@ -288,14 +287,11 @@ def draw_trajectories(rows: Sequence[TrajectoryRow], path: Path) -> None:
             for gamma, tau in row.block_efficiency.items()
         ]
     panels = [
-        Panel(
-            charts.curves([one for one in lines if one["gamma"] == gamma], x, _TAU, "line"),
-            f"gamma {gamma}",
-        )
-        for gamma in sorted({line["gamma"] for line in lines})
+        panel
         for x in (_STEP, _SECONDS)
+        for panel in _by_gamma(lines, partial(charts.curves, x=x, y=_TAU, group="line"))
     ]
-    charts.save(panels, path, columns=2)
+    charts.save(panels, path, columns=len(panels) // 2)
 
 
 def _line_name(row: TrajectoryRow) -> str:

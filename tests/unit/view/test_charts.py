@@ -30,7 +30,7 @@ SIDES = [
             charts.frontier(ROWS, X, Y, "g", reference=(1.0, None)),
             ["rule", "rule", "rule", "line", "point"],
         ),
-        (charts.curves(ROWS, X, Y, "g"), ["area", "rule", "line", "point"]),
+        (charts.curves(ROWS, Axis("x"), Y, "g"), ["area", "rule", "line", "point"]),
         (charts.curves(UNKNOWN, X, Y, "g"), ["line", "point"]),
         (charts.points(ROWS, X, Y, "g", diagonal=True), ["line", "rule", "rule", "point"]),
         (charts.intervals(SIDES, "n", X, group="g", reference=0.0), ["rule", "rule", "point"]),
