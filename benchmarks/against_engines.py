@@ -29,10 +29,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
-from paceline.engines.commands import Drafting, Room
+from paceline.engines.commands import Drafting, EngineChoice, Room, Setup
 from paceline.engines.contract import Request
-from paceline.engines.engine_choice import EngineChoice, Setup
-from paceline.engines.start import started
+from paceline.engines.process import started
 from paceline.progress import silent
 from pairing import pair_parser, ratio, served_pair, show
 

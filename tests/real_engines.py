@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from paceline.cli.main import main
-from paceline.data.shards import ShardStore
+from paceline.data.answering import ShardStore
 
 FOLDER = Path(os.environ.get("PACELINE_ENGINES", ".engines")).absolute()
 RESULTS = Path(os.environ.get("PACELINE_ENGINE_RESULTS", "runs/engines")).absolute()

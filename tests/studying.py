@@ -21,7 +21,7 @@ STAGES_ARE_COPIES = textwrap.dedent("""
     from types import SimpleNamespace
     import paceline.cli.main as cli
     import paceline.cli.preflight, paceline.cli.result_tables
-    import paceline.studies.session, paceline.studies.workflow
+    import paceline.studies.session
     from paceline.processes import end_with_parent
     from paceline.studies import execute
 

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from paceline.processor import limit_libraries
+from paceline.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from paceline.core.rules import Chow as Chow
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from paceline.train import pretrain as pretrain
 
 limit_libraries()
-
-__version__ = "0.1.0"
 
 _MODULES = {
     "core.rules": ["Lenient", "Lossless", "Lossy", "Chow", "Diff", "Opt", "TokenV3"],

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from paceline.processor import level, machine_level, processor_name
+from paceline.version import __version__
 
 
 def environment() -> dict[str, Any]:
     """Versions, hardware and git state; `gpu` only if this process has used one."""
-    packages = ("paceline", "torch", "transformers", "accelerate", "datasets", "safetensors")
-    versions: dict[str, str] = {}
+    packages = ("torch", "transformers", "accelerate", "datasets", "safetensors")
+    versions = {"paceline": __version__}
     for package in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)

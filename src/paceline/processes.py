@@ -1,4 +1,4 @@
-"""Distribute work over worker processes, and configure how malloc reuses memory."""
+"""Worker processes, how processes end, and how malloc reuses memory."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import threading
+import time
 from collections import Counter, deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -16,10 +19,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from multiprocessing.connection import Connection
     from multiprocessing.context import ForkServerContext, SpawnContext
     from multiprocessing.process import BaseProcess
+    from pathlib import Path
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -271,3 +275,33 @@ def end_with_parent(parent: int | None = None) -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if parent is not None and os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def stop_groups(processes: Collection[subprocess.Popen[Any]], grace_s: float = 0.0) -> None:
+    """End the process groups that these processes lead.
+
+    They get SIGTERM, and SIGKILL after `grace_s` seconds; without such a time, SIGKILL at once.
+    """
+    try:
+        end = time.monotonic() + grace_s
+        for process in processes if grace_s else ():
+            _signal_group(process, signal.SIGTERM)
+        for process in processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, end - time.monotonic()))
+    finally:
+        for process in processes:
+            _signal_group(process, signal.SIGKILL)
+
+
+def _signal_group(process: subprocess.Popen[Any], number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
+
+
+def last_lines(log: Path, num_bytes: int, begin: int = 0) -> list[str]:
+    """The lines that are not blank in the last bytes of a log, and behind its byte `begin`."""
+    with log.open("rb") as stream:
+        stream.seek(max(begin, log.stat().st_size - num_bytes))
+        lines = stream.read().decode("utf-8", errors="replace").splitlines()
+    return [line.strip() for line in lines if line.strip()]

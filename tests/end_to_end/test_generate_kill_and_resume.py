@@ -13,10 +13,9 @@ import pytest
 import torch
 
 from aligning import write_corpus, write_pair
-from engine_servers import serving
+from fake_servers import Served, serving
 from forked import Program
-from paceline.data.shards import ShardStore
-from text_servers import Served
+from paceline.data.answering import ShardStore
 
 # argv: the configuration of the whole run, that of the killed one, and what decides the moments of
 # the kills: "time", or "answers", of which each run adds one to five

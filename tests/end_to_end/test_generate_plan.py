@@ -7,15 +7,13 @@ from typing import Any
 import pytest
 
 from aligning import write_corpus, write_pair
-from engine_servers import serving
+from fake_servers import Served, serving
 from paceline.config import validate
-from paceline.data import run_plan
-from paceline.data.distillation_data import generate_data
+from paceline.data import distillation_data
+from paceline.data.answering import ShardStore
+from paceline.data.distillation_data import generate_data, plan_run
 from paceline.data.requests import GenerateDataConfig
-from paceline.data.run_plan import plan_run
-from paceline.data.shards import ShardStore
 from paceline.errors import UsageError
-from text_servers import Served
 
 pytestmark = pytest.mark.slow
 
@@ -61,8 +59,8 @@ def test_a_part_predicts_the_run_and_keeps_nothing(folder: Path, tmp_path: Path)
 
 def test_every_temperature_has_its_share_and_a_whole_run_is_exact(folder: Path, tmp_path: Path):
     wanted = config(folder, tmp_path / "run", temperatures=[0.5, 0.5, 1], num_per_prompt=3)
-    shards = run_plan.plan_shards(wanted, run_plan.load_tokenizer(wanted.target))
-    parts = list(run_plan._parts(wanted, shards))
+    shards = distillation_data.plan_shards(wanted, distillation_data.load_tokenizer(wanted.target))
+    parts = list(distillation_data._parts(wanted, shards))
     planned = [request for shard in shards for request in shard.requests]
     assert sorted(r.id for part in parts for r in part.requests) == sorted(r.id for r in planned)
     begun = [part.requests[0].temperature for part in parts]

@@ -11,9 +11,9 @@ import pytest
 
 from aligning import write_corpus, write_pair
 from paceline.config import validate
+from paceline.data.answering import ShardStore
 from paceline.data.distillation_data import generate_data
 from paceline.data.requests import GenerateDataConfig
-from paceline.data.shards import ShardStore
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 
@@ -22,7 +22,7 @@ _SCRIPT = textwrap.dedent("""
     import os, sys
     from pathlib import Path
     from paceline.config import load_config
-    from paceline.data import ray_engine
+    from paceline.data import distillation_data
     from paceline.data.distillation_data import generate_data
     from paceline.data.requests import GenerateDataConfig
     from paceline.errors import ContextLengthError, GenerationError
@@ -32,7 +32,7 @@ _SCRIPT = textwrap.dedent("""
         def __init__(self, *_):
             pass
 
-        def __call__(self, row):
+        def __call__(self, shard):
             os._exit(7)
 
     ray = connect_to_ray(num_cpus=2, include_dashboard=False)
@@ -43,8 +43,8 @@ _SCRIPT = textwrap.dedent("""
         generate_data(config.model_copy(update=long))
     except ContextLengthError as error:
         print(error)
-    ray_engine._Writer = Dying
-    ray_engine.MOST_DEATHS = 2  # each actor starts for seconds
+    distillation_data.ShardWriter = Dying
+    distillation_data.MOST_DEATHS = 2  # each actor starts for seconds
     try:
         dying = {"output": config.output.with_name("dying"), "workers": 1}
         generate_data(config.model_copy(update=dying))
@@ -75,7 +75,7 @@ def test_two_workers_of_ray_write_what_one_process_writes(
         "activations": "float32",
     }
     generate_data(validate(GenerateDataConfig, settings))
-    two = settings | {"output": str(tmp_path / "two"), "engine": "ray", "workers": 2}
+    two = settings | {"output": str(tmp_path / "two"), "pool": "ray", "workers": 2}
     file = tmp_path / "two.yaml"
     file.write_text("".join(f"{key}: {value!r}\n" for key, value in two.items()))
     done = subprocess.run(

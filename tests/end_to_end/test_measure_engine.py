@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from aligning import write_pair
-from engine_servers import Answer, llamacpp_routes, serving
+from fake_servers import Answer, llamacpp_routes, serving
 from paceline.models import load_model
 from printed import one_line
 
-SERVER = Path(__file__).with_name("fake_llama_server.py")
+SERVER = Path(__file__).parents[1] / "fake_llama_server.py"
 SMALL = [
     *("--set", "num_prompts=8", "--set", "max_new_tokens=12"),
     *("--set", "num_speculative_tokens=2", "--set", "dtype=float32", "--temperature", "0"),
@@ -105,7 +105,7 @@ def test_a_server_that_dies_in_the_middle_is_one_line_with_its_last_words(
 def test_a_server_that_crashes_is_told_apart_and_on_amx_there_is_advice(
     run, pair_folder, started, level, monkeypatch
 ):
-    monkeypatch.setattr("paceline.engines.start.level", lambda: level)
+    monkeypatch.setattr("paceline.engines.process.level", lambda: level)
     crashing = ["--set", 'engine.options=["--crash"]']
     code, _, err = run(*given(pair_folder, *started, *crashing))
     assert code == 3

@@ -15,8 +15,8 @@ from paceline.data.requests import GenerateDataConfig
 from paceline.engines.client import Client, api_key
 from paceline.engines.commands import Drafting, draft_arguments, target_arguments
 from paceline.engines.contract import Request
-from paceline.engines.text_config import OpenAIWriter
 from paceline.engines.text_servers import TextServers
+from paceline.engines.texts import OpenAIWriter
 from paceline.errors import ConfigError, EngineError, UsageError
 from paceline.measure.served_figures import ServedConfig
 from paceline.permissions import given

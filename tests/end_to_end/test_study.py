@@ -193,7 +193,7 @@ def test_two_workers_of_ray_give_the_rows_of_one_machine(new: Path, whole: Path,
         "from paceline.cli.main import main; main()"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, *STUDY, "--workers", "2", "--set", "engine=ray"],
+        [sys.executable, "-c", program, *STUDY, "--workers", "2", "--set", "runner=ray"],
         cwd=folder,
         env=ENVIRONMENT,
         capture_output=True,
@@ -324,19 +324,6 @@ def test_a_full_disk_is_one_line_and_the_rows_that_were_there_stay(
     assert code == 3
     assert "could not write runs/tiny/rows.jsonl: the disk is full" in one_line(err)
     assert rows.read_bytes() == before
-
-
-def test_a_machine_without_doit_is_told_how_to_install_it(
-    run: Run, new: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    copied(new, tmp_path, monkeypatch)
-    monkeypatch.setitem(sys.modules, "doit.control", None)
-    monkeypatch.delitem(sys.modules, "paceline.studies.workflow", raising=False)
-    code, _, err = run(*STUDY)
-    assert (code, one_line(err)) == (
-        2,
-        "paceline: studies need doit: pip install -e '.[study]'",
-    )
 
 
 def test_a_study_of_another_commands_file_is_called_so(run: Run, tmp_path: Path):

@@ -148,7 +148,7 @@ def test_a_killed_worker_of_ray_takes_its_server_along_and_loses_nothing(
     write_prompts(tmp_path / "prompts.jsonl", NUM_PROMPTS)
     whole = Run(tmp_path, "whole", engine)
     whole.to_the_end()
-    run = Run(tmp_path, "ray", engine, engine="ray", workers=workers)
+    run = Run(tmp_path, "ray", engine, pool="ray", workers=workers)
     with run.client() as client:
         for number in range(2):
             before = held(run.path) if number else 0

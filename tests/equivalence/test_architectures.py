@@ -2,7 +2,7 @@
 
 `make test` covers one class for each way of computing that changes sessions: kinds of positions,
 windows, caches, experts, states, and decoders used alone, with shorter texts than the document.
-All classes are compared by `tests/golden/record_architectures.py --check`, which takes minutes.
+All classes are compared by `tools/golden/record_architectures.py --check`, which takes minutes.
 """
 
 import pytest

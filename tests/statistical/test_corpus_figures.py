@@ -13,7 +13,7 @@ from scipy import stats
 from torch import Tensor
 
 from paceline.core.bootstrap import mean_interval
-from paceline.tasks.corpus_figures import CorpusCounts, means
+from paceline.tasks.scoring import CorpusCounts, means
 
 _SAMPLES = 400
 BLEU = sacrebleu.BLEU()

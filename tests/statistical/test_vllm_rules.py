@@ -36,8 +36,7 @@ from paceline.core.rules import (
 )
 from paceline.decode.strategies import DecodingConfig, Speculative
 from paceline.engines import vllm_rules
-from paceline.engines.vllm_logits import RawLogits
-from paceline.engines.vllm_plugin import register
+from paceline.engines.vllm_plugin import RawLogits, register
 from paceline.engines.vllm_rules import rejection_sample_v1, rejection_sample_v2
 
 N = 20_000

@@ -19,7 +19,7 @@ from paceline.cli.validate import Kind, schema_of
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src/paceline").rglob("*.py"))
 PROGRAMS = sorted(
-    path for top in ("src", "tests", "benchmarks") for path in (ROOT / top).rglob("*.py")
+    path for top in ("src", "tests", "tools", "benchmarks") for path in (ROOT / top).rglob("*.py")
 )
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))

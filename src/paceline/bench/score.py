@@ -14,8 +14,8 @@ from paceline.config import StrictModel
 from paceline.core.bounded_means import bounded_mean_interval
 from paceline.core.sampling import SamplingParams
 from paceline.engines.contract import Request
-from paceline.engines.text_config import MAY_CHANGE, OpenAIWriter
 from paceline.engines.text_servers import TextServers
+from paceline.engines.texts import MAY_CHANGE, OpenAIWriter
 from paceline.measure.results import IntervalRow
 from paceline.models.loading import load_tokenizer
 from paceline.progress import Progress, silent
@@ -26,7 +26,7 @@ from paceline.tasks.base import corpus_figures
 
 if TYPE_CHECKING:
     from paceline.bench.workbench import PromptSet
-    from paceline.engines.text_answers import Written
+    from paceline.engines.texts import Written
 
 _MAY_CHANGE = {"output", *MAY_CHANGE}
 

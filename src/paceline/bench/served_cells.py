@@ -17,12 +17,10 @@ from paceline.bench.cell import Cell, failed_row
 from paceline.bench.schema import Baseline, ExampleRow
 from paceline.core.rules import RuleChoice
 from paceline.decode.strategies import Autoregressive, Speculative
-from paceline.engines.commands import Drafting, Room, check_draft_path
+from paceline.engines.commands import Drafting, Room, Setup, check_draft_path
 from paceline.engines.contract import Request
-from paceline.engines.engine_choice import Setup, check_choice
-from paceline.engines.start import started
-from paceline.engines.vllm import VllmServer
-from paceline.engines.vllm_stream import BLOCKS, examined, stream_answer
+from paceline.engines.process import check_choice, started
+from paceline.engines.servers import BLOCKS, VllmServer, examined, stream_answer
 from paceline.errors import EngineError
 from paceline.measure.engine_costs import costs_of_blocks
 from paceline.progress import silent
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
     from paceline.bench.workbench import BenchConfig, PromptSet
     from paceline.core.sampling import SamplingParams
     from paceline.decode.strategies import DecodingConfig
-    from paceline.engines.vllm_stream import StreamedAnswer
+    from paceline.engines.servers import StreamedAnswer
     from paceline.measure.latency import PassCosts
     from paceline.progress import Progress
 

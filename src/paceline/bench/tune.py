@@ -27,7 +27,7 @@ from paceline.bench.workbench import BenchConfig, bench_context, is_idle_in_vllm
 from paceline.config import to_yaml
 from paceline.core.rules import Lossless
 from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative
-from paceline.engines.draft_sampling import proposals_of
+from paceline.engines.commands import proposals_of
 from paceline.errors import NotReachedError, UsageError
 from paceline.measure.engine_costs import check_sizes, read_costs
 from paceline.measure.pair import ModelsConfig, load_models

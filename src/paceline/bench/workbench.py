@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from paceline.bench.grid import Grid
 from paceline.bench.schema import SCHEMA_VERSION, digest
 from paceline.decode.draft_policies import FixedLength
-from paceline.engines.engine_choice import EngineChoice
+from paceline.engines.commands import EngineChoice
 from paceline.errors import UsageError
 from paceline.measure.pair import ModelsConfig, Pair, load_models
 from paceline.models import load_model, prepare_for_decoding
@@ -21,7 +21,7 @@ from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.hf.draft_vocabulary import is_baked
 from paceline.progress import Progress, silent
 from paceline.tasks import TaskChoice
-from paceline.tasks.task_prompts import ExamplePrompts, example_prompts
+from paceline.tasks.base import ExamplePrompts, example_prompts
 
 if TYPE_CHECKING:
     from paceline.core.rule_base import Rule

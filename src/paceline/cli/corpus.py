@@ -29,9 +29,9 @@ def corpus(
     """
     from paceline.cli.output_paths import check_output_directory
     from paceline.data import python_docs as docs
-    from paceline.data.python_tasks import PythonTasks, write_python_tasks
+    from paceline.data.python_docs import PythonTasks, write_python_tasks
     from paceline.errors import UsageError
-    from paceline.tasks.text_pairs import PairFiles, write_pairs
+    from paceline.tasks.docstrings import PairFiles, write_pairs
 
     names = (*docs.PythonDocs._fields, *PythonTasks._fields, "pretraining")
     if dictionary is not None:

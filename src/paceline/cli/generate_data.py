@@ -73,7 +73,7 @@ def _print_plan(
     config: GenerateDataConfig, seconds: float, price: float | None, *, as_json: bool
 ) -> None:
     from paceline.cli.plan_table import plan_table
-    from paceline.data.run_plan import plan_run
+    from paceline.data.distillation_data import plan_run
 
     with progress_bars() as progress:
         found = plan_run(config, seconds, price, progress)

@@ -13,7 +13,7 @@ from paceline.cli.output_paths import check_output_directory, check_output_file,
 from paceline.data.prompts import CorpusConfig, read_records, stream_records
 from paceline.data.tokens import encode
 from paceline.engines.client import api_key, root_of
-from paceline.engines.engine_choice import check_choice
+from paceline.engines.process import check_choice
 from paceline.errors import ContextLengthError, ModelLoadError
 from paceline.models.compatibility import check_same_vocabulary, no_rollback
 from paceline.models.inspection import ModelFacts, inspect_model, read_header, state_keeper
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from paceline.data.examples import Example
     from paceline.data.prompts import Record
-    from paceline.engines.engine_choice import EngineChoice
+    from paceline.engines.commands import EngineChoice
     from paceline.models.inspection import Header
 
 _MAX_RECORDS = 20_000  # records read to check a text

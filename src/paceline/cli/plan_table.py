@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from paceline.data.run_plan import Range, RunPlan
+    from paceline.data.distillation_data import Range, RunPlan
 
 _LEGEND = """\
 tokens, generated: answers times the mean length of the measured ones. size: of the files in

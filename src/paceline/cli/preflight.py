@@ -202,7 +202,7 @@ def check_pretrain(config: Any, *, resume: bool, dry_run: bool) -> None:
 
 def check_generate_data(config: Any, *, dry_run: bool, as_json: bool = False) -> None:
     """Check the inputs of `generate-data`."""
-    from paceline.engines.text_config import EngineWriter, OpenAIWriter
+    from paceline.engines.texts import EngineWriter, OpenAIWriter
     from paceline.models.compatibility import check_fits
 
     found = Preflight()
@@ -315,7 +315,7 @@ def check_draft(config: Any, *, dry_run: bool) -> None:
 
 def check_export(config: Any, *, dry_run: bool, as_json: bool = False) -> None:
     """Check the inputs of `export`."""
-    from paceline.engines.engine_choice import EngineChoice
+    from paceline.engines.commands import EngineChoice
     from paceline.export.export import check_place
     from paceline.models.compatibility import check_block
 

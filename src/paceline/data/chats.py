@@ -11,7 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.data import rendering
-from paceline.data.messages import REASONING, text_of
+from paceline.data.prompts import REASONING, text_of
 from paceline.errors import PromptError
 
 if TYPE_CHECKING:
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerBase
 
-    from paceline.data.messages import Message
-    from paceline.data.prompts import Record
+    from paceline.data.prompts import Message, Record
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _PARTS = ("first", "second")

@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
-import hashlib
+import itertools
+import tempfile
 import time
-from collections import Counter
+from collections import Counter, deque
 from contextlib import closing
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from paceline.data.ray_engine import write_with_ray
-from paceline.data.request_answering import ShardWriter
-from paceline.data.requests import ModelWriter, plan_shards
-from paceline.data.shards import ShardStore
-from paceline.engines.text_config import MAY_CHANGE, EngineWriter, OpenAIWriter
-from paceline.errors import ConfigError, GenerationError
+import torch
+
+from paceline.config import StrictModel
+from paceline.core.bootstrap import mean_interval
+from paceline.data.answering import ShardStore, ShardWriter
+from paceline.data.requests import ModelWriter, Shard, plan_shards
+from paceline.engines.texts import MAY_CHANGE, EngineWriter, OpenAIWriter
+from paceline.errors import ConfigError, GenerationError, PacelineError, UsageError
+from paceline.fingerprints import short_hash
 from paceline.models.loading import encoder_decoder_at, fingerprint, load_tokenizer
-from paceline.processes import in_processes
+from paceline.processes import MOST_DEATHS, connect_to_ray, in_processes
 from paceline.progress import silent
 from paceline.records import RunDirectory, append_jsonl, read_jsonl
+from paceline.rng import named_generator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from paceline.data.requests import GenerateDataConfig, Shard
+    from paceline.data.requests import GenerateDataConfig, Request
     from paceline.progress import Progress
 
+
 _MAY_CHANGE = {
-    *("output", "workers", "engine"),  # settings that do not affect the records
+    *("output", "workers", "pool"),  # settings that do not affect the records
     *MAY_CHANGE,
     *("writer.gpus", "writer.engine.program", "writer.engine.start_seconds"),
 }
@@ -53,10 +59,7 @@ def generate_data(
     """
     run = RunDirectory(config.output)
     store = ShardStore(run.path / "data")
-    served = not isinstance(config.writer, ModelWriter)
-    encoder = not served and encoder_decoder_at(config.target)
-    tokenizer = load_tokenizer(config.target, alone=served)
-    shards = plan_shards(config, tokenizer, encoder=encoder)
+    shards = _shards(config)
     digest = _digest(config, shards)
     inputs = {"plan": digest}
     begun = bool(store.written())
@@ -64,6 +67,13 @@ def generate_data(
     with run.alone():
         _generate(config, run, store, shards, digest, progress)
     return run.path
+
+
+def _shards(config: GenerateDataConfig) -> list[Shard]:
+    served = not isinstance(config.writer, ModelWriter)
+    encoder = not served and encoder_decoder_at(config.target)
+    tokenizer = load_tokenizer(config.target, alone=served)
+    return plan_shards(config, tokenizer, encoder=encoder)
 
 
 def _generate(
@@ -110,8 +120,8 @@ def _write(
 ) -> Iterator[Shard]:
     if not shards:
         return
-    if config.engine == "ray":
-        yield from write_with_ray(config, shards, store.directory)
+    if config.pool == "ray":
+        yield from _write_with_ray(config, shards, store.directory)
         return
     work = ShardWriter(config, store.directory)
     if config.workers == 1:
@@ -127,13 +137,13 @@ def _write(
 
 def _digest(config: GenerateDataConfig, shards: Sequence[Shard]) -> str:
     """Hash of what determines the records besides the configuration: requests and model files."""
-    digest = hashlib.sha256()
-    for path in _answering_models(config):
-        digest.update((fingerprint(path) if path else "").encode())
-    for shard in shards:
-        for request in shard.requests:
-            digest.update(f"{shard.name} {request.id} {request.seed} {request.tokens}".encode())
-    return digest.hexdigest()[:16]
+    models = (fingerprint(path) if path else "" for path in _answering_models(config))
+    requests = (
+        f"{shard.name} {request.id} {request.seed} {request.tokens}"
+        for shard in shards
+        for request in shard.requests
+    )
+    return short_hash(itertools.chain(models, requests))
 
 
 def _answering_models(config: GenerateDataConfig) -> tuple[str | None, ...]:
@@ -168,3 +178,217 @@ def _result(run: RunDirectory, store: ShardStore, shards: Sequence[Shard]) -> di
         "elapsed_s": elapsed_s,
         "tokens_per_s": round(timed / elapsed_s, 1) if elapsed_s else 0.0,
     }
+
+
+def _write_with_ray(
+    config: GenerateDataConfig, shards: Sequence[Shard], directory: Path
+) -> Iterator[Shard]:
+    """Write the files with actors of Ray, on machines that share one file system.
+
+    Raises:
+        UsageError: Ray is not installed.
+        GenerationError: actors died repeatedly on one file, or Ray failed.
+        PacelineError: an error of a worker.
+    """
+    try:
+        ray = connect_to_ray()
+        from ray.exceptions import RayError
+    except ImportError:
+        message = "pool ray needs Ray: pip install -e '.[ray]', or use pool processes"
+        raise UsageError(message) from None
+    gpus = _gpus(config.writer) if ray.cluster_resources().get("GPU") else 0
+    start = ray.remote(
+        num_cpus=1, num_gpus=gpus, max_restarts=-1, max_task_retries=MOST_DEATHS - 1
+    )(ShardWriter)
+    actors = [start.remote(config, directory.resolve()) for _ in range(config.workers)]
+    running: dict[Any, tuple[Any, Shard | None]]
+    running = {actor.__ray_ready__.remote(): (actor, None) for actor in actors}
+    waiting, num_left = deque(shards), len(shards)
+    try:
+        while num_left:
+            (done,), _ = ray.wait(list(running))
+            (actor, shard), error = running.pop(done), ray.get(done)
+            if isinstance(error, PacelineError):
+                raise error
+            if shard is not None:
+                num_left -= 1
+                yield shard
+            if waiting:
+                shard = waiting.popleft()
+                running[actor.__ray_call__.remote(_error_of, shard)] = actor, shard
+    except RayError as error:
+        reason = str(error).strip().splitlines()[-1]
+        message = f"Ray failed: {reason}; completed files are kept, resume the run"
+        raise GenerationError(message) from None
+
+
+def _error_of(write: ShardWriter, shard: Shard) -> PacelineError | None:
+    """Write a file in an actor; the error is returned, because Ray wraps raised exceptions."""
+    try:
+        write(shard)
+    except PacelineError as error:
+        return error
+    return None
+
+
+def _gpus(writer: ModelWriter | OpenAIWriter | EngineWriter) -> float:
+    """GPUs of an actor."""
+    match writer:
+        case ModelWriter():
+            return 1
+        case EngineWriter(gpus=gpus):
+            return gpus
+        case OpenAIWriter():
+            return 0
+
+
+_ROUNDS = 4  # of requests in flight, in a part that is measured: its end is idle in part
+
+
+class Range(StrictModel):
+    """An estimate with its 95% interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def scaled(self, factor: float) -> Range:
+        """The same, times a factor."""
+        return Range(value=factor * self.value, low=factor * self.low, high=factor * self.high)
+
+
+class RunPlan(StrictModel):
+    """A run, as its measured part predicts it.
+
+    Attributes:
+        num_measured: Answers that were measured, in `measured_s` seconds, by one worker.
+        prompt_tokens: Of all prompts, counted.
+        tokens_per_answer: Mean number of generated tokens.
+        new_tokens: Generated tokens of the run.
+        tokens_per_s: Generated tokens per second.
+        hours: Of one worker.
+        bytes_per_token: Of the files, per generated token.
+        bytes: Size of the files.
+        cost: Hours times the price per hour; None without a price.
+    """
+
+    num_records: int
+    num_measured: int
+    measured_s: float
+    prompt_tokens: int
+    tokens_per_answer: Range
+    new_tokens: Range
+    tokens_per_s: float
+    hours: Range
+    bytes_per_token: float
+    bytes: Range
+    cost: Range | None
+
+
+def plan_run(
+    config: GenerateDataConfig,
+    seconds: float,
+    price_per_hour: float | None = None,
+    progress: Progress = silent,
+) -> RunPlan:
+    """Answer some of the run's requests for about `seconds`, and predict the run.
+
+    The requests are a random sample in which every temperature has its share. Loading a model or
+    starting a server is not measured. Nothing is kept.
+
+    Raises:
+        UsageError: A model, a prompt or a setting is invalid, or two answers were not measured.
+        EngineError: No server answers.
+    """
+    shards = _shards(config)
+    with tempfile.TemporaryDirectory(prefix="paceline-plan.") as folder:
+        measured = _measure(config, shards, Path(folder), seconds, progress)
+    return _plan(shards, measured, price_per_hour)
+
+
+class _Measured(NamedTuple):
+    lengths: list[int]
+    seconds: float
+    num_bytes: int
+
+
+def _measure(
+    config: GenerateDataConfig,
+    shards: Sequence[Shard],
+    folder: Path,
+    seconds: float,
+    progress: Progress,
+) -> _Measured:
+    store = ShardStore(folder)
+    with closing(ShardWriter(config, folder)) as write:
+        first = shards[0]
+        write(Shard("warm-up", first.requests[:1]))  # loads, starts and compiles
+        (folder / "warm-up").unlink()
+        begun = time.monotonic()
+        passed, num_answers = 0.0, 0
+        for part in _parts(config, shards):
+            write(part)
+            passed = time.monotonic() - begun
+            num_answers += len(part.requests)
+            progress("measuring", min(passed, seconds), seconds)
+            if passed >= seconds and num_answers > 1:
+                break
+    answers = store.read()
+    lengths = [len(answer.completion_tokens) for answer in answers]
+    store.write("whole", answers)  # small files are larger
+    size = (folder / "whole").stat().st_size
+    return _Measured(lengths, passed, size)
+
+
+def _parts(config: GenerateDataConfig, shards: Sequence[Shard]) -> Iterator[Shard]:
+    """Parts of the run in random order, each of one temperature; all have their share."""
+    waiting: dict[float, list[Request]] = {}
+    for shard in shards:
+        waiting.setdefault(shard.requests[0].temperature, []).extend(shard.requests)
+    totals = {temperature: len(requests) for temperature, requests in waiting.items()}
+    for requests in waiting.values():
+        order = torch.randperm(len(requests), generator=named_generator(config.seed, "plan"))
+        requests[:] = [requests[index] for index in order.tolist()]
+    size = _part_size(config)
+    for number in itertools.count():
+        chosen = max(waiting, key=lambda name: len(waiting[name]) / totals[name])
+        part, waiting[chosen] = waiting[chosen][:size], waiting[chosen][size:]
+        if not part:
+            return
+        yield Shard(f"{number:05d}.parquet", tuple(part))
+
+
+def _part_size(config: GenerateDataConfig) -> int:
+    match config.writer:
+        case ModelWriter():
+            return config.batch_size
+        case OpenAIWriter() as writer:
+            return _ROUNDS * writer.concurrency * len(writer.urls)
+        case writer:
+            return _ROUNDS * writer.concurrency
+
+
+def _plan(shards: Sequence[Shard], measured: _Measured, price_per_hour: float | None) -> RunPlan:
+    requests = [request for shard in shards for request in shard.requests]
+    if len(measured.lengths) < 2:
+        raise UsageError("a plan needs at least 2 answers, and the run has 1; start it without one")
+    found = mean_interval(torch.tensor(measured.lengths, dtype=torch.float64))
+    per_answer = Range(value=found.value, low=max(1.0, found.low), high=found.high)
+    total = sum(measured.lengths)
+    new_tokens = per_answer.scaled(len(requests))
+    tokens_per_s = total / measured.seconds
+    hours = new_tokens.scaled(1 / tokens_per_s / 3600)
+    per_token = measured.num_bytes / total
+    return RunPlan(
+        num_records=len(requests),
+        num_measured=len(measured.lengths),
+        measured_s=measured.seconds,
+        prompt_tokens=sum(len(request.tokens) for request in requests),
+        tokens_per_answer=per_answer,
+        new_tokens=new_tokens,
+        tokens_per_s=tokens_per_s,
+        hours=hours,
+        bytes_per_token=per_token,
+        bytes=new_tokens.scaled(per_token),
+        cost=None if price_per_hour is None else hours.scaled(price_per_hour),
+    )

@@ -13,30 +13,40 @@ import math
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from paceline.config import StrictModel
-from paceline.data.completions import sample_completions
-from paceline.data.sources import ExampleStream, TextBatch, rows_of
+from paceline.data.examples import top_scores_of
+from paceline.data.prompts import TopTokens
+from paceline.data.sources import ExampleStream, TextBatch, rows_of, sample_completions
+from paceline.data.tokens import tokens_of
+from paceline.engines.contract import Request
+from paceline.engines.text_servers import TextServers
+from paceline.errors import EngineError
 from paceline.models.hf.base import recorded_hidden_states
 from paceline.progress import silent
 from paceline.rng import named_generator
 
-_KEPT_ROUNDS = 8  # for reuse at the end of a run
-_BATCH_ROWS = 64  # rows per generation batch; more are slower and need more memory for logits
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from transformers import PreTrainedTokenizerBase
 
     from paceline.core.sampling import SamplingParams
     from paceline.data.collate import Row
     from paceline.data.sources import Shard
+    from paceline.engines.texts import OpenAIWriter, Written
     from paceline.models.hf.base import HfModel
     from paceline.progress import Progress
+
+
+_KEPT_ROUNDS = 8  # for reuse at the end of a run
+_BATCH_ROWS = 64  # rows per generation batch; more are slower and need more memory for logits
 
 
 class Rounds(StrictModel):
@@ -189,3 +199,67 @@ def _states_by_row(
         for row, state_1D in zip(unfinished, states_R1D, strict=True):
             states[row].append(state_1D)
     return [torch.cat(row) for row in states]
+
+
+class ServedRounds(TargetRounds):
+    """Corpus prompts continued by servers of the target; see `TargetRounds`.
+
+    A resumed run asks for its current round again. A server may then sample other tokens.
+    """
+
+    def __init__(
+        self,
+        writer: OpenAIWriter,
+        tokenizer: PreTrainedTokenizerBase,
+        *arguments: Any,
+        **named: Any,
+    ) -> None:
+        """`arguments`: those of `TargetRounds`; its model gives the layout of rows alone.
+
+        Raises:
+            UsageError: the client's package or the key's variable is missing.
+        """
+        super().__init__(*arguments, **named)
+        self._tokenizer = tokenizer
+        self._tokenize = partial(tokens_of, tokenizer=tokenizer)
+        self._servers = TextServers(writer, self._tokenize)
+
+    def _generate(self, number: int, count: int) -> list[Row]:
+        prompts = self._prompts_of(number, count)
+        rng = named_generator(self.stream.seed, "served round", number)
+        seeds = torch.randint(2**31, (self.rounds.rows,), generator=rng)[self.stream.mine].tolist()
+        requests = [
+            Request(prompt, self.max_new_tokens, self.sampling, seed)
+            for prompt, seed in zip(prompts, seeds, strict=False)
+        ]
+        written: dict[int, Written] = {}
+
+        def keep(index: int, answer: Written) -> None:
+            written[index] = answer
+            self.progress("generating text", len(written), len(requests))
+
+        self._servers.write(requests, keep)
+        answers = [written[index] for index in range(len(requests))]
+        completions = [self._completion(answer) for answer in answers]
+        rows = rows_of(self.model, prompts, completions)
+        return [_with_top(row, answer) for row, answer in zip(rows, answers, strict=True)]
+
+    def _completion(self, answer: Written) -> list[int]:
+        """The answer's tokens; of an empty one, the end-of-text token."""
+        end = cast("int | None", self._tokenizer.eos_token_id)
+        tokens = answer.tokens_by(self._tokenize, end)[: self.max_new_tokens]
+        if not tokens and end is None:
+            raise EngineError(
+                "a server answered a prompt with an empty text, which cannot be trained on, as "
+                "the tokenizer has no end-of-text token; use other prompts"
+            )
+        return tokens or [cast("int", end)]
+
+
+def _with_top(row: Row, answer: Written) -> Row:
+    tokens, log_probs = answer.top_tokens, answer.top_log_probs
+    if tokens is None or log_probs is None:
+        return row
+    # the end-of-text token is left of an empty answer
+    top = TopTokens(tokens or [[]], log_probs or [[]])
+    return dataclasses.replace(row, top=top_scores_of(top, len(row.tokens) - row.trained_from))

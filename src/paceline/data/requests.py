@@ -14,19 +14,19 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AliasChoices, Field, field_validator, model_validator
 
 from paceline.config import StrictModel
-from paceline.data.messages import text_of
-from paceline.data.prompts import CorpusConfig, Record, read_records
+from paceline.data.prompts import CorpusConfig, Record, read_records, text_of
 from paceline.data.tokens import encode_prompt, truncated, warn_of_cut_prompts
-from paceline.engines.text_config import EngineWriter, OpenAIWriter
+from paceline.engines.texts import EngineWriter, OpenAIWriter
 from paceline.errors import PromptError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from transformers import PreTrainedTokenizerBase
+
 
 Temperature = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -77,7 +77,7 @@ class GenerateDataConfig(StrictModel):
         activations: Precision of activations on a CPU; `bfloat16` is faster, but less exact.
         shard_size: Records per file; a killed worker loses at most one file.
         workers: Number of processes, or of Ray actors.
-        engine: `processes` on this machine, or `ray` on a Ray cluster.
+        pool: `processes` on this machine, or actors of a `ray` cluster. Its old name is `engine`.
         dtype: Data type of the models' weights.
     """
 
@@ -99,7 +99,9 @@ class GenerateDataConfig(StrictModel):
     activations: Literal["float32", "bfloat16"] = "bfloat16"
     shard_size: int = Field(default=512, ge=1)
     workers: int = Field(default=1, ge=1)
-    engine: Literal["processes", "ray"] = "processes"
+    pool: Literal["processes", "ray"] = Field(
+        default="processes", validation_alias=AliasChoices("pool", "engine")
+    )
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     seed: int = 0
 

@@ -4,8 +4,11 @@ The random generators are keyed by the number of examples drawn so far. This int
 state of a source: restoring it reproduces the remaining batches.
 """
 
+# B unfinished rows, N new tokens, V vocabulary
+# N trained positions of a batch, T of a row, D hidden size
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
@@ -13,18 +16,29 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from paceline.data.collate import Row
-from paceline.data.completions import sample_completions
-from paceline.errors import PromptError
+from paceline.core.block import DrawPlan, DrawRequest
+from paceline.core.lists import as_list
+from paceline.core.sampling import (
+    SamplingParams,
+    apply_repetition_penalty,
+    sample,
+    seen_tokens,
+    to_probs,
+)
+from paceline.data.collate import Row, collate
+from paceline.decode.block import draw
+from paceline.errors import ConfigError, PromptError
 from paceline.models.contract import decoder_contexts, decoder_prompt_of
+from paceline.progress import silent
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
-    from paceline.core.sampling import SamplingParams
     from paceline.data.examples import Example
-    from paceline.models.contract import Model
+    from paceline.models.contract import Model, TrainableModel
+    from paceline.progress import Progress
+
 
 Origin = Literal["fixed", "draft", "target"]
 
@@ -247,3 +261,107 @@ class BlendedText:
         batch = self.main.next_batch(seconds_left)
         self.other.num_drawn = number * self.other.batch_size
         return TextBatch([*batch.rows, *self.other.next_batch().rows], batch.origin)
+
+
+def sample_completions(
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    uniforms_BN: Tensor,
+    *,
+    sampling: SamplingParams | None = None,
+    eos_token_ids: Collection[int] | None = None,
+    progress: Progress = silent,
+) -> list[list[int]]:
+    """Sample up to N new tokens for each prompt; the completion includes the end-of-text token.
+
+    Row b uses only row b of the uniforms, so its text does not depend on the rest of the batch.
+    Finished rows are removed from the batch. Unlike decoders, it does not apply `forced_eos`,
+    because a forced token is not a sample of the model's distribution.
+
+    Shapes: uniforms [B, N] in [0, 1) -> B lists of 1 to N tokens.
+    """
+    sampling = sampling or SamplingParams()
+    ends = set(model.eos_token_ids if eos_token_ids is None else eos_token_ids)
+    completions: list[list[int]] = [[] for _ in prompts]
+    session = model.start_session()
+    logits_BV = session.prefill(prompts)
+    seen_BV = None
+    if sampling.repetition_penalty != 1:
+        contexts = decoder_contexts(model, prompts)
+        seen_BV = seen_tokens(contexts, logits_BV.shape[-1]).to(logits_BV.device)
+        logits_BV = apply_repetition_penalty(logits_BV, seen_BV, sampling.repetition_penalty)
+    tokens = as_list(sample(to_probs(logits_BV, sampling), uniforms_BN[:, 0]))
+    unfinished = list(range(len(prompts)))
+    num_new = uniforms_BN.shape[1]
+    for position in range(1, num_new + 1):
+        for row, token in zip(unfinished, tokens, strict=True):
+            completions[row].append(token)
+        progress("generating text", position, num_new)
+        kept = [index for index, token in enumerate(tokens) if token not in ends]
+        if position == num_new or not kept:
+            break
+        if seen_BV is not None:
+            seen_BV.scatter_(1, torch.tensor(tokens, device=seen_BV.device)[:, None], value=True)
+        if len(kept) < len(tokens):
+            session.keep_rows(kept)
+            unfinished, tokens = ([x[index] for index in kept] for x in (unfinished, tokens))
+            seen_BV = None if seen_BV is None else seen_BV[torch.tensor(kept)]
+        uniforms = as_list(uniforms_BN[unfinished, position, None])
+        newest = [[token] for token in tokens]
+        drawn = draw(session, DrawRequest(newest, DrawPlan(1, sampling), uniforms, seen_BV))
+        tokens = as_list(drawn.tokens_BG[:, 0])
+    return completions
+
+
+_GROUP_SIZE = 16  # texts per forward pass of the target
+
+
+class ReadText:
+    """Fixed text with the target's hidden states for its trained tokens.
+
+    Texts of similar length form fixed groups. The hidden states of a text therefore do not depend
+    on when it is drawn, and a resumed run computes the same losses.
+    """
+
+    def __init__(self, stream: ExampleStream, target: TrainableModel, limit_gb: float) -> None:
+        """Check the size of the cache without filling it.
+
+        Raises:
+            ConfigError: the hidden states of all texts take more than `limit_gb`.
+            PromptError: an example has no completion.
+        """
+        self.text = FixedText(stream)
+        self.target = target
+        lengths = [len(example.tokens) for example in stream.examples]
+        self._order = sorted(range(len(lengths)), key=lengths.__getitem__)
+        self._position = {example: index for index, example in enumerate(self._order)}
+        self._rows: dict[int, Row] = {}
+        rows = map(self.text.row, range(len(lengths)))
+        num_states = sum(len(row.tokens) - row.trained_from for row in rows)
+        needed_gb = num_states * target.head.weight_VD.shape[1] * target.dtype.itemsize / 1e9
+        if needed_gb > limit_gb:
+            raise ConfigError(
+                f"data.keep_states_gb is {limit_gb:g}, but the target's hidden states of "
+                f"{num_states:,} tokens take {needed_gb:.2f}; raise it, or unset it to compute "
+                "them every time"
+            )
+
+    def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
+        """Rows of the next examples with their hidden states."""
+        chosen = self.text.stream.take_indices()
+        for example in chosen:
+            if example not in self._rows:
+                self._compute(self._position[example] // _GROUP_SIZE)
+        return TextBatch([self._rows[example] for example in chosen], "fixed")
+
+    def _compute(self, group: int) -> None:
+        examples = self._order[group * _GROUP_SIZE : (group + 1) * _GROUP_SIZE]
+        rows = [self.text.row(example) for example in examples]
+        batch = collate(rows).to(self.target.device)
+        with torch.no_grad():
+            hidden_ND = self.target.hidden(batch)[batch.mask_BT]
+        states = hidden_ND.split(batch.mask_BT.sum(-1).tolist())
+        for example, row, states_TD in zip(examples, rows, states, strict=True):
+            # A copy, since a view would keep the hidden states of the whole group in memory.
+            kept_TD = states_TD.to("cpu", copy=True)
+            self._rows[example] = dataclasses.replace(row, target_hidden_TD=kept_TD)

@@ -6,7 +6,6 @@ import itertools
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from paceline.data.borders import following_tokens, inner_tokens, tokens_of
 from paceline.data.chats import chat_answer, chat_prompt, warn_of_unused
 from paceline.data.prompts import read_records
 from paceline.errors import PromptError
@@ -20,6 +19,10 @@ if TYPE_CHECKING:
 
     from paceline.data.prompts import CorpusConfig, Record, Text
 
+
+_CONTEXT = 8  # tokens in front of a text that is decoded, which decide about its first space
+_BEFORE = ("\n", "a", ".", " ", "字")  # texts that a piece of a word can follow
+_UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 _MAX_CHARACTERS = 10_000_000  # fast tokenizers need about 150 bytes per character
 
 
@@ -180,11 +183,12 @@ def last_turn(
     record: Record, tokenizer: PreTrainedTokenizerBase, *, eos_token_ids: Sequence[int] = ()
 ) -> Turn:
     """The last of the `turns` of a record; a chat has its earlier answers in the prompt."""
+    encoding = _Encoding(record, tokenizer, eos_token_ids)
     if record.kind != "chat":
-        return _text_turn(record, tokenizer, eos_token_ids, encoder=False)
+        return encoding.text_turn()
     last = len(record.messages) - 1
     if record.messages[last]["role"] == "assistant":
-        return _chat_turn(record, tokenizer, last, eos_token_ids, encoder=False)
+        return encoding.chat_turn(last)
     return Turn(encode_prompt(record, tokenizer))
 
 
@@ -198,7 +202,7 @@ def encode_prompt(record: Record, tokenizer: PreTrainedTokenizerBase) -> list[in
         text: Text = chat_prompt(record, tokenizer, len(record.messages) - answered)
     else:
         text = record.text
-    return _prompt_tokens(text, record, tokenizer)
+    return _Encoding(record, tokenizer).prompt(text)
 
 
 def turns(
@@ -213,70 +217,114 @@ def turns(
     A chat has a turn for each answer of the assistant, whose prompt is the chat before it as an
     engine would get it, and one without a completion if it ends with another message. The other
     records have one turn. The completion's tokens are those behind the prompt in the whole text;
-    see `borders.following_tokens`. For an `encoder`, they are a text of their own.
+    see `following_tokens`. For an `encoder`, they are a text of their own.
 
     `eos_token_ids` are the model's stop tokens, which end answers.
 
     Raises:
         PromptError: the record cannot be tokenised.
     """
+    encoding = _Encoding(record, tokenizer, eos_token_ids, encoder=encoder)
     if record.kind != "chat":
-        return [_text_turn(record, tokenizer, eos_token_ids, encoder=encoder)]
-    found = [
-        _chat_turn(record, tokenizer, index, eos_token_ids, encoder=encoder)
-        for index in record.answers
-    ]
+        return [encoding.text_turn()]
+    found = [encoding.chat_turn(index) for index in record.answers]
     if record.messages[-1]["role"] != "assistant":
         found.append(Turn(encode_prompt(record, tokenizer)))
     return found
 
 
-def _chat_turn(
-    record: Record,
-    tokenizer: PreTrainedTokenizerBase,
-    index: int,
-    eos_token_ids: Sequence[int],
-    *,
-    encoder: bool,
-) -> Turn:
-    text = chat_prompt(record, tokenizer, index)
-    prompt = _prompt_tokens(text, record, tokenizer)
-    answer = chat_answer(record, tokenizer, index, text, eos_token_ids)
-    if encoder:
-        completion = _target_tokens(answer.text, record, tokenizer)
-        return Turn(prompt, completion, ended=answer.ended)
-    given = _following(text, prompt, answer.given, record, tokenizer)
-    start = [*prompt, *given]
-    completion = _following(text + answer.given, start, answer.text, record, tokenizer)
-    return Turn(prompt, [*given, *completion], len(given), answer.ended)
+class _Encoding:
+    """How one record becomes tokens; see `turns`."""
 
+    def __init__(
+        self,
+        record: Record,
+        tokenizer: PreTrainedTokenizerBase,
+        eos_token_ids: Sequence[int] = (),
+        *,
+        encoder: bool = False,
+    ) -> None:
+        self.record = record
+        self.tokenizer = tokenizer
+        self.eos_token_ids = eos_token_ids
+        self.encoder = encoder
 
-def _text_turn(
-    record: Record,
-    tokenizer: PreTrainedTokenizerBase,
-    eos_token_ids: Sequence[int],
-    *,
-    encoder: bool,
-) -> Turn:
-    prompt, completion = _prompt_tokens(record.text, record, tokenizer), record.completion
-    if completion is None:
-        return Turn(prompt)
-    eos = cast("int | None", tokenizer.eos_token_id)
-    ends = {*eos_token_ids, eos}
-    if not isinstance(completion, str):
-        tokens = _checked(completion, record, tokenizer)
-        if eos in tokens:
-            tokens = tokens[: tokens.index(eos) + 1]
-    else:
-        if encoder:
-            tokens = _target_tokens(completion, record, tokenizer)
-        elif isinstance(record.text, str):
-            own = tokens_of(record.text, tokenizer)
-            tokens = _following(record.text, own, completion, record, tokenizer)
+    def chat_turn(self, index: int) -> Turn:
+        """The answer in message `index`, behind its prompt."""
+        text = chat_prompt(self.record, self.tokenizer, index)
+        prompt = self.prompt(text)
+        answer = chat_answer(self.record, self.tokenizer, index, text, self.eos_token_ids)
+        if self.encoder:
+            return Turn(prompt, self._target(answer.text), ended=answer.ended)
+        given = self._following(text, prompt, answer.given)
+        completion = self._following(text + answer.given, [*prompt, *given], answer.text)
+        return Turn(prompt, [*given, *completion], len(given), answer.ended)
+
+    def text_turn(self) -> Turn:
+        """The completion of a prompt, or a document."""
+        text, completion = self.record.text, self.record.completion
+        prompt = self.prompt(text)
+        if completion is None:
+            return Turn(prompt)
+        eos = cast("int | None", self.tokenizer.eos_token_id)
+        ends = {*self.eos_token_ids, eos}
+        if not isinstance(completion, str):
+            tokens = self._checked(completion)
+            if eos in tokens:
+                tokens = tokens[: tokens.index(eos) + 1]
         else:
-            tokens = inner_tokens(record.text, completion, tokenizer)
-        tokens = _ended(tokens, ends, tokenizer)
-    return Turn(prompt, tokens, ended=tokens[-1] in ends)
+            if self.encoder:
+                tokens = self._target(completion)
+            elif isinstance(text, str):
+                tokens = self._following(text, tokens_of(text, self.tokenizer), completion)
+            else:
+                tokens = inner_tokens(text, completion, self.tokenizer)
+            tokens = _ended(tokens, ends, self.tokenizer)
+        return Turn(prompt, tokens, ended=tokens[-1] in ends)
+
+    def prompt(self, text: Text) -> list[int]:
+        """The tokens of a prompt with the tokenizer's special tokens."""
+        if isinstance(text, str):
+            self._check_length(text)
+            # A template puts the special tokens into the text of a chat.
+            tokens = tokens_of(text, self.tokenizer, special=self.record.kind != "chat")
+            bos = self.tokenizer.bos_token_id
+            if bos is not None and tokens[:2] == [bos, bos]:
+                tokens = tokens[1:]  # a template was applied to the text
+        else:
+            tokens = self._checked(text)
+        if not tokens:
+            raise PromptError(f"{self.record.where} has no tokens; a prompt needs at least one")
+        return tokens
+
+    def _following(self, prompt: str, prompt_tokens: list[int], text: str) -> list[int]:
+        self._check_length(text)
+        try:
+            return following_tokens(prompt, prompt_tokens, text, self.tokenizer)
+        except PromptError as error:
+            raise PromptError(f"{self.record.where}: {error}") from None
+
+    def _target(self, text: str) -> list[int]:
+        """Tokens of a decoder of its own; some translation models tokenise it differently."""
+        self._check_length(text)
+        tokenize = cast("Any", self.tokenizer)
+        return tokenize(text_target=text, add_special_tokens=False, verbose=False)["input_ids"]
+
+    def _checked(self, tokens: list[int]) -> list[int]:
+        count = max(len(self.tokenizer), len(written_vocabulary(self.tokenizer)))
+        if max(tokens) >= count:
+            raise PromptError(
+                f"{self.record.where} has the token {max(tokens)}, but the tokenizer has {count} "
+                "tokens; tokenise the text with the target's tokenizer"
+            )
+        return tokens
+
+    def _check_length(self, text: str) -> None:
+        if len(text) > _MAX_CHARACTERS:
+            raise PromptError(
+                f"{self.record.where} has a text of {len(text):,} characters, more than the limit "
+                f"of {_MAX_CHARACTERS:,}; split it into several documents"
+            )
 
 
 def _ended(tokens: list[int], ends: Collection[int | None], tokenizer: Any) -> list[int]:
@@ -290,54 +338,75 @@ def _ended(tokens: list[int], ends: Collection[int | None], tokenizer: Any) -> l
     return tokens[:last]
 
 
-def _following(
+def following_tokens(
     prompt: str,
-    prompt_tokens: list[int],
+    prompt_tokens: Sequence[int],
     text: str,
-    record: Record,
     tokenizer: PreTrainedTokenizerBase,
 ) -> list[int]:
-    _check_length(text, record)
-    try:
-        return following_tokens(prompt, prompt_tokens, text, tokenizer)
-    except PromptError as error:
-        raise PromptError(f"{record.where}: {error}") from None
+    """The tokens of `text` behind those of the prompt, all without the tokenizer's special tokens.
+
+    They are the tokens of prompt and text together behind the prompt's own tokens. A text on its
+    own can begin with other tokens: SentencePiece puts a space in front of it.
+
+    A token of the whole can cross the border: of `4 c` and `ats`, ` cats`. The prompt keeps its own
+    tokens, because they are what a decoder gets. The rest of the token that crosses, `ats`, is
+    tokenised as the middle of a text, and the tokens of the whole follow. lm-evaluation-harness and
+    TRL count the prompt's tokens off the whole's instead; their text then lacks or repeats
+    characters at the border.
+
+    Raises:
+        PromptError: the tokenizer has no tokens for the rest of the token that crosses.
+    """
+    own = list(prompt_tokens)
+    whole = tokens_of(prompt + text, tokenizer)
+    if whole[: len(own)] == own:
+        return whole[len(own) :]
+    pairs = zip(own, whole, strict=False)
+    same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    context = own[max(same - _CONTEXT, 0) : same]
+    start = _decode(context + own[same:], tokenizer)
+    for end in range(same, len(whole) + 1):
+        found = _decode(context + whole[same:end], tokenizer)
+        if found.startswith(start) and not found.endswith(_UNKNOWN):
+            rest = inner_tokens(own, found.removeprefix(start), tokenizer)
+            return rest + whole[end:]
+    return inner_tokens(own, text, tokenizer)
 
 
-def _target_tokens(text: str, record: Record, tokenizer: Any) -> list[int]:
-    """Tokens of a decoder of its own; some translation models tokenise the language differently."""
-    _check_length(text, record)
-    return tokenizer(text_target=text, add_special_tokens=False, verbose=False)["input_ids"]
+def inner_tokens(before: Sequence[int], text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Tokens of a text that goes on directly behind the tokens `before`.
+
+    Raises:
+        PromptError: the tokenizer has none, such as one that lacks the middle of a word.
+    """
+    if not text:
+        return []
+    context = list(before[-_CONTEXT:])
+    wanted = _decode(context, tokenizer) + text
+    for start in _BEFORE:
+        head, whole = (tokens_of(part, tokenizer) for part in (start, start + text))
+        found = whole[len(head) :]
+        if whole[: len(head)] == head and _decode(context + found, tokenizer) == wanted:
+            return found
+    raise PromptError(
+        f"the tokenizer cannot go on with {text[:20]!r} behind {wanted[: -len(text)][-20:]!r}; end "
+        "the prompt where a word ends"
+    )
 
 
-def _prompt_tokens(text: Text, record: Record, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    if isinstance(text, str):
-        _check_length(text, record)
-        # A template puts the special tokens into the text of a chat.
-        tokens = tokens_of(text, tokenizer, special=record.kind != "chat")
-        bos = tokenizer.bos_token_id
-        if bos is not None and tokens[:2] == [bos, bos]:
-            tokens = tokens[1:]  # a template was applied to the text
-    else:
-        tokens = _checked(text, record, tokenizer)
-    if not tokens:
-        raise PromptError(f"{record.where} has no tokens; a prompt needs at least one")
-    return tokens
+def tokens_of(
+    text: str,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    special: bool = False,
+) -> list[int]:
+    """The tokens of a text; `special`: with the special tokens that the tokenizer adds."""
+    # verbose=False: no warning for documents longer than the context; they are split later.
+    found = tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
+    return cast("list[int]", found)
 
 
-def _checked(tokens: list[int], record: Record, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    count = max(len(tokenizer), len(written_vocabulary(tokenizer)))
-    if max(tokens) >= count:
-        raise PromptError(
-            f"{record.where} has the token {max(tokens)}, but the tokenizer has {count} "
-            "tokens; tokenise the text with the target's tokenizer"
-        )
-    return tokens
-
-
-def _check_length(text: str, record: Record) -> None:
-    if len(text) > _MAX_CHARACTERS:
-        raise PromptError(
-            f"{record.where} has a text of {len(text):,} characters, more than the limit of "
-            f"{_MAX_CHARACTERS:,}; split it into several documents"
-        )
+def _decode(tokens: list[int], tokenizer: PreTrainedTokenizerBase) -> str:
+    found = tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
+    return cast("str", found)

@@ -1,4 +1,4 @@
-"""HTTP client for engine servers, with one-line errors."""
+"""HTTP client for engine servers: API keys, limits of answers, and one-line errors."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import ipaddress
 import json
 import os
 import re
+import time
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -18,11 +19,11 @@ from paceline.permissions import Origin, is_given
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
     import httpx2
 
-    Shape = TypeVar("Shape", bound=BaseModel)
+Shape = TypeVar("Shape", bound=BaseModel)
 
 SECONDS = 600.0
 """Timeout of a request in seconds: until its answer begins, and again until it has ended."""
@@ -30,6 +31,10 @@ _OWN_KEY = re.compile(r"PACELINE_\w+_KEY")
 _OPENAI = "https://api.openai.com"
 _KEYS: set[str] = set()  # API keys, which no error shows
 _SHOWN = 160  # characters of a server's answer in an error message
+MOST_BYTES = 64 << 20  # of an answer
+UNCOMPRESSED = {"Accept-Encoding": "identity"}  # a few bytes could stand for very many
+_ASKED = ("accept", "accept-encoding", "authorization", "connection", "content-length")
+_ASKED += ("content-type", "host", "user-agent")
 _EVENT = "data: "  # of a stream of server-sent events
 _ADVICE = {
     401: "the API key is wrong or missing; name its variable with --set {key_setting}=NAME",
@@ -86,22 +91,18 @@ class Client:
         check_packages()
         import httpx2
 
-        from paceline.engines.answer_limits import UNCOMPRESSED, limiting
-
         self.url = root_of(url)
         if api_key is not None:
             _refuse_plain_http(self.url)
         self._key_setting = key_setting
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        trust_env = not is_loopback(self.url)  # a proxy cannot reach this machine
         self._http = httpx2.Client(
-            verify=certificates(trust_env=trust_env),
             base_url=self.url,
             headers=headers | UNCOMPRESSED,
             timeout=SECONDS,
             event_hooks={"response": [limiting(SECONDS)]},
             limits=httpx2.Limits(max_connections=None),  # one per concurrent request
-            trust_env=trust_env,
+            **transport(self.url),
         )
 
     def close(self) -> None:
@@ -129,12 +130,12 @@ class Client:
             with self._http.stream("POST", path, json=body) as answer:
                 if answer.status_code != 200:
                     answer.read()
-                    raise _refusal(where, answer, self._key_setting)
+                    raise self._refusal(where, answer)
                 for line in answer.iter_lines():
                     if line.startswith(_EVENT):
                         yield line.removeprefix(_EVENT)
         except httpx2.HTTPError as error:
-            raise _unreachable(where, error) from error
+            raise EngineError(unreachable(where, error, SECONDS)) from error
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> str:
         import httpx2
@@ -142,10 +143,14 @@ class Client:
         try:
             answer = self._http.request(method, path, json=body)
         except httpx2.HTTPError as error:
-            raise _unreachable(f"{self.url}{path}", error) from error
+            raise EngineError(unreachable(f"{self.url}{path}", error, SECONDS)) from error
         if answer.status_code != 200:
-            raise _refusal(f"{self.url}{path}", answer, self._key_setting)
+            raise self._refusal(f"{self.url}{path}", answer)
         return answer.text
+
+    def _refusal(self, where: str, answer: httpx2.Response) -> StatusError:
+        advice = advice_for(answer.status_code, self._key_setting)
+        return StatusError(refusal(where, answer, advice), answer.status_code)
 
 
 def api_key(variable: str | None, urls: Sequence[str]) -> str | None:
@@ -242,24 +247,22 @@ def advice_for(status: int, key_setting: str) -> str:
     return advice.format(key_setting=key_setting)
 
 
-def _unreachable(where: str, error: httpx2.HTTPError) -> EngineError:
+def unreachable(where: str, error: BaseException, seconds: float, advice: str = "") -> str:
+    """The message for a request without an answer; `advice`: how to avoid a timeout."""
     import httpx2
 
     if isinstance(error, httpx2.TimeoutException):
-        return EngineError(
-            f"{where} did not answer in {SECONDS:.0f} s; the server may be overloaded"
-        )
-    return EngineError(
+        return f"{where} did not answer in {seconds:.0f} s; the server may be overloaded{advice}"
+    return (
         f"{where} cannot be reached or closed the connection ({shorten(str(error))}); check that "
         "the server runs and that this is its URL"
     )
 
 
-def _refusal(where: str, answer: httpx2.Response, key_setting: str) -> StatusError:
-    status = answer.status_code
-    advice = advice_for(status, key_setting)
-    message = f"{where} answered {status} ({shorten(answer.text)})"
-    return StatusError(f"{message}; {advice}" if advice else message, status)
+def refusal(where: str, answer: httpx2.Response, advice: str) -> str:
+    """The message for an answer with another status than 200."""
+    message = f"{where} answered {answer.status_code} ({shorten(answer.text)})"
+    return f"{message}; {advice}" if advice else message
 
 
 def parsed(text: str, shape: type[Shape], where: str) -> Shape:
@@ -290,3 +293,80 @@ def without_keys(text: str) -> str:
     for key in _KEYS:
         text = text.replace(key, "***")
     return text
+
+
+def transport(url: str) -> dict[str, Any]:
+    """Certificates and proxies of a connection; no proxy can reach this machine."""
+    trust_env = not is_loopback(url)
+    return {"verify": certificates(trust_env=trust_env), "trust_env": trust_env}
+
+
+async def drop_other_headers(request: httpx2.Request) -> None:
+    """A hook of a client: drop the headers that a library adds from the environment."""
+    for name in set(request.headers) - set(_ASKED):
+        del request.headers[name]
+
+
+def limiting(seconds: float) -> Callable[[httpx2.Response], None]:
+    """A hook of a client: reading an answer raises EngineError beyond the limits.
+
+    `seconds`: from the end of its headers to its end.
+    """
+
+    def limit(answer: httpx2.Response) -> None:
+        encoding = answer.headers.get("Content-Encoding", "").strip().lower()
+        if encoding not in ("", "identity"):
+            raise EngineError(
+                f"{answer.url} answered in the encoding {encoding[:20]!r}, which was not asked "
+                "for; configure the server, or the proxy before it, not to compress"
+            )
+        answer.encoding = "utf-8"  # not the codec that the server names
+        answer.stream = _limited_stream()(answer.stream, str(answer.url), seconds)
+
+    return limit
+
+
+@functools.cache
+def _limited_stream() -> Any:
+    """`_Limited` as a stream of httpx2, which is imported when it is needed."""
+    import httpx2
+
+    return type("Limited", (_Limited, httpx2.SyncByteStream, httpx2.AsyncByteStream), {})
+
+
+class _Limited:
+    def __init__(self, stream: Any, where: str, seconds: float) -> None:
+        self._stream = stream
+        self._where = where
+        self._seconds = seconds
+        self._ends_at = time.monotonic() + seconds
+        self._left = MOST_BYTES
+
+    def __iter__(self) -> Iterator[bytes]:
+        for part in self._stream:
+            self._count(part)
+            yield part
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for part in self._stream:
+            self._count(part)
+            yield part
+
+    def _count(self, part: bytes) -> None:
+        self._left -= len(part)
+        if self._left < 0:
+            raise EngineError(
+                f"{self._where} answered with more than {MOST_BYTES:,} bytes, which are not read; "
+                "check that the URL is that of the engine"
+            )
+        if time.monotonic() > self._ends_at:
+            raise EngineError(
+                f"{self._where} did not end its answer in {self._seconds:.0f} s; the server may be "
+                "overloaded"
+            )
+
+    def close(self) -> None:
+        self._stream.close()
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()

@@ -1,4 +1,4 @@
-"""Server processes: start one, wait until it is ready, stop it."""
+"""Server processes: start one, wait until it is ready, connect to it, stop it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 from concurrent.futures import Future
@@ -16,15 +17,22 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from paceline.engines.client import Client, check_packages
+from paceline.cache import cache_directory
+from paceline.engines.client import Client, api_key, check_packages, root_of
+from paceline.engines.commands import PROGRAMS, RULE_IS_SET, server_command, server_environment
+from paceline.engines.servers import LlamaServer, SglangServer, VllmServer
 from paceline.errors import EngineError, UsageError
-from paceline.processes import end_with_parent
+from paceline.processes import end_with_parent, last_lines, stop_groups
+from paceline.processor import level
 from paceline.records import storage_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
+    from paceline.engines.commands import EngineChoice, Setup
+    from paceline.engines.contract import Engine
     from paceline.progress import Progress
+
 
 Result = TypeVar("Result")
 
@@ -36,6 +44,10 @@ _KEYS = ("LLAMA_API_KEY", "VLLM_API_KEY")
 _POLL_S = 0.5
 _STOP_S = 30.0
 _EXIT_S = 2.0
+_AMX_ADVICE = (
+    "; on a processor with AMX llama.cpp crashes on some quantised files (llama.cpp issue 20824): "
+    "try --set 'engine.options=[--no-repack]'"
+)
 
 
 class ServerProcess:
@@ -98,10 +110,9 @@ class ServerProcess:
                     f"{self._name} ended while it was starting{self._signal_name()}; "
                     f"{self._log_excerpt()}"
                 )
-            if _listens(self.url):
-                with suppress(EngineError):
-                    client.get_text("/health")
-                    return client
+            with suppress(EngineError):
+                client.get_text("/health")
+                return client
             time.sleep(_POLL_S)
         raise EngineError(f"{self._name} did not answer in {seconds:.0f} s; {self._log_excerpt()}")
 
@@ -127,25 +138,14 @@ class ServerProcess:
     def stop(self) -> None:
         """Stop the process and its children."""
         try:
-            if self._process.poll() is None:
-                self._signal(signal.SIGTERM)
-                with suppress(subprocess.TimeoutExpired):
-                    self._process.wait(_STOP_S)
+            stop_groups([self._process], _STOP_S)
         finally:
-            self._signal(signal.SIGKILL)
             self._process.wait()
             self._stopped.set()
 
-    def _signal(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
-
     def _log_excerpt(self) -> str:
         """The path of the log and its last lines, preferably those that report an error."""
-        with self._log.open("rb") as stream:
-            stream.seek(max(0, self._log.stat().st_size - _LOG_TAIL))
-            text = stream.read().decode("utf-8", errors="replace")
-        lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+        lines = [" ".join(line.split()) for line in last_lines(self._log, _LOG_TAIL)]
         faults = [line for line in lines if _FAULT.search(line)] or lines
         return f"see {self._log} ({' / '.join(faults[-_LAST_LINES:])[-300:] or 'empty'})"
 
@@ -207,8 +207,70 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _listens(url: str) -> bool:
-    port = int(url.rpartition(":")[2])
-    with socket.socket() as probe:
-        probe.settimeout(1.0)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+def connect(choice: EngineChoice, client: Client) -> Engine:
+    """Connect to a running server; raises EngineError if it does not answer like this engine."""
+    match choice.engine:
+        case "vllm":
+            return VllmServer(client, choice.model)
+        case "sglang":
+            return SglangServer(client)
+        case "llamacpp":
+            return LlamaServer(client)
+        case "transformers":
+            raise UsageError("transformers is not a server")
+
+
+def client_of(choice: EngineChoice) -> Client:
+    """Return a client for `choice.url`; raises UsageError if the API key's variable is not set."""
+    assert choice.url is not None, "only for running servers"
+    return Client(choice.url, api_key(choice.api_key_env, [choice.url]))
+
+
+def check_choice(choice: EngineChoice) -> None:
+    """Raise UsageError for an invalid URL, key or option, or a missing package or program."""
+    if choice.engine == "transformers":
+        return
+    if choice.url is not None:
+        root_of(choice.url)
+        api_key(choice.api_key_env, [choice.url])
+    check_packages()
+    if choice.url is None:
+        find_program(choice.program or PROGRAMS[choice.engine][0])
+
+
+@contextmanager
+def started(choice: EngineChoice, setup: Setup, progress: Progress) -> Generator[Engine]:
+    """Start a server and connect to it; stop it when the context ends.
+
+    Raises:
+        UsageError: The program is not installed.
+        EngineError: The server does not start, or a request fails; with the log if it has ended.
+    """
+    with running(choice, setup, progress) as client:
+        yield connect(choice, client)
+
+
+@contextmanager
+def running(choice: EngineChoice, setup: Setup, progress: Progress) -> Generator[Client]:
+    """Start a server and yield its client; stop it when the context ends. Raises as `started`."""
+    port = free_port()
+    command = server_command(choice, setup, port)
+    role = "plain" if setup.drafting is None else "drafting"
+    logs = cache_directory("logs") or Path(tempfile.mkdtemp(prefix="paceline-"))
+    log = logs / f"{choice.engine}-{role}-{port}.log"
+    with ServerProcess(command, port, log, server_environment(choice, setup)) as server:
+        try:
+            client = server.wait_until_ready(choice.start_seconds, progress)
+        except EngineError as error:
+            repacks = choice.engine == "llamacpp" and "--no-repack" not in choice.options
+            advice = _AMX_ADVICE if repacks and level() == "amx" and server.crashed else ""
+            raise EngineError(f"{error}{advice}") from error
+        if setup.drafting is not None and setup.drafting.rule and not server.logged(RULE_IS_SET):
+            raise EngineError(
+                f"{command[0]} started without Paceline's plugin, so it would ignore the rule; "
+                "install Paceline in vLLM's environment: pip install '.[vllm]' with its pip"
+            )
+        try:
+            yield client
+        except EngineError as error:
+            raise EngineError(f"{error}{server.last_words()}") from error

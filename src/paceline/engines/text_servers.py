@@ -2,6 +2,11 @@
 
 A server that fails gets no requests for a while; its requests go to the others. So servers may
 join, leave and restart during a run.
+
+Before the first request, a server is identified: its program, its model and its tokenizer. Its log
+probabilities must be the target's, before temperature and filters. vLLM with `--logprobs-mode
+processed_logprobs` gives those of the distribution that it samples from, and a draft that is
+trained on them learns another distribution than the one that it is compared with.
 """
 
 from __future__ import annotations
@@ -9,33 +14,56 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import math
+import operator
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from paceline.engines.client import api_key, certificates, is_loopback, shorten
-from paceline.engines.server_identity import identify
-from paceline.engines.text_answers import (
-    AnswerError,
-    Written,
-    read_completion,
-    read_llama_completion,
+from pydantic import BaseModel
+
+from paceline.core.sampling import SamplingParams
+from paceline.engines.client import (
+    UNCOMPRESSED,
+    Client,
+    StatusError,
+    api_key,
+    drop_other_headers,
+    limiting,
+    shorten,
+    transport,
+    unreachable,
 )
-from paceline.engines.text_errors import RefusedError, UnavailableError, refusal
-from paceline.engines.text_requests import NEUTRAL_FORMS, llama_body, openai_body
-from paceline.engines.unprocessed_scores import gives_unprocessed
+from paceline.engines.servers import Properties, Version, served_models
+from paceline.engines.texts import (
+    KEY_SETTING,
+    NEUTRAL_FORMS,
+    AnswerError,
+    RefusedError,
+    UnavailableError,
+    Written,
+    by_status,
+    processed,
+    read_answer,
+    refused,
+    text_body,
+)
 from paceline.errors import EngineError, SlowerWarning, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+
+    import httpx2
 
     from paceline.engines.contract import Request
-    from paceline.engines.server_identity import Tokenize
-    from paceline.engines.text_config import OpenAIWriter
+    from paceline.engines.texts import OpenAIWriter
 
     OnAnswer = Callable[[int, Written], None]
+    Tokenize = Callable[[str], list[int]]
+    Write = Callable[[Request], Awaitable[Written]]
 
 _RETRIES = 2  # by the client, with back-off, before a server counts as failing
 _DAMAGED = 4  # answers to one request that are damaged, before it fails
@@ -214,11 +242,13 @@ class _Server:
     async def __aenter__(self) -> _Server:
         import openai
 
-        from paceline.engines.answer_limits import UNCOMPRESSED, drop_other_headers, limiting_async
-
         self._lock = asyncio.Lock()
         self.num_busy, self.pause_s, self.resumes_at = 0, 0.0, 0.0
-        trust_env, limit = not is_loopback(self._url), limiting_async(self._writer.timeout_s)
+        limit = limiting(self._writer.timeout_s)
+
+        async def limit_answer(answer: httpx2.Response) -> None:
+            limit(answer)
+
         self._client = openai.AsyncOpenAI(
             base_url=f"{self._url}/v1",
             api_key=self._key or "none",
@@ -226,10 +256,9 @@ class _Server:
             max_retries=_RETRIES,
             default_headers=UNCOMPRESSED,
             http_client=openai.DefaultAsyncHttpxClient(
-                verify=certificates(trust_env=trust_env),
-                trust_env=trust_env,
+                **transport(self._url),
                 follow_redirects=False,  # the key is for this server
-                event_hooks={"request": [drop_other_headers], "response": [limit]},
+                event_hooks={"request": [drop_other_headers], "response": [limit_answer]},
             ),
         )
         return self
@@ -262,17 +291,11 @@ class _Server:
         return await self._written(known, request)
 
     async def _written(self, known: tuple[str, str], request: Request) -> Written:
-        model, name = known
-        top = self._writer.top_logprobs
-        if name.startswith("llama.cpp"):
-            where = f"{self._url}/completion"
-            body = llama_body(request, top)
-            return read_llama_completion(await self._post(where, body), where, name, top)
-        where = f"{self._url}/v1/completions"
-        is_vllm = name.startswith("vllm")
-        body = {"model": model, **openai_body(request, top, is_vllm=is_vllm)}
-        post = self._post if is_vllm else self._complete
-        return read_completion(await post(where, body), where, name, top)
+        (model, name), top = known, self._writer.top_logprobs
+        path, body = text_body(request, top, model=model, server=name)
+        where = f"{self._url}{path}"
+        post = self._post if name.startswith(("vllm", "llama.cpp")) else self._complete
+        return read_answer(path, await post(where, body), where, name, top)
 
     async def _complete(self, where: str, body: dict[str, Any]) -> str:
         """Send neutral values of settings beyond OpenAI's, in a form that the server accepts."""
@@ -301,18 +324,11 @@ class _Server:
         try:
             answer = await self._client.post(where, cast_to=httpx2.Response, body=body)
         except openai.APIStatusError as error:
-            raise refusal(where, error, self._writer) from None
-        except openai.APITimeoutError:
-            raise UnavailableError(
-                f"{where} did not answer in {self._writer.timeout_s:.0f} s; the server may be "
-                "overloaded: lower writer.concurrency or raise writer.timeout_s"
-            ) from None
+            raise refused(where, error.response, self._writer) from None
         except openai.APIConnectionError as error:
-            raise UnavailableError(
-                f"{where} cannot be reached or closed the connection "
-                f"({shorten(str(error.__cause__ or error))}); check that the server runs and that "
-                "this is its URL"
-            ) from None
+            cause, seconds = error.__cause__ or error, self._writer.timeout_s
+            advice = ": lower writer.concurrency or raise writer.timeout_s"
+            raise UnavailableError(unreachable(where, cause, seconds, advice)) from None
         except EngineError as error:  # a limit
             raise UnavailableError(str(error)) from None
         return answer.text
@@ -326,3 +342,148 @@ class _Server:
                     f"{self._url} serves {model}, and {url} serves {other}; answers of different "
                     "models do not belong together: start the servers with one model and name"
                 )
+
+
+_PROBE = "def f(x):\n    return 'naïve 東京 ½', 12345  # Hello, world!"
+"""Text of which servers and tokenizer must give the same ids."""
+
+
+class _Tokens(BaseModel):
+    tokens: list[int]
+
+
+def identify(url: str, key: str | None, wanted: str | None, tokenize: Tokenize) -> tuple[str, str]:
+    """The model's name, and the server's name and version.
+
+    Args:
+        url: The server's root.
+        key: API key; None: the server needs none.
+        wanted: Name of the model; None: the only one that the server serves.
+        tokenize: Token ids of a text without special tokens, which must be the server's.
+
+    Raises:
+        UsageError: It does not serve this model, has another tokenizer, or refuses the key.
+        UnavailableError: It does not answer, or refuses for now.
+    """
+    client = Client(url, key, key_setting=KEY_SETTING)
+    try:
+        name, tokenizing = _program(client)
+        model = _served_model(client, wanted)
+        if tokenizing is not None:
+            ours = tokenize(_PROBE)
+            got = client.post("/tokenize", {"model": model, **tokenizing}, _Tokens).tokens
+            if got != ours:
+                first = [*map(operator.eq, got, ours), False].index(False)
+                raise UsageError(
+                    f"{url} has another tokenizer than the prompts: {len(got)} tokens "
+                    f"instead of {len(ours)} for the same text, different from token {first} "
+                    "on; set target to a directory with the tokenizer of the served model"
+                )
+    except StatusError as error:
+        raise by_status(str(error), error.status) from None
+    except UsageError:
+        raise
+    except EngineError as error:
+        raise UnavailableError(str(error)) from None
+    finally:
+        client.close()
+    return model, name
+
+
+def _program(client: Client) -> tuple[str, dict[str, Any] | None]:
+    """Name and version, and the body of a request that tokenizes the probe."""
+    for path, shape, name, body in (
+        ("/version", Version, "vllm", {"prompt": _PROBE, "add_special_tokens": False}),
+        ("/props", Properties, "llama.cpp", {"content": _PROBE, "add_special": False}),
+    ):
+        with contextlib.suppress(EngineError):
+            (value,) = client.get(path, shape).model_dump().values()
+            if value:
+                return f"{name} {value}", body
+    return "", None
+
+
+def _served_model(client: Client, wanted: str | None) -> str:
+    models = served_models(client)
+    shown = shorten(", ".join(models)) or "no model"
+    if wanted is None and len(models) == 1:
+        return models[0]
+    if wanted is None:
+        raise UsageError(f"{client.url} serves {shown}; name one model as writer.model")
+    if wanted not in models:
+        raise UsageError(
+            f"{client.url} serves {shown}, not {wanted}; name one that it serves as writer.model"
+        )
+    return wanted
+
+
+_PLAIN = SamplingParams()
+_COLD = 0.1  # temperature
+_SHARP_FORMS = (
+    SamplingParams(temperature=_COLD, top_k=1, top_p=0.01),
+    SamplingParams(temperature=_COLD, top_p=0.01),
+    SamplingParams(temperature=_COLD),
+)
+"""Settings to compare with `_PLAIN`: the first that the server accepts."""
+
+TOLERANCE = 0.5
+"""Largest difference of equal log probabilities, in nats.
+
+Logits of 16 to 32 have steps of 0.125 in bfloat16, and kernels that add in another order, as for
+another number of requests, move them by one or two steps. Temperature 0.1 multiplies all
+differences of log probabilities by ten, and filters remove all tokens but one.
+"""
+
+
+async def gives_unprocessed(write: Write, request: Request, where: str) -> bool:
+    """True if a server's log probabilities depend on no sampling setting; False if it is not clear.
+
+    Compares those of one token at temperature 1 and at a low temperature with narrow filters. It is
+    not clear behind a prompt for whose next token the server has no log probabilities, or the same
+    ones at any temperature; then a part of the prompt is used instead.
+
+    Raises:
+        UsageError: They depend on the sampling settings.
+    Cost: two requests for one token, and two more for each prompt that is not clear.
+    """
+    length = len(request.prompt)
+    while length:
+        context = request._replace(prompt=request.prompt[:length], max_new_tokens=1)
+        plain = await _scores(write, context, _PLAIN)
+        if _is_telling(plain):
+            sharp = await _sharp_scores(write, context)
+            if sharp and not _are_equal(plain, sharp):
+                shown = [", ".join(f"{value:.3g}" for value in row[:3]) for row in (plain, sharp)]
+                raise processed(where, f"{shown[0]} became {shown[1]} at temperature {_COLD}")
+            if sharp:
+                return True
+        length //= 2
+    return False
+
+
+async def _sharp_scores(write: Write, request: Request) -> list[float]:
+    for sampling in _SHARP_FORMS[:-1]:
+        with contextlib.suppress(RefusedError):
+            return await _scores(write, request, sampling)
+    return await _scores(write, request, _SHARP_FORMS[-1])
+
+
+async def _scores(write: Write, request: Request, sampling: SamplingParams) -> list[float]:
+    """Log probabilities of the most likely first tokens, descending; none if there are none."""
+    written = await write(request._replace(sampling=sampling))
+    return [value for _, value in written.top[0]] if written.top else []
+
+
+def _is_telling(plain: Sequence[float]) -> bool:
+    """True if a temperature or a filter would change these by more than the tolerance."""
+    if len(plain) < 2:
+        return bool(plain) and plain[0] < -2 * TOLERANCE  # would become 0
+    return (plain[0] - plain[-1]) * (1 / _COLD - 1) > 2 * TOLERANCE
+
+
+def _are_equal(plain: Sequence[float], sharp: Sequence[float]) -> bool:
+    """Compares values in order, since tokens of like probability may change places."""
+    return all(
+        math.isclose(one, other, rel_tol=0, abs_tol=TOLERANCE)
+        for one, other in zip_longest(plain, sharp, fillvalue=math.nan)
+    )

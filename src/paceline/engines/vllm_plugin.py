@@ -8,6 +8,7 @@ runners, and those that overwrite logits which a rule reads; all of them only if
 are those that Paceline was tested with.
 """
 
+# N drafted tokens, or rows of logits; B requests
 from __future__ import annotations
 
 import importlib
@@ -22,9 +23,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from paceline.config import describe, parse_yaml
 from paceline.core.rules import RuleChoice
+from paceline.core.sampling import SamplingParams
 from paceline.engines.commands import RULE_IS_SET
 from paceline.engines.commands import RULE_VARIABLE as VARIABLE
-from paceline.engines.vllm_logits import RawLogits, expand_batch_to_tokens
 from paceline.engines.vllm_rules import rejection_sample_v1, rejection_sample_v2
 from paceline.errors import ConfigError
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.core.rule_base import Rule
+
 
 _V1 = "vllm.v1.sample.rejection_sampler"
 _V2 = "vllm.v1.worker.gpu.spec_decode.rejection_sampler"
@@ -65,6 +67,7 @@ _PARAMETERS = {
         *("self", "logits", "expanded_idx_mapping", "idx_mapping_np"),
     ),
 }
+_USED_V1, _USED_V2 = 8, 11  # parameters of `rejection_sample`, the first ones, that a rule needs
 _NEEDS_DRAFT = (
     "paceline: the rule {} needs the draft's probabilities, and vLLM drafts greedily; set "
     '"draft_sample_method": "probabilistic" in --speculative-config'
@@ -215,89 +218,41 @@ def _drafter(original: Callable[..., tuple[Tensor, Tensor]]) -> Any:
 
 
 def _sampler_v1(rule: Rule, raw: RawLogits) -> Any:
-    def rejection_sample(
-        draft_token_ids: Tensor,
-        num_draft_tokens: list[int],
-        max_spec_len: int,
-        cu_num_draft_tokens: Tensor,
-        draft_probs: Tensor | None,
-        target_logits: Tensor,
-        bonus_token_ids: Tensor,
-        sampling_metadata: Any,
-        synthetic_mode: bool = False,
-        synthetic_conditional_rates: Tensor | None = None,
-        use_fp64_gumbel: bool = False,
-    ) -> Tensor:
-        del synthetic_conditional_rates, use_fp64_gumbel
-        _refuse(synthetic=synthetic_mode)
+    names = _PARAMETERS[_V1, "rejection_sample"]
+
+    def rejection_sample(*arguments: Any, **named: Any) -> Tensor:
+        given = dict(zip(names, arguments, strict=False)) | named
+        _refuse(synthetic=given.get("synthetic_mode", False))
         lost = False
-        if sum(num_draft_tokens):
-            if draft_probs is not None:
+        if sum(given["num_draft_tokens"]):
+            if given["draft_probs"] is not None:
                 counter.saw_draft = True
-            elif not sampling_metadata.all_greedy:
+            elif not given["sampling_metadata"].all_greedy:
                 lost = _lost_draft(rule)
             counter.add(rule, "first runner")
-        return rejection_sample_v1(
-            rule,
-            draft_token_ids,
-            num_draft_tokens,
-            max_spec_len,
-            cu_num_draft_tokens,
-            draft_probs,
-            target_logits,
-            bonus_token_ids,
-            sampling_metadata,
-            raw_logits=raw.take(target_logits),
-            lost_draft=lost,
-        )
+        used = [given[name] for name in names[:_USED_V1]]
+        raw_logits = raw.take(given["target_logits"])
+        return rejection_sample_v1(rule, *used, raw_logits=raw_logits, lost_draft=lost)
 
     return rejection_sample
 
 
 def _sampler_v2(rule: Rule, raw: RawLogits) -> Any:
-    def rejection_sample(
-        target_logits: Tensor,
-        draft_logits: Tensor | None,
-        draft_sampled: Tensor,
-        cu_num_logits: Tensor,
-        pos: Tensor,
-        idx_mapping: Tensor,
-        expanded_idx_mapping: Tensor,
-        expanded_local_pos: Tensor,
-        temperature: Tensor,
-        seed: Tensor,
-        num_speculative_steps: int,
-        synthetic_conditional_rates: Tensor | None = None,
-        use_fp64: bool = False,
-        use_block_verification: bool = False,
-        contexts: Tensor | None = None,
-        watermarking: Tensor | None = None,
-        watermarking_skip_mask: Tensor | None = None,
-        watermark_key: int | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        del idx_mapping, use_fp64, watermarking, watermarking_skip_mask, watermark_key
+    names = _PARAMETERS[_V2, "rejection_sample"]
+
+    def rejection_sample(*arguments: Any, **named: Any) -> tuple[Tensor, Tensor]:
+        given = dict(zip(names, arguments, strict=False)) | named
         _refuse(
-            synthetic=synthetic_conditional_rates is not None,
-            block=use_block_verification,
-            watermark=contexts is not None,
+            synthetic=given.get("synthetic_conditional_rates") is not None,
+            block=given.get("use_block_verification", False),
+            watermark=given.get("contexts") is not None,
         )
-        if draft_logits is None and rule.uses_confidence and bool((temperature > 0).any()):
+        is_greedy = given["draft_logits"] is None
+        if is_greedy and rule.uses_confidence and bool((given["temperature"] > 0).any()):
             raise RuntimeError(_NEEDS_DRAFT.format(rule.name))
         counter.add(rule, "second runner")
-        return rejection_sample_v2(
-            rule,
-            target_logits,
-            draft_logits,
-            draft_sampled,
-            cu_num_logits,
-            pos,
-            expanded_idx_mapping,
-            expanded_local_pos,
-            temperature,
-            seed,
-            num_speculative_steps,
-            raw_logits=raw.take(target_logits),
-        )
+        used = [given[name] for name in names[:_USED_V2] if name != "idx_mapping"]
+        return rejection_sample_v2(rule, *used, raw_logits=raw.take(given["target_logits"]))
 
     return rejection_sample
 
@@ -336,3 +291,98 @@ def _lost_draft(rule: Rule) -> bool:
             "paceline: vLLM has no draft probabilities for a batch; its tokens follow the target"
         )
     return True
+
+
+_GREEDY = SamplingParams(temperature=0)
+
+
+class RawLogits:
+    """The target's raw logits of one runner's batch, which vLLM overwrites, if the rule reads them.
+
+    Raw logits are those before temperature, min-p, top-k and top-p, with what vLLM applies before:
+    penalties, `logit_bias`, `bad_words`, `allowed_token_ids` and `min_tokens`. Functions of vLLM
+    that shape logits are replaced by ones that copy them at that place. The samplers get the shaped
+    logits as the same object, by which the copy is recognized.
+    """
+
+    def __init__(self, rule: Rule) -> None:
+        self._rule = rule
+        self._shaped: Tensor | None = None
+        self._raw: Tensor | None = None
+        self._is_shaping = False
+
+    def take(self, shaped: Tensor) -> Tensor | None:
+        """The raw logits of these; None: the rule does not read them, or nothing was shaped.
+
+        Raises:
+            RuntimeError: The rule reads them, and another function has shaped these.
+        """
+        found, raw = self._shaped, self._raw
+        self._shaped = self._raw = None
+        if found is not shaped and self._reads(any_greedy=True):
+            raise RuntimeError(
+                f"paceline: the rule {self._rule.name} reads the target's logits before top-k and "
+                "top-p, and the sampler of this model does not hand them over; use the rule "
+                "lossless, or unset PACELINE_RULE"
+            )
+        return raw if found is shaped else None
+
+    def constraints(self, original: Callable[..., Tensor]) -> Any:
+        """The first runner's `apply_sampling_constraints`, which overwrites the logits."""
+
+        def apply_sampling_constraints(
+            logits: Tensor, cu_num_draft_tokens: Tensor, sampling_metadata: Any
+        ) -> Tensor:
+            greedy, random = sampling_metadata.all_greedy, sampling_metadata.all_random
+            reads = not greedy and self._reads(any_greedy=not random)
+            self._raw = logits.clone() if reads else None
+            self._shaped = original(logits, cu_num_draft_tokens, sampling_metadata)
+            return self._shaped
+
+        return apply_sampling_constraints
+
+    def params(self, original: Callable[..., Tensor]) -> Any:
+        """The second runner's `Sampler.apply_sampling_params`."""
+
+        def apply_sampling_params(
+            sampler: Any, logits: Tensor, *arguments: Any, skip_top_k_top_p: bool = False
+        ) -> Tensor:
+            if skip_top_k_top_p:  # for a step without drafts
+                return original(sampler, logits, *arguments, skip_top_k_top_p=True)
+            self._raw, self._is_shaping = None, True
+            try:
+                self._shaped = original(sampler, logits, *arguments)
+            finally:
+                self._is_shaping = False
+            return self._shaped
+
+        return apply_sampling_params
+
+    def temperature(self, original: Callable[..., None]) -> Any:
+        """The second runner's `SamplingStates.apply_temperature`: penalties were applied before."""
+
+        def apply_temperature(
+            states: Any, logits: Tensor, expanded_idx_mapping: Tensor, idx_mapping_np: Any
+        ) -> None:
+            if self._is_shaping and self._reads(any_greedy=states.any_greedy(idx_mapping_np)):
+                self._raw = logits.clone()
+            original(states, logits, expanded_idx_mapping, idx_mapping_np)
+
+        return apply_temperature
+
+    def _reads(self, *, any_greedy: bool) -> bool:
+        return self._rule.uses_confidence or (any_greedy and self._rule.reads_raw(_GREEDY))
+
+
+def expand_batch_to_tokens(
+    x: Tensor,
+    cu_num_tokens: Tensor,
+    num_tokens: int,
+    replace_from: int = 0,
+    replace_to: int = 0,
+) -> Tensor:
+    """vLLM's function: a request's value for each of its tokens, [B] -> [num_tokens]."""
+    ends = cu_num_tokens.to(torch.int64)
+    counts = torch.diff(ends, prepend=ends.new_zeros(1))
+    expanded = x.repeat_interleave(counts, output_size=num_tokens)
+    return torch.where(expanded == replace_from, replace_to, expanded).to(x.dtype)

@@ -1,15 +1,14 @@
 """Export drafts for vLLM, SGLang, llama.cpp and transformers.
 
 - `export`: adapt the model, write it, read it back, describe it
-- `export_inputs`: read the model, target, run and measurement, and check that they match
-- `rows`: resize embedding and head to the target's number of rows
-- `directory`, `gguf_file`, `gguf_vocabulary`: the two output formats
-- `launch`: the command that serves the export, and how the engine drafts
-- `checks`, `engine_check`: compare the export with the model; load it in the engine
-- `card`: the model card
+- `export_inputs`: configuration; read model, target, run and measurement, and check that they match
+- `directory`, `gguf_file`: the two output formats
+- `checks`: compare the export with the model; load it in the engine
+- `card`: the command that serves the export, how the engine drafts, and the model card
+- `model_report`: what Paceline reads in a model and can do with it
 """
 
 from paceline.export.export import Exported, export
-from paceline.export.export_config import ExportConfig
+from paceline.export.export_inputs import ExportConfig
 
 __all__ = ["ExportConfig", "Exported", "export"]

@@ -1,4 +1,4 @@
-"""Read an export back and compare it with the original model."""
+"""Read an export back, compare it with the original model, and serve it in its engine."""
 
 # B texts, T positions, V vocabulary
 from __future__ import annotations
@@ -6,13 +6,17 @@ from __future__ import annotations
 import tempfile
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 from transformers import AutoConfig
 
 from paceline.config import StrictModel
+from paceline.core.sampling import SamplingParams
+from paceline.engines.commands import Drafting, EngineChoice, Room, Setup
+from paceline.engines.contract import Request
+from paceline.engines.process import check_choice, started
 from paceline.errors import ExportError
 from paceline.export.export_inputs import SAMPLES
 from paceline.models import load_model
@@ -22,11 +26,15 @@ from paceline.models.loading import auto_class, load_tokenizer
 from paceline.models.silence import quiet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from transformers import PreTrainedModel
 
+    from paceline.engines.contract import Engine, Served
+    from paceline.export.export_inputs import Sources
     from paceline.models import HfModel
+    from paceline.progress import Progress
+
 
 TOLERANCE = 1e-5
 """Largest allowed difference of float32 logits, relative to the largest logit."""
@@ -35,6 +43,8 @@ LEAST_AGREEMENT = 0.99
 
 _LENGTH = 96  # tokens per text, at most
 _NUM_RANDOM = 4  # texts of random tokens
+_NUM_TOKENS = 24
+_TEXT = "The arithmetic mean of a list of numbers is"
 
 
 class Checks(StrictModel):
@@ -113,9 +123,8 @@ def overflows(hf: PreTrainedModel, reference: Reference) -> bool:
 def _run_as_stored(reference: Reference, hf: Any, *, baked: bool) -> dict[str, Any]:
     found, name = reference.model.rewrap(hf), str(hf.dtype).removeprefix("torch.")
     num_positions = num_same = 0
-    for tokens_1T, ours_TV in zip(reference.texts, reference.logits, strict=True):
-        theirs_TV = _logits(found, tokens_1T)
-        if not bool(theirs_TV.isfinite().all()):
+    for ours_TV, theirs_TV, all_TV in _both(reference, found, baked=baked):
+        if not bool(all_TV.isfinite().all()):
             largest = torch.finfo(hf.dtype).max
             other = "float32" if hf.dtype == torch.bfloat16 else "bfloat16 or float32"
             raise ExportError(
@@ -123,10 +132,6 @@ def _run_as_stored(reference: Reference, hf: Any, *, baked: bool) -> dict[str, A
                 f"that are NaN or infinite: values exceed {largest:.3g}. Nothing was kept; export "
                 f"it with --dtype {other}"
             )
-        theirs_TV = theirs_TV[:, : ours_TV.shape[-1]]
-        if baked:
-            assert reference.listed is not None, "baking needs a draft vocabulary"
-            ours_TV, theirs_TV = ours_TV[:, reference.listed], theirs_TV[:, reference.listed]
         num_positions += len(ours_TV)
         num_same += int((ours_TV.argmax(-1) == theirs_TV.argmax(-1)).sum())
     return {"stored": name, "stored_agreement": num_same / num_positions}
@@ -170,18 +175,12 @@ def _compare(reference: Reference, found: HfModel, tokenizer: Any, *, baked: boo
         _check_tokenizer(reference.tokenizer, lambda text: _ids(tokenizer, text), SAMPLES)
     num_positions = num_same = 0
     difference = largest = 0.0
-    for tokens_1T, ours_TV in zip(reference.texts, reference.logits, strict=True):
-        all_TV = _logits(found, tokens_1T)
-        theirs_TV = all_TV[:, : ours_TV.shape[-1]]
-        if baked:
-            listed = reference.listed
-            assert listed is not None, "baking needs a draft vocabulary"
-            if not torch.isin(all_TV.argmax(-1), listed).all():
-                raise ExportError(
-                    "a token outside the draft vocabulary is most likely in the exported head; "
-                    "nothing was kept. Leave draft_vocabulary=bake out, and report it"
-                )
-            ours_TV, theirs_TV = ours_TV[:, listed], theirs_TV[:, listed]
+    for ours_TV, theirs_TV, all_TV in _both(reference, found, baked=baked):
+        if baked and not torch.isin(all_TV.argmax(-1), cast("Tensor", reference.listed)).all():
+            raise ExportError(
+                "a token outside the draft vocabulary is most likely in the exported head; nothing "
+                "was kept. Leave draft_vocabulary=bake out, and report it"
+            )
         difference = max(difference, float((ours_TV - theirs_TV).abs().max()))
         largest = max(largest, float(ours_TV.abs().max()))
         num_positions += len(ours_TV)
@@ -192,6 +191,22 @@ def _compare(reference: Reference, found: HfModel, tokenizer: Any, *, baked: boo
         agreement=num_same / num_positions,
         num_texts=0 if reference.tokenizer is None else len(SAMPLES),
     )
+
+
+def _both(
+    reference: Reference, found: HfModel, *, baked: bool
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Logits of each text, [T, V]: of the original, and of the export without and with other rows.
+
+    `baked`: the first two of the draft vocabulary alone.
+    """
+    for tokens_1T, ours_TV in zip(reference.texts, reference.logits, strict=True):
+        all_TV = _logits(found, tokens_1T)
+        theirs_TV = all_TV[:, : ours_TV.shape[-1]]
+        if baked:
+            assert reference.listed is not None, "baking needs a draft vocabulary"
+            ours_TV, theirs_TV = ours_TV[:, reference.listed], theirs_TV[:, reference.listed]
+        yield ours_TV, theirs_TV, all_TV
 
 
 def _check_tokenizer(ours: Any, read: Callable[[str], list[int]], texts: Iterable[str]) -> None:
@@ -221,3 +236,39 @@ def _texts(model: HfModel) -> list[Tensor]:
 def _logits(model: HfModel, tokens_1T: Tensor) -> Tensor:
     tokens: list[int] = tokens_1T[0].tolist()
     return model.plain_logits(model.trial_batch(tokens, source=tokens))[0].float()
+
+
+def check_in_engine(sources: Sources, path: Path, gamma: int, progress: Progress) -> str:
+    """Load the export in its engine, serve one greedy request and return a one-line summary.
+
+    Raises ExportError if the engine does not draft, EngineError if it does not start or answer.
+    """
+    config = sources.config
+    assert sources.target is not None, "only for drafts"
+    choice = config.engine or EngineChoice(engine=config.to)
+    check_choice(choice)
+    target = config.served_target or sources.target.path
+    prompt = sources.tokenizer(_TEXT)["input_ids"]
+    request = Request(prompt, _NUM_TOKENS, SamplingParams(temperature=0.0), 0)
+    if config.to == "transformers":
+        from paceline.engines.assisted import Transformers
+
+        pair = load_model(target), load_model(path)
+        return _summary(engine := Transformers(*pair, gamma), engine.serve(request))
+    room = Room(len(prompt) + _NUM_TOKENS + gamma + 1)
+    setup = Setup(target, Drafting(str(path), gamma), room)
+    with started(choice, setup, progress) as engine:
+        return _summary(engine, engine.serve(request))
+
+
+def _summary(engine: Engine, answer: Served) -> str:
+    blocks = answer.blocks
+    if blocks is None or not blocks.num_drafted:
+        raise ExportError(
+            f"{engine.name} {engine.version} loaded the export but drafted nothing with it; see "
+            "the engine's log for the reason"
+        )
+    return (
+        f"{engine.name} {engine.version} loads it: {blocks.num_accepted} of {blocks.num_drafted} "
+        f"drafted tokens accepted in {len(answer.tokens)} tokens of greedy text"
+    )

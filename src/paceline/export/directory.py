@@ -1,11 +1,15 @@
-"""Model directory for engines, with the target's vocabulary, tokenizer and context length."""
+"""Model directory for engines, with the target's rows, tokenizer and context length."""
 
+# V rows, D hidden width, K tokens of the draft vocabulary; weights [V, D], a bias [V]
 from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Any
 
-from paceline.export.rows import set_rows
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import UsageError
 from paceline.models.drafts.save import copy_tokenizer
 from paceline.models.hf.draft_vocabulary import write_draft_vocabulary
 from paceline.models.loading import model_directory
@@ -15,8 +19,12 @@ from paceline.places import copy_files
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from transformers import PreTrainedModel
+
+    from paceline.export.card import Launch
     from paceline.export.export_inputs import Sources
-    from paceline.export.launch import Launch
+    from paceline.models.hf.base import HfModel
+
 
 _GENERATION = "generation_config.json"
 LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
@@ -79,3 +87,73 @@ def _write_generation_config(sources: Sources, launch: Launch | None, folder: Pa
         "assistant_confidence_threshold": 0.0,
     }
     path.write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
+
+
+def set_rows(model: HfModel, num_rows: int, *, only: Tensor | None = None) -> None:
+    """Give embedding and head `num_rows` rows.
+
+    New rows of the head, and values of its bias, are the mean of the others, so the logit of a new
+    token is the mean of the other logits and never the largest.
+
+    Args:
+        model: Changed in place, as memory may not suffice for a copy.
+        num_rows: At least the number of tokens in the tokenizer.
+        only: Draft vocabulary, [K]. The head's rows of all other tokens become the mean of these
+            rows, so greedy drafting never proposes them. The head is then no longer tied to the
+            embedding.
+
+    Raises:
+        UsageError: The tokenizer has more than `num_rows` tokens.
+    """
+    if num_rows < model.vocab_size:
+        raise UsageError(
+            f"the target's config has vocab_size {num_rows}, but the tokenizer has "
+            f"{model.vocab_size} tokens; use the files of one model"
+        )
+    hf: Any = model.hf
+    head = hf.get_output_embeddings()
+    if model.decoder_prompt is not None:
+        if num_rows == head.weight.shape[0] and only is None:
+            return
+        raise UsageError(
+            f"{hf.config.model_type} is an encoder-decoder, whose embeddings cannot be resized: it "
+            f"has {head.weight.shape[0]} rows and the target {num_rows}; build the draft from the "
+            "target, and leave draft_vocabulary=bake out"
+        )
+    tied = head.weight is hf.get_input_embeddings().weight
+    known = min(num_rows, head.weight.shape[0], model.vocab_size)
+    head_VD = _resized(head.weight, num_rows, known)
+    bias_V = None if head.bias is None else _resized(head.bias, num_rows, known)
+    if only is not None:
+        head_VD = _limited_to(head_VD, only)
+        bias_V = None if bias_V is None else _limited_to(bias_V, only)
+    embedding = hf.get_input_embeddings()
+    embedding.weight = nn.Parameter(_resized(embedding.weight, num_rows, known))
+    embedding.num_embeddings = num_rows
+    tied = tied and only is None
+    head.weight = embedding.weight if tied else nn.Parameter(head_VD)
+    head.bias = None if bias_V is None else nn.Parameter(bias_V)
+    head.out_features = num_rows
+    hf.vocab_size = num_rows
+    text = hf.config.get_text_config(decoder=True)
+    text.vocab_size = num_rows
+    _set_tied(hf, tied=tied)
+
+
+def _resized(weight: Tensor, num_rows: int, known: int) -> Tensor:
+    """The first `known` rows, followed by copies of their mean. [V, ...] -> [num_rows, ...]."""
+    kept = weight.detach()[:known]
+    mean = kept.float().mean(0, keepdim=True).to(weight.dtype)
+    return torch.cat([kept, mean.expand(num_rows - known, *kept.shape[1:])])
+
+
+def _limited_to(weight: Tensor, tokens_K: Tensor) -> Tensor:
+    mean = weight[tokens_K].float().mean(0).to(weight.dtype)
+    limited = mean.expand_as(weight).clone()
+    limited[tokens_K] = weight[tokens_K]
+    return limited
+
+
+def _set_tied(hf: PreTrainedModel, *, tied: bool) -> None:
+    for config in (hf.config, hf.config.get_text_config(decoder=True)):
+        config.tie_word_embeddings = tied

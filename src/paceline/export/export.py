@@ -11,8 +11,15 @@ import transformers
 
 from paceline.config import StrictModel, as_written
 from paceline.errors import ExportError, UsageError
-from paceline.export.card import model_card
-from paceline.export.checks import Checks, Reference, check_directory, check_gguf, overflows
+from paceline.export.card import Launch, loads, model_card, plan_launch
+from paceline.export.checks import (
+    Checks,
+    Reference,
+    check_directory,
+    check_gguf,
+    check_in_engine,
+    overflows,
+)
 from paceline.export.directory import (
     LICENCES,
     copy_licence,
@@ -20,11 +27,8 @@ from paceline.export.directory import (
     fit,
     write_directory,
 )
-from paceline.export.engine_check import check_in_engine
 from paceline.export.export_inputs import Sources, manifest_of, read_sources
-from paceline.export.gguf_file import write_gguf
-from paceline.export.gguf_vocabulary import Tokenizer
-from paceline.export.launch import Launch, loads, plan_launch
+from paceline.export.gguf_file import Tokenizer, write_gguf
 from paceline.models.compatibility import without_rollback
 from paceline.models.drafts.save import other_file
 from paceline.models.hf.architectures import num_decoder_layers, num_encoder_layers
@@ -34,7 +38,7 @@ from paceline.progress import Progress, silent
 from paceline.records import atomic_directory
 
 if TYPE_CHECKING:
-    from paceline.export.export_config import ExportConfig
+    from paceline.export.export_inputs import ExportConfig
 
 _FEW = 0.9  # positions with the same most likely token in 16 bits; below, a note says so
 _SUFFIXES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "q8_0": "q8_0"}

@@ -1,4 +1,4 @@
-"""Inputs of an export: the model, its target, its training run and its measurement."""
+"""An export's configuration and inputs: model, target, training run and measurement."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import random
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from paceline.config import parse_yaml, read_json_mapping, read_result
+from paceline.config import StrictModel, parse_yaml, read_json_mapping, read_result
+from paceline.engines.commands import EngineChoice, EngineName
 from paceline.errors import ConfigError, UsageError, VocabularyMismatchError
 from paceline.measure import Measurement
 from paceline.models import load_model
@@ -25,8 +27,69 @@ from paceline.places import refuse_link_out
 from paceline.records import RunDirectory, is_run
 
 if TYPE_CHECKING:
-    from paceline.export.export_config import ExportConfig
     from paceline.models import HfModel
+
+
+Stored = Literal["auto", "float32", "bfloat16", "float16", "q8_0"]
+
+
+class ExportConfig(StrictModel):
+    """Export of a draft, or of a target alone, for an engine.
+
+    Attributes:
+        model: The draft or target to export: directory, `.gguf` file or hub name.
+        to: The engine that loads the export.
+        out: The directory to create.
+        target: The draft's target. None: the target of the draft's training run; a model without a
+            run is exported alone.
+        served_target: Path of the target in the launch command. None: `target`.
+        dtype: Stored dtype of the weights. auto: unchanged; q8_0: llamacpp only.
+        draft_vocabulary: How to export a draft vocabulary, which engines ignore. keep: unchanged,
+            the engine drafts from all tokens. bake: set the head's rows of other tokens to the mean
+            of the listed rows, so greedy drafting never proposes them.
+        measurement: JSON of `paceline measure`, for the launch command and the model card.
+        num_speculative_tokens: Tokens drafted per block. None: the best in `measurement`, else 3.
+        draft_sample_method: How vLLM drafts. auto: as in `measurement`, else greedily.
+        check_engine: Also load the export in the engine, which must be installed.
+        engine: How to start the engine for `check_engine`; None: with the defaults.
+        overwrite: Replace an older export at `out`.
+    """
+
+    model: str
+    to: EngineName
+    out: Path
+    target: str | None = None
+    served_target: str | None = None
+    dtype: Stored = "auto"
+    draft_vocabulary: Literal["keep", "bake"] = "keep"
+    measurement: Path | None = None
+    num_speculative_tokens: int | None = Field(default=None, ge=1)
+    draft_sample_method: Literal["auto", "greedy", "probabilistic"] = "auto"
+    check_engine: bool = False
+    engine: EngineChoice | None = None
+    overwrite: bool = False
+
+    @field_validator("engine", mode="before")
+    @classmethod
+    def _of_that_engine(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, dict):
+            return {"engine": info.data.get("to"), **cast("dict[str, Any]", value)}
+        return cast("Any", value)
+
+    @model_validator(mode="after")
+    def _fits_the_engine(self) -> ExportConfig:
+        if self.dtype == "q8_0" and self.to != "llamacpp":
+            raise ValueError(
+                f"dtype q8_0 is for llamacpp only, not for {self.to}; choose another dtype"
+            )
+        if self.draft_sample_method == "probabilistic" and self.to != "vllm":
+            raise ValueError(
+                f"draft_sample_method probabilistic is for vllm, not for {self.to}; leave it out"
+            )
+        if self.engine is not None and self.engine.engine != self.to:
+            raise ValueError(f"engine is {self.engine.engine}, but the export is for {self.to}")
+        return self
+
 
 _FRONT = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)  # the header of a model card
 _NUM_STRINGS = 100

@@ -23,7 +23,7 @@ from paceline.core.sampling import (
     to_probs,
 )
 from paceline.core.speed import drafted_per_block, tokens_and_blocks
-from paceline.data.batching import batches_of_like_length
+from paceline.data.collate import batches_of_like_length
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.contract import decoder_contexts, decoder_prompt_of
 

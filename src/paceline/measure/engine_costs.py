@@ -10,8 +10,7 @@ from pydantic import Field, model_validator
 
 from paceline.config import StrictModel, read_result
 from paceline.core.bootstrap import Interval
-from paceline.engines.commands import DraftSampling, EngineName
-from paceline.engines.draft_sampling import proposals_of
+from paceline.engines.commands import DraftSampling, EngineName, proposals_of
 from paceline.errors import ConfigError, UsageError
 from paceline.measure.latency import PassCosts
 from paceline.measure.results import IntervalRow

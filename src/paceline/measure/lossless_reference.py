@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.data.batching import batches_of_like_length
+from paceline.data.collate import batches_of_like_length
 from paceline.decode import AutoregressiveDecoder
 from paceline.measure.acceptance import forced_logits, penalised_text
 from paceline.models.contract import decoder_contexts

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError
 from paceline.measure.pair import sample_texts
-from paceline.tasks.task_prompts import example_prompts
+from paceline.tasks.base import example_prompts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from paceline.measure.pair import Writing
     from paceline.models.contract import Model, Tokenizer
     from paceline.tasks import Task
-    from paceline.tasks.task_prompts import ExamplePrompts
+    from paceline.tasks.base import ExamplePrompts
 
 
 def scored_examples(

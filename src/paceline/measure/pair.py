@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from paceline.config import StrictModel
 from paceline.core.sampling import SamplingParams, proposal_params
 from paceline.data import CorpusConfig, read_prompts
-from paceline.data.batching import batches_of_like_length
+from paceline.data.collate import batches_of_like_length
 from paceline.decode import AutoregressiveDecoder
 from paceline.errors import UsageError
 from paceline.models import load_model, prepare_for_decoding

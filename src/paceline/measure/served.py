@@ -11,7 +11,7 @@ from paceline.core.bootstrap import ratio_of_ratios_interval
 from paceline.data import read_prompts
 from paceline.engines.commands import check_draft_path
 from paceline.engines.contract import Request, Served
-from paceline.engines.engine_choice import check_choice
+from paceline.engines.process import check_choice
 from paceline.environment import environment
 from paceline.errors import UsageError
 from paceline.measure.agreement import Agreement

@@ -12,10 +12,8 @@ from torch import Tensor
 from paceline.config import StrictModel
 from paceline.core.bootstrap import ratio_interval
 from paceline.core.speed import accepted_by_position, drafted_per_block
-from paceline.engines.commands import DraftSampling
+from paceline.engines.commands import DraftSampling, EngineChoice, proposals_of
 from paceline.engines.contract import Conventions, check_counts
-from paceline.engines.draft_sampling import proposals_of
-from paceline.engines.engine_choice import EngineChoice
 from paceline.measure.acceptance import TextScores, score_texts
 from paceline.measure.agreement import Agreement, Counts, GreedyCounts, judge_agreement
 from paceline.measure.pair import Pair, PairConfig

@@ -7,10 +7,9 @@ import time
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from paceline.engines.commands import Drafting, Room
-from paceline.engines.engine_choice import Setup, client_of, connect
-from paceline.engines.start import started
-from paceline.engines.versions import untested
+from paceline.engines.commands import Drafting, Room, Setup
+from paceline.engines.contract import untested
+from paceline.engines.process import client_of, connect, started
 from paceline.errors import EngineError
 from paceline.measure.served_costs import StepTimer
 from paceline.measure.starts import Starts, spread_of, turns
@@ -20,8 +19,8 @@ from paceline.models.loading import model_directory
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
+    from paceline.engines.commands import EngineChoice
     from paceline.engines.contract import Conventions, Engine, Request, Served
-    from paceline.engines.engine_choice import EngineChoice
     from paceline.measure.pair import Pair
     from paceline.measure.served_figures import ServedConfig
     from paceline.progress import Progress

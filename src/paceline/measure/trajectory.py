@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from paceline.measure.acceptance import TextScores
     from paceline.models import HfModel
     from paceline.progress import Progress
-    from paceline.tasks.task_prompts import ExamplePrompts
+    from paceline.tasks.base import ExamplePrompts
 
     Case = tuple[str, SamplingParams]  # a task, and how to sample from it
     Texts = tuple[list[list[int]], list[list[int]]]  # prompts and completions

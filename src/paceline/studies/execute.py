@@ -21,7 +21,7 @@ import yaml
 
 from paceline.config import read_json_mapping
 from paceline.errors import ConfigError, PacelineError, StudyError, UsageError
-from paceline.processes import connect_to_ray
+from paceline.processes import connect_to_ray, last_lines, stop_groups
 from paceline.records import RunDirectory, atomic_write_text, is_run, storage_errors
 
 if TYPE_CHECKING:
@@ -64,8 +64,26 @@ class StageFolder:
         return self.output / "logs" / f"{stage.name}.log"
 
     def mark(self, stage: PlannedStage) -> Path:
-        """Digest of the inputs and the configuration that the outputs belong to."""
+        """What the stage was run with, and whether it has ended; see `is_done`."""
         return self.output / "stages" / f"{stage.name}.json"
+
+    def known(self, stage: PlannedStage) -> dict[str, Any]:
+        """The content of the mark; empty if it is missing or damaged."""
+        with suppress(ConfigError):
+            return read_json_mapping(self.mark(stage))
+        return {}
+
+    def is_done(self, stage: PlannedStage) -> bool:
+        """True if the stage has ended with its present configuration and content of inputs."""
+        known = self.known(stage)
+        there = all(path.exists() for path in (*stage.inputs, *stage.outputs))
+        return known.get("done") is True and there and known.get("digest") == digest_of(stage)
+
+    def set_mark(self, stage: PlannedStage, digest: str, *, done: bool) -> None:
+        """Write the mark; a killed process leaves the old or the new one."""
+        place = str(stage.folder.relative_to(self.output))
+        values = {"digest": digest, "folder": place, "done": done}
+        atomic_write_text(self.mark(stage), json.dumps(values) + "\n")
 
     def command(self, stage: PlannedStage) -> list[str]:
         """The command line after `paceline`; a user can run it by hand."""
@@ -87,7 +105,10 @@ def execute(stage: PlannedStage, folder: StageFolder, run: Runner) -> None:
     """
     log = folder.log(stage)
     _wait_for_earlier(stage, log)
-    _set_aside_if_stale(stage, folder)
+    digest = digest_of(stage)
+    _set_aside_if_stale(stage, folder, digest)
+    # an earlier success is gone as soon as this run writes, however it ends
+    folder.set_mark(stage, digest, done=False)
     atomic_write_text(folder.config(stage), yaml.safe_dump(stage.config, sort_keys=False))
     begin = log.stat().st_size if log.exists() else 0
     code = run(folder.command(stage), log)
@@ -102,6 +123,7 @@ def execute(stage: PlannedStage, folder: StageFolder, run: Runner) -> None:
                 f"stage {stage.name} ended without writing {output}; correct its outputs in the "
                 f"study file (log: {log})"
             )
+    folder.set_mark(stage, digest, done=True)
 
 
 def _wait_for_earlier(stage: PlannedStage, log: Path) -> None:
@@ -133,25 +155,20 @@ def _lock(stream: IO[bytes]) -> bool:
     return True
 
 
-def _set_aside_if_stale(stage: PlannedStage, folder: StageFolder) -> None:
-    mark, digest = folder.mark(stage), digest_of(stage)
-    known: dict[str, Any] = {}
-    if mark.exists():
-        with suppress(ConfigError):
-            known = read_json_mapping(mark)
-    if known.get("digest") == digest:
+def _set_aside_if_stale(stage: PlannedStage, folder: StageFolder, digest: str) -> None:
+    known = folder.known(stage)
+    if known.get("digest") == digest or not stage.folder.exists():
         return
-    place = str(stage.folder.relative_to(folder.output))
-    if stage.folder.exists():
-        is_ours = "digest" in known and known.get("folder", place) == place
-        is_ours = is_ours or is_run(RunDirectory(stage.folder).read_manifest() or {})
-        if not is_ours and (stage.folder.is_file() or any(stage.folder.iterdir())):
-            raise StudyError(
-                f"stage {stage.name} writes to {stage.folder}, which is there already and holds no "
-                "run; move it, or set another output"
-            )
-        _set_aside(stage, folder.output / "replaced")
-    atomic_write_text(mark, json.dumps({"digest": digest, "folder": place}) + "\n")
+    is_ours = "digest" in known and known.get("folder") == str(
+        stage.folder.relative_to(folder.output)
+    )
+    is_ours = is_ours or is_run(RunDirectory(stage.folder).read_manifest() or {})
+    if not is_ours and (stage.folder.is_file() or any(stage.folder.iterdir())):
+        raise StudyError(
+            f"stage {stage.name} writes to {stage.folder}, which is there already and holds no "
+            "run; move it, or set another output"
+        )
+    _set_aside(stage, folder.output / "replaced")
 
 
 def _set_aside(stage: PlannedStage, parent: Path) -> None:
@@ -181,10 +198,7 @@ def _reason(code: int, log: Path, begin: int) -> str:
 
 def last_line(log: Path, begin: int = 0) -> str:
     """The last message after `begin`, or the last line; without the program's name."""
-    with log.open("rb") as stream:
-        stream.seek(max(begin, log.stat().st_size - _LOG_TAIL))
-        lines = stream.read().decode("utf-8", errors="replace").splitlines()
-    lines = [line.strip() for line in lines if line.strip()]
+    lines = last_lines(log, _LOG_TAIL, begin)
     messages = [line for line in lines if line.startswith(_NAME) and "warning: " not in line]
     return (messages or lines or [""])[-1].removeprefix(_NAME)
 
@@ -239,21 +253,7 @@ class LocalRunner:
         with self._lock:
             self._stopped = True
             running = list(self._processes)
-        try:
-            for process in running:
-                _signal(process, signal.SIGTERM)
-            end = time.monotonic() + _STOP_S
-            for process in running:
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(max(0.0, end - time.monotonic()))
-        finally:
-            for process in running:
-                _signal(process, signal.SIGKILL)
-
-
-def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
+        stop_groups(running, _STOP_S)
 
 
 class RayRunner:
@@ -269,7 +269,7 @@ class RayRunner:
             ray = connect_to_ray()
             from ray.exceptions import RayError
         except ImportError:
-            message = "engine ray needs Ray: pip install -e '.[ray]', or use engine local"
+            message = "runner ray needs Ray: pip install -e '.[ray]', or use runner local"
             raise UsageError(message) from None
         gpus = 1 if ray.cluster_resources().get("GPU") else 0
         self._ray, self._failure = ray, RayError

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, NamedTuple
 
-from paceline.config import as_written, read_json_mapping
-from paceline.errors import ConfigError, StudyError, UsageError
+from paceline.config import read_json_mapping
+from paceline.errors import ConfigError, UsageError
 from paceline.progress import Progress, silent
 from paceline.records import RunDirectory
 from paceline.studies.execute import LocalRunner, RayRunner, StageFolder, execute
@@ -21,9 +23,7 @@ if TYPE_CHECKING:
 
     from paceline.studies.execute import Runner
     from paceline.studies.study_file import Scale, StudyConfig
-    from paceline.studies.workflow import Workflow
 
-RECORD = "doit.json"
 _TICK_S = 1.0
 
 
@@ -48,17 +48,17 @@ def run_study(
         scale: Its size.
         progress: Gets the expected minutes of finished stages.
         is_decided: Gets the stages so far, after each look; true ends the study early.
-        runner: Runs commands; None: as `study.engine` says.
+        runner: Runs commands; None: as `study.runner` says.
 
     Raises:
-        UsageError: an input is missing, the output holds other files, or doit is not installed.
+        UsageError: an input is missing, or the output holds other files.
         StudyError: a stage failed; finished stages are kept.
     """
     stages = plan(study, scale)
     check_inputs(study, stages)  # of all looks, before anything runs
     with RunDirectory(study.output).alone():
         _refuse_other_files(study.output)
-        runner = runner or (RayRunner() if study.engine == "ray" else LocalRunner(study.workers))
+        runner = runner or (RayRunner() if study.runner == "ray" else LocalRunner(study.workers))
         try:
             for looks in range(1, study.looks + 1):
                 stages = plan(study, scale, looks)
@@ -71,17 +71,12 @@ def run_study(
 
 
 def _refuse_other_files(output: Path) -> None:
-    """Raise a ConfigError unless the directory is empty or a study's, by the marks of its stages.
-
-    A study that was killed before its first stage has nothing but an empty doit.json.
-    """
-    there = [path for path in output.iterdir() if not path.name.startswith(".")]
-    with suppress(ConfigError):
-        if any("digest" in read_json_mapping(path) for path in output.glob("stages/*.json")):
-            return
-        if [path.name for path in there] == [RECORD] and not read_json_mapping(there[0]):
-            return
-    if there:
+    """Raise a ConfigError unless the directory is empty or has marks of a study's stages."""
+    for path in output.glob("stages/*.json"):
+        with suppress(ConfigError):
+            if "digest" in read_json_mapping(path):
+                return
+    if there := [path for path in output.iterdir() if not path.name.startswith(".")]:
         raise ConfigError(
             f"output {output} holds {min(there).name} and no stage of a study; choose another "
             "output"
@@ -89,11 +84,16 @@ def _refuse_other_files(output: Path) -> None:
 
 
 def states(study: StudyConfig, scale: Scale = "cpu") -> list[StageState]:
-    """The stages of all looks with their states."""
-    stages = plan(study, scale)
-    with as_written(study.output / RECORD):
-        done = _workflow(stages, study.output).done()
-    return [StageState(*each) for each in zip(stages, done, strict=True)]
+    """The stages of all looks; one that reads the output of an outdated stage is outdated too."""
+    stale: set[Path] = set()
+    folder = StageFolder(study.output)
+    found: list[StageState] = []
+    for stage in plan(study, scale):
+        done = not stale.intersection(stage.inputs) and folder.is_done(stage)
+        if not done:
+            stale |= set(stage.outputs)
+        found.append(StageState(stage, done))
+    return found
 
 
 def check_inputs(study: StudyConfig, stages: Sequence[PlannedStage]) -> None:
@@ -118,31 +118,41 @@ def check_inputs(study: StudyConfig, stages: Sequence[PlannedStage]) -> None:
 def _run(
     study: StudyConfig, stages: Sequence[PlannedStage], runner: Runner, progress: Progress
 ) -> None:
-    folder = StageFolder(study.output)
-    failures: list[Exception] = []
+    """Run what is not up to date, in threads; each stage after those whose outputs it reads.
 
-    def attempt(stage: PlannedStage) -> bool:
-        try:
-            execute(stage, folder, runner)
-        except Exception as error:  # raised below, in the main thread
-            failures.append(error)
-            return False
-        return True
-
+    After a failure, running stages end and no other begins.
+    """
+    folder, by_name = StageFolder(study.output), {stage.name: stage for stage in stages}
+    writers = {path: stage.name for stage in stages for path in stage.outputs}
+    graph = TopologicalSorter(
+        {s.name: [writers[path] for path in s.inputs if path in writers] for s in stages}
+    )
+    graph.prepare()
+    running: dict[Future[None], str] = {}
+    pool = ThreadPoolExecutor(study.workers)
     with _Clock(stages, progress) as clock:
-        problems = _workflow(stages, study.output).run(attempt, clock.listen, study.workers)
-    if failures:
-        raise failures[0]
-    if problems:
-        raise StudyError(f"{problems[0]}; finished stages are kept: run the study again")
 
+        def bring_up_to_date(stage: PlannedStage) -> None:
+            if not folder.is_done(stage):
+                clock.listen(stage.name, "started")
+                execute(stage, folder, runner)
+            clock.listen(stage.name, "done")
 
-def _workflow(stages: Sequence[PlannedStage], output: Path) -> Workflow:
-    try:
-        from paceline.studies.workflow import Workflow
-    except ImportError:
-        raise UsageError("studies need doit: pip install -e '.[study]'") from None
-    return Workflow(stages, output / RECORD)
+        try:
+            while graph.is_active():
+                for name in graph.get_ready():
+                    running[pool.submit(bring_up_to_date, by_name[name])] = name
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    future.result()
+                    graph.done(running.pop(future))
+        except Exception:
+            pool.shutdown(cancel_futures=True)
+            raise
+        except BaseException:  # such as Ctrl-C
+            pool.shutdown(wait=False, cancel_futures=True)
+            runner.stop()
+            raise
+    pool.shutdown()
 
 
 class _Clock:

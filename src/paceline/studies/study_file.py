@@ -12,7 +12,7 @@ from pathlib import Path
 from string import Template
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import Field, model_validator
+from pydantic import AliasChoices, Field, model_validator
 
 from paceline.config import StrictModel, load_config
 from paceline.errors import UsageError
@@ -78,7 +78,7 @@ class StudyConfig(StrictModel):
         looks: Number of times that examples are drawn, at most; fewer if all claims are decided.
         stages: The stages by name.
         workers: Number of stages that run at the same time and share the threads.
-        engine: `local` runs stages here, `ray` on the nodes of a Ray cluster with shared files.
+        runner: `local` runs stages here, `ray` on the nodes of a Ray cluster with shared files.
     """
 
     title: str = Field(min_length=1)
@@ -89,7 +89,9 @@ class StudyConfig(StrictModel):
     looks: int = Field(default=1, ge=1, le=100)
     stages: dict[Annotated[str, Field(pattern=r"^[a-z0-9_-]+$")], Stage] = Field(min_length=1)
     workers: int = Field(default=1, ge=1)
-    engine: Literal["local", "ray"] = "local"
+    runner: Literal["local", "ray"] = Field(
+        default="local", validation_alias=AliasChoices("runner", "engine")
+    )
 
     @model_validator(mode="after")
     def _variables_are_known(self) -> StudyConfig:

@@ -1,34 +1,65 @@
-"""Tasks: sets of prompts with a metric for the answers.
+"""Tasks: sets of prompts with a metric for the answers, and tasks as configuration values.
 
-base.py           interface of tasks; choosing examples and writing them to a file
-arithmetic.py     step-by-step sums, scored by accuracy
-text_pairs.py     pairs to train encoder-decoders on: translations, summaries
-docstrings.py     one-sentence summaries of Python's documentation, scored by ROUGE
-task_prompts.py   examples as prompts in tokens, scores of answers in tokens
-corpora.py        a user's own prompts, or prompt-answer pairs with a metric
-row_task.py       base of tasks on rows of a data set: templates, few-shot examples, chats
-translation.py    BLEU and chrF
-summarization.py  ROUGE
-math_problems.py  word problems, scored by accuracy; numbers.py reads the final number
-questions.py      closed questions, scored by exact match and F1
+base.py           interface of tasks; examples: their choice, their prompts in tokens, their scores
+math_problems.py  word problems and step-by-step sums, scored by accuracy
+docstrings.py     one-sentence summaries of Python's documentation, scored by ROUGE; pairs of text
+corpora.py        a user's own prompts, prompt-answer pairs with a metric, or messages of users
+row_task.py       rows of a data set: translation (BLEU, chrF), summaries (ROUGE), questions (F1)
 code_problems.py  functions, scored by their tests; execution.py starts judge.py, which runs both;
                   barriers.py says what is closed to them
-open_chat.py      messages of users, for speed and agreement
-scoring.py        metrics and the libraries that compute them
-task_choice.py    tasks as configuration values
+scoring.py        metrics and the libraries that compute them; figures of all answers together
 """
 
-from paceline.tasks.arithmetic import Arithmetic
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from paceline.config import StrictModel, validate
+from paceline.extensions import variants
 from paceline.tasks.base import OwnTask, Split, Task, TaskExample, write_examples
 from paceline.tasks.code_problems import Code
-from paceline.tasks.corpora import Pairs, PlainText
+from paceline.tasks.corpora import Chat, Pairs, PlainText
 from paceline.tasks.docstrings import Docstrings
-from paceline.tasks.math_problems import GSMSymbolic, Math
-from paceline.tasks.open_chat import Chat
-from paceline.tasks.questions import Questions
-from paceline.tasks.summarization import Summarization
-from paceline.tasks.task_choice import AnyTask, TaskChoice, build_task
-from paceline.tasks.translation import Translation
+from paceline.tasks.math_problems import Arithmetic, GSMSymbolic, Math
+from paceline.tasks.row_task import Questions, Summarization, Translation
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+AnyTask: TypeAlias = (
+    Arithmetic
+    | Docstrings
+    | PlainText
+    | Pairs
+    | Translation
+    | Summarization
+    | Math
+    | GSMSymbolic
+    | Questions
+    | Code
+    | Chat
+)
+
+
+if TYPE_CHECKING:
+    TaskChoice: TypeAlias = Task
+else:
+    TaskChoice = variants(AnyTask, "task", OwnTask)
+    """Type of a configuration field; a name selects the task with its defaults."""
+
+
+class _Choice(StrictModel):
+    task: TaskChoice
+
+
+def build_task(chosen: str | Mapping[str, Any]) -> Task:
+    """Build a task from its name or its settings, such as `{"task": "docstrings"}`.
+
+    Raises:
+        ConfigError: unknown task or invalid value.
+    """
+    return validate(_Choice, {"task": chosen if isinstance(chosen, str) else dict(chosen)}).task
+
 
 __all__ = [
     "AnyTask",

@@ -6,14 +6,14 @@ are only used for testing.
 
 from __future__ import annotations
 
-import hashlib
+import dataclasses
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, ClassVar, Literal, NoReturn
 
-from paceline.data.messages import text_of
-from paceline.data.prompts import CorpusConfig, Record, corpus_fingerprint, read_records
+from paceline.data.prompts import CorpusConfig, Record, corpus_fingerprint, read_records, text_of
 from paceline.errors import PromptError, UsageError
+from paceline.fingerprints import short_hash
 from paceline.tasks import scoring
 from paceline.tasks.base import TaskExample, TaskModel, as_row, pick
 from paceline.tasks.docstrings import first_line
@@ -45,15 +45,11 @@ class Corpora(TaskModel):
         return pick(found, count, seed, name, "request fewer or give more text")
 
 
-class PlainText(Corpora):
-    """Prompts of any corpus, for timing only; answers are not scored.
+class Unscored(Corpora):
+    """Base of corpora whose answers are not scored, for timing and agreement."""
 
-    Attributes:
-        corpus: Corpus of test prompts.
-        train_corpus: Corpus of training text.
-    """
-
-    task: Literal["text"] = "text"
+    no_metric: ClassVar[str]
+    """What `score` says."""
 
     @property
     def metric(self) -> None:
@@ -74,14 +70,26 @@ class PlainText(Corpora):
         Raises:
             UsageError: always.
         """
-        raise UsageError(
-            "the text task has no metric; use one that has, such as arithmetic or docstrings, or "
-            "give prompts with completions as task pairs"
-        )
+        raise UsageError(self.no_metric)
 
     def versions(self) -> dict[str, str]:
         """Hash of a local corpus."""
         return corpus_version(self.corpus)
+
+
+class PlainText(Unscored):
+    """Prompts of any corpus, for timing only; answers are not scored.
+
+    Attributes:
+        corpus: Corpus of test prompts.
+        train_corpus: Corpus of training text.
+    """
+
+    task: Literal["text"] = "text"
+    no_metric: ClassVar[str] = (
+        "the text task has no metric; use one that has, such as arithmetic or docstrings, or give "
+        "prompts with completions as task pairs"
+    )
 
 
 class Pairs(Corpora):
@@ -141,7 +149,7 @@ def corpus_version(corpus: CorpusConfig) -> dict[str, str]:
     if not path.is_file():
         found = corpus_fingerprint(corpus)
         return {"corpus": found} if found else {}
-    return {"corpus": hashlib.sha256(path.read_bytes()).hexdigest()[:16]}
+    return {"corpus": short_hash([path.read_bytes()])}
 
 
 def _prompt_of(record: Record) -> str:
@@ -149,3 +157,50 @@ def _prompt_of(record: Record) -> str:
     if messages and messages[-1]["role"] == "assistant":
         messages.pop()
     return json.dumps([record.text, messages])
+
+
+class Chat(Unscored):
+    """Messages of users, such as instructions or open questions; answers are not scored.
+
+    A prompt or a document becomes a message of the user, with its completion as the answer. Chats
+    are used as they are.
+
+    Attributes:
+        corpus: Corpus of test prompts.
+        train_corpus: Corpus of training prompts.
+        system: Message of the system before each prompt that is not a chat.
+    """
+
+    version: ClassVar[int] = 1
+
+    task: Literal["chat"] = "chat"
+    system: str | None = None
+
+    no_metric: ClassVar[str] = (
+        "the chat task has no metric; use questions, math or another task with reference answers"
+    )
+
+    def choose(
+        self, split: Split, count: int, seed: int, reference_of: Callable[[Record], str]
+    ) -> list[TaskExample]:
+        """The records as chats; raises PromptError for one that has tokens instead of text."""
+        found = super().choose(split, count, seed, reference_of)
+        return [TaskExample(self._as_chat(example.record), "") for example in found]
+
+    def versions(self) -> dict[str, str]:
+        """Version of the task, and the hash of a local corpus."""
+        return {"task_version": str(self.version), **corpus_version(self.corpus)}
+
+    def signatures(self) -> dict[str, str]:
+        """The same as `versions`."""
+        return self.versions()
+
+    def _as_chat(self, record: Record) -> Record:
+        if record.kind == "chat":
+            return record
+        texts = (record.text, record.completion)
+        if any(isinstance(text, list) for text in texts):
+            raise PromptError(f"{record.where} has tokens; wanted a text to send as a message")
+        roles = ("system", self.system), ("user", record.text), ("assistant", record.completion)
+        messages = tuple({"role": role, "content": str(text)} for role, text in roles if text)
+        return dataclasses.replace(record, kind="chat", text="", completion=None, messages=messages)

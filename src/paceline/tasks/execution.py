@@ -12,13 +12,13 @@ import functools
 import os
 import select
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 from typing import Literal, NamedTuple
 
 from paceline.errors import PacelineError, PromptError, UsageError
+from paceline.processes import stop_groups
 from paceline.tasks import barriers, judge
 
 _ISOLATED = ("unshare", "--user", "--map-root-user", "--net", "--ipc", "--mount")
@@ -122,8 +122,7 @@ def _status(program: str, limits: Limits, checks: Checks | None, own_root: bool)
         try:
             return _wait(process, _WALL_FACTOR * limits.seconds)
         finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
+            stop_groups([process])
             process.wait()
 
 

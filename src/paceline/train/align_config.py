@@ -12,7 +12,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.data.prompts import CorpusConfig
 from paceline.data.replay import Rounds
 from paceline.data.requests import ModelWriter
-from paceline.engines.text_config import OpenAIWriter
+from paceline.engines.texts import OpenAIWriter
 from paceline.train.objectives import ForwardKL, Objective, as_terms, reads_target, reads_top
 from paceline.train.recipes import RECIPES, RecipeName
 from paceline.train.settings import TrainSettings

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paceline.config import read_json
-from paceline.engines.text_config import MAY_CHANGE
+from paceline.engines.texts import MAY_CHANGE
 from paceline.models.drafts.save import save_draft, tokenizer_files
 from paceline.records import atomic_directory, atomic_write_text, read_jsonl
 

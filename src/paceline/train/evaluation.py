@@ -19,10 +19,8 @@ from paceline.core.rules import Lossless
 from paceline.core.sampling import to_probs
 from paceline.core.speed import block_efficiency_from_text
 from paceline.core.vocabulary_subset import spread
-from paceline.data.batching import batches_of_like_length
-from paceline.data.collate import collate
-from paceline.data.completions import sample_completions
-from paceline.data.sources import rows_of
+from paceline.data.collate import batches_of_like_length, collate
+from paceline.data.sources import rows_of, sample_completions
 from paceline.models.loading import fingerprint
 from paceline.records import atomic_write_text, locked, read_jsonl
 from paceline.rng import named_generator

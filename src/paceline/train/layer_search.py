@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from paceline.core.sampling import SamplingParams
-from paceline.data.completions import sample_completions
-from paceline.data.sources import rows_of
+from paceline.data.sources import rows_of, sample_completions
 from paceline.errors import UsageError
 from paceline.models.drafts.layers import layer_lists, subset_layers
 from paceline.progress import silent

@@ -17,9 +17,14 @@ from paceline.core.fused import chunks
 from paceline.core.reduction import Mean
 from paceline.data.collate import Row, collate
 from paceline.data.examples import Lengths, build_examples
-from paceline.data.messages import text_of
 from paceline.data.packing import PackedText
-from paceline.data.prompts import CorpusConfig, corpus_fingerprint, read_records, stream_records
+from paceline.data.prompts import (
+    CorpusConfig,
+    corpus_fingerprint,
+    read_records,
+    stream_records,
+    text_of,
+)
 from paceline.data.sources import ExampleStream, FixedText, Shard
 from paceline.errors import ConfigError, PromptError, UsageError
 from paceline.models.compatibility import check_fits

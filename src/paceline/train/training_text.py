@@ -7,14 +7,19 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from paceline.data.examples import Lengths, build_examples
-from paceline.data.hidden_state_cache import ReadText
 from paceline.data.packing import PackedText
 from paceline.data.prompts import read_records
-from paceline.data.replay import Rounds, TargetRounds
+from paceline.data.replay import Rounds, ServedRounds, TargetRounds
 from paceline.data.requests import ModelWriter
-from paceline.data.served_rounds import ServedRounds
-from paceline.data.sources import BatchSource, ExampleStream, FixedText, MixedText, SampledText
-from paceline.engines.text_config import OpenAIWriter
+from paceline.data.sources import (
+    BatchSource,
+    ExampleStream,
+    FixedText,
+    MixedText,
+    ReadText,
+    SampledText,
+)
+from paceline.engines.texts import OpenAIWriter
 from paceline.errors import ConfigError, PromptError
 from paceline.models import prepare_for_decoding
 from paceline.models.loading import load_tokenizer, tokenizer_of

@@ -248,7 +248,9 @@ def _best_cells(frontier: Frontier, cells: Cells) -> Table:
     }
     text = (
         "The cells are chosen on a random half of the examples. Their figures are those of the "
-        "other half, so that the best of many cells does not look better than it is."
+        "other half, so that the best of many cells does not look better than it is. A lossless "
+        "rule has the target's quality by proof; above temperature 0 it samples other texts, so "
+        "its mean score differs from the target's by chance."
     )
     return Table("Best setting of each family", rows, text=text, columns=columns)
 

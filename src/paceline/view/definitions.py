@@ -1,8 +1,13 @@
-"""The figures and terms of pages and tables, each defined once, as in docs/notation.md."""
+"""The words and definitions of pages: the figures of `results`, further ones, and other terms."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from paceline.results import figures
+
+if TYPE_CHECKING:
+    from paceline.results.figures import Figure
 
 
 class Definition(NamedTuple):
@@ -58,47 +63,25 @@ PAPERS = {
 }
 ALPHA = "alpha of a rule"
 
+_WORDS = {
+    "block_efficiency": "tokens per target call",
+    "deferral_rate": "target passes / tokens",
+}
+# Figures that no row gives: of evaluations during training, of costs, of other figures.
 # term, definition, name, words, unit, better, symbol
-_FIGURES = (
-    ("expected acceptance", "the sum over the vocabulary of min(p, q), p the target's and q the "
-     "draft's distribution; a mean over tokens that the target generated. DistillSpec writes "
-     "alpha, which here is the parameter of rules only.", "expected_acceptance", "", "", "more"),
-    ("acceptance under the rule", "the same of a rule: the probability that it accepts a drafted "
-     "token.", "rule_acceptance", "", "", "more"),
-    ("accuracy", "fraction of held-out tokens that are the model's most likely one.",
-     "accuracy", "", "", "more"),
-    ("held-out loss", "cross entropy with held-out text, per token.", "loss", "", "nats", "less"),
-    ("block efficiency", "tokens per target call, recovered and bonus tokens included; at most "
-     "gamma + 1.", "block_efficiency", "tokens per target call", "tokens", "more", "tau"),
-    ("greedy agreement", "fraction of positions where both models have the same most likely token.",
-     "greedy_agreement", "", "", "more"),
+_OWN = (
+    ("acceptance under the rule", "probability that a rule accepts a drafted token; a mean over "
+     "tokens of held-out text.", "rule_acceptance", "", "", "more"),
     ("TVD under the rule", "total variation distance of the target's distribution and of the one "
      "that the rule makes of both models' distributions.",
      "rule_tvd", "TVD to the target under the rule", "", "less"),
-    ("greedy draft acceptance", "the target's probability of the draft's most likely token: the "
-     "acceptance of an engine that drafts greedily.", "greedy_draft_acceptance", "", "", "more"),
-    ("acceptance rate", "accepted / examined drafted tokens while decoding. Examined: the accepted "
-     "tokens and the first rejected one of each block.", "acceptance_rate", "", "", "more"),
-    ("draft acceptance rate", "accepted / drafted tokens while decoding, the number that vLLM "
-     "prints.", "draft_acceptance_rate", "", "", "more"),
-    ("rejection rate", "rejected / examined drafted tokens: 1 - acceptance rate.",
-     "rejection_rate", "", "", "less"),
-    ("deferral rate", "target passes / tokens, without the pass over the prompt; 1 for the target "
-     "alone.", "deferral_rate", "target passes / tokens", "", "less"),
-    ("speedup", "seconds per token of the target alone / of decoding with the draft. Both are "
-     "measured, interleaved on the same requests, prompt included. Above 1 is faster.",
-     "speedup", "", "", "more"),
-    ("decoding speedup", "the speedup of the time after the first token.",
-     "decoding_speedup", "", "", "more"),
+    ("accuracy", "fraction of held-out tokens that are the model's most likely one.",
+     "accuracy", "", "", "more"),
+    ("held-out loss", "cross entropy with held-out text, per token.", "loss", "", "nats", "less"),
     ("relative latency", "1 / speedup.", "relative_latency", "", "", "less"),
-    ("predicted speedup", "tokens per target call / (c gamma + 1), with the measured cost ratio "
-     "c.", "predicted_speedup", "", "", "more", "tau / (c gamma + 1)"),
     ("expected speedup", "tokens per target call / the cost of a block in target passes, where a "
      "pass over gamma + 1 tokens costs what it costs on this machine.",
      "expected_speedup", "", "", "more"),
-    ("MBSU", "memory-bound speedup: the predicted speedup with the draft's share of the target's "
-     "parameters as the cost ratio c.", "mbsu", "", "", "more", "tau / (c gamma + 1)",
-     "Direct Alignment, section 3.2", PAPERS["Direct Alignment"].link),
     ("cost ratio", "seconds of a draft pass / seconds of a target pass, each drawing one token.",
      "cost_ratio", "", "", "less", "c"),
     ("break-even acceptance", "the acceptance at which tokens per target call equal the cost of a "
@@ -109,11 +92,6 @@ _FIGURES = (
      "spent on longer target passes and on work outside of passes.",
      "engine_efficiency", "", "", "more"),
     ("gamma", "number of tokens that the draft proposes in a block.", "gamma"),
-    ("quality", "mean score of the answers.", "quality", "", "", "more"),
-    ("relative quality", "quality / target's: mean score of the answers / that of the target alone "
-     "on the same examples; 1 by proof for lossless decoding. Above temperature 0 it samples other "
-     "texts: the distance of its mean score from the target's is chance.",
-     "relative_quality", "", "", "more"),
     ("gain", "block efficiency / that of the run's initial draft, on the same texts.",
      "gain", "", "", "more"),
 )  # fmt: skip
@@ -208,7 +186,17 @@ def _from(paper: str, term: str, place: str, definition: str) -> Definition:
     return Definition(term, definition, source=f"{paper}, {place}", link=PAPERS[paper].link)
 
 
-FIGURES = {one[2]: Definition(*one) for one in _FIGURES}
+def _registered(figure: Figure) -> Definition:
+    source, link = figure.paper or ("", "")
+    words, better = _WORDS.get(figure.name, ""), figure.better or ""
+    text = f"{figure.definition}."
+    return Definition(
+        figure.words, text, figure.name, words, figure.unit, better, figure.symbol, source, link
+    )
+
+
+FIGURES = {name: _registered(figure) for name, figure in figures.FIGURES.items()}
+FIGURES |= {one[2]: Definition(*one) for one in _OWN}
 """Figures by their names in code."""
 _OCCURRING = (
     *(_from("DistillSpec", term, "table 1", text) for term, text in _RECIPES),

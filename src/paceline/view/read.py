@@ -56,7 +56,7 @@ def _of_directory(path: Path) -> Page:
     if not path.is_dir():
         raise UsageError(f"{path} does not exist; give {_WANTED}")
     refuse_links_out(path, "remove it: a report shows what is in the directory")
-    if (path / "rows.jsonl.gz").exists() or (path / "doit.json").exists():
+    if (path / "rows.jsonl.gz").exists() or (path / "stages").is_dir():
         return _study(path)
     manifest = RunDirectory(path).read_manifest() or {}
     kind = manifest.get("kind")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aligning import write_corpus, write_pair
-from engine_servers import serving
+from fake_servers import Served, serving
 from paceline.bench import BenchConfig, bench
 from paceline.bench.score import ScoreConfig, score
 from paceline.config import validate
@@ -16,7 +16,6 @@ from paceline.decode.strategies import Autoregressive
 from paceline.engines import text_servers
 from paceline.errors import ConfigError, EngineError, UsageError
 from paceline.records import read_jsonl
-from text_servers import Served
 
 pytestmark = pytest.mark.slow
 

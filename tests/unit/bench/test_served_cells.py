@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aligning import write_corpus, write_pair
-from engine_servers import Answer, sampling_of, serving
+from fake_servers import Answer, sampling_of, serving
 from paceline.bench import BenchConfig, bench, served_cells
 from paceline.bench.prediction import read_predictions
 from paceline.bench.schema import ResultRow
@@ -22,13 +22,18 @@ from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.decode.strategies import Autoregressive, Speculative
 from paceline.engines.client import Client
-from paceline.engines.commands import Drafting, Room
+from paceline.engines.commands import (
+    Drafting,
+    EngineChoice,
+    Room,
+    Setup,
+    server_command,
+    server_environment,
+)
 from paceline.engines.contract import Request
-from paceline.engines.engine_choice import EngineChoice, Setup, server_command, server_environment
-from paceline.engines.start import started
-from paceline.engines.vllm import VllmServer
+from paceline.engines.process import started
+from paceline.engines.servers import VerifiedBlock, VllmServer, examined, stream_answer
 from paceline.engines.vllm_plugin import read_rule
-from paceline.engines.vllm_stream import VerifiedBlock, examined, stream_answer
 from paceline.errors import ConfigError, EngineError
 from paceline.models import load_model
 from paceline.permissions import given

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from paceline.core.sampling import SamplingParams
-from paceline.data.completions import sample_completions
+from paceline.data.sources import sample_completions
 from paceline.models.fakes import TableModel
 from tiny import tiny_model
 

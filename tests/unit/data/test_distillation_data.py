@@ -16,11 +16,11 @@ from aligning import write_corpus, write_pair
 from paceline import processes
 from paceline.config import validate
 from paceline.core.sampling import SamplingParams
+from paceline.data.answering import Answer, ShardStore
 from paceline.data.distillation_data import generate_data
 from paceline.data.examples import Lengths, build_examples
 from paceline.data.prompts import read_records
 from paceline.data.requests import GenerateDataConfig, plan_shards
-from paceline.data.shards import Answer, ShardStore
 from paceline.decode import AutoregressiveDecoder
 from paceline.errors import ConfigError, ContextLengthError, GenerationError, ModelLoadError
 from paceline.models import load_model

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from paceline.data.examples import Example
-from paceline.data.hidden_state_cache import ReadText
-from paceline.data.sources import ExampleStream, FixedText, Shard
+from paceline.data.sources import ExampleStream, FixedText, ReadText, Shard
 from paceline.errors import ConfigError, PromptError
 from paceline.models.contract import Batch, Texts
 from paceline.models.hf.causal import CausalModel
@@ -16,7 +15,7 @@ _LENGTHS = (2, 9, 3, 7, 4, 6, 2, 3)
 
 @pytest.fixture(autouse=True)
 def _in_threes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.data.hidden_state_cache._GROUP_SIZE", 3)
+    monkeypatch.setattr("paceline.data.sources._GROUP_SIZE", 3)
 
 
 def examples() -> list[Example]:

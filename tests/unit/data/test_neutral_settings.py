@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 
 from aligning import write_corpus, write_pair
-from engine_servers import Answer, serving
+from fake_servers import Answer, Served, serving
 from paceline.config import validate
+from paceline.data.answering import ShardStore
 from paceline.data.distillation_data import generate_data
 from paceline.data.requests import GenerateDataConfig
-from paceline.data.shards import ShardStore
 from paceline.errors import UsageError
-from text_servers import Served
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,12 @@ from typing import Any
 import pytest
 
 from paceline.data import read_records
-from paceline.data.python_docs import standard_library, write_python_docs
-from paceline.data.python_tasks import PythonTasks, write_python_tasks
+from paceline.data.python_docs import (
+    PythonTasks,
+    standard_library,
+    write_python_docs,
+    write_python_tasks,
+)
 
 pytestmark = pytest.mark.slow
 

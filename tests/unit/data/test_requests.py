@@ -1,3 +1,5 @@
+"""The requests of a plan, and tokens of answers that a server gives as text alone."""
+
 from pathlib import Path
 from typing import Any
 
@@ -5,9 +7,11 @@ import pytest
 
 from aligning import write_corpus
 from paceline.config import validate
+from paceline.data.answering import text_of, tokens_behind
 from paceline.data.requests import GenerateDataConfig, Request, plan_shards
 from paceline.errors import ConfigError, PromptError
 from tiny import tiny_tokenizer
+from tokenizer_families import FAMILIES, wrapped
 
 _TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
 
@@ -23,6 +27,15 @@ def planned(tmp_path: Path, rows: list[dict[str, Any]], **changes: Any) -> list[
         f"{index:05d}-of-{len(shards):05d}.parquet" for index in range(len(shards))
     ]
     return [list(shard.requests) for shard in shards]
+
+
+def test_the_old_name_of_pool_is_read_and_the_new_one_written():
+    values = {"target": "t", "output": "o", "prompts": "p"}
+    found = [validate(GenerateDataConfig, values | {key: "ray"}) for key in ("pool", "engine")]
+    assert [config.model_dump()["pool"] for config in found] == ["ray", "ray"]
+    assert "engine" not in found[1].model_dump()
+    with pytest.raises(ConfigError, match="engine"):
+        validate(GenerateDataConfig, values | {"pool": "ray", "engine": "processes"})
 
 
 def asked(request: Request) -> str:
@@ -129,3 +142,30 @@ def test_a_record_names_the_system_prompt_that_was_there(tmp_path: Path):
     assert [request.system_prompt for request in shard] == ["", "own", "be brief"]
     with pytest.raises(PromptError, match="line 1 has tokens, and format chat needs text"):
         planned(tmp_path, [{"tokens": [5, 6]}], format="chat")
+
+
+PROMPT, ANSWER = "def f(x):\n", "return y"
+
+
+@pytest.mark.parametrize(
+    "family", [name for name in FAMILIES if name not in ("unigram", "pieces of words")]
+)
+def test_an_answer_has_no_space_that_the_server_did_not_write(family: str):
+    plain = FAMILIES[family]()
+    prompt, tokenizer = plain.encode(PROMPT).ids, wrapped(plain)
+    before = plain.decode(prompt)
+    found = tokens_behind(tokenizer, prompt, ANSWER)
+    assert plain.decode(prompt + found) == before + ANSWER
+    assert text_of(tokenizer, found, prompt) == ANSWER
+    alone = plain.encode(ANSWER, add_special_tokens=False).ids
+    assert (plain.decode(prompt + alone) == before + ANSWER) == (
+        family in ("no space in front", "bytes")
+    )
+
+
+def test_an_answer_that_no_tokens_continue_with_is_said():
+    plain = FAMILIES["pieces of words"]()
+    prompt = plain.encode("the c").ids
+    with pytest.warns(UserWarning, match="without its prompt: .* cannot go on with"):
+        found = tokens_behind(wrapped(plain), prompt, "(")
+    assert found == plain.encode("(").ids

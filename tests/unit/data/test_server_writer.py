@@ -12,18 +12,17 @@ import pytest
 import torch
 
 from aligning import write_corpus, write_pair
-from engine_servers import Answer, serving
+from fake_servers import Answer, Served, serving, top_of
 from paceline.config import validate
 from paceline.core.sampling import SamplingParams
-from paceline.data import shards
+from paceline.data import answering
+from paceline.data.answering import ShardStore
 from paceline.data.distillation_data import generate_data
 from paceline.data.requests import GenerateDataConfig
-from paceline.data.shards import ShardStore
 from paceline.decode import AutoregressiveDecoder
 from paceline.engines import text_servers
 from paceline.errors import ConfigError, EngineError, PacelineError, SlowerWarning, UsageError
 from paceline.permissions import given
-from text_servers import Served, top_of
 
 _WORDS = ("cat", "hat", "pan", "tin", "inn", "hen", "rain", "river", "thread", "barn", "sat")
 KEY = "a-secret-key-1234"
@@ -62,7 +61,7 @@ def config(folder: Path, output: Path, url: Any, **changes: Any) -> GenerateData
     return validate(GenerateDataConfig, given(values | changes))
 
 
-def answers(run: Path) -> list[shards.Answer]:
+def answers(run: Path) -> list[answering.Answer]:
     return ShardStore(run / "data").read()
 
 

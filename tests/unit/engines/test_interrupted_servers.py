@@ -15,7 +15,7 @@ def test_ctrl_c_ends_the_wait_for_a_server_in_one_line():
         from pathlib import Path
         from paceline.engines.contract import Request
         from paceline.core.sampling import SamplingParams
-        from paceline.engines.text_config import OpenAIWriter
+        from paceline.engines.texts import OpenAIWriter
         from paceline.engines.text_servers import TextServers
         from paceline.train.guard import StopRequest
 

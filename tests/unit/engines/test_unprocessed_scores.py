@@ -10,15 +10,13 @@ import torch
 from torch import Tensor
 
 from aligning import write_pair
-from engine_servers import Answer, serving
+from fake_servers import Answer, Served, serving
 from paceline.core.sampling import SamplingParams
-from paceline.engines import text_servers, unprocessed_scores
+from paceline.engines import text_servers
 from paceline.engines.contract import Request
-from paceline.engines.text_answers import Written
-from paceline.engines.text_config import OpenAIWriter
 from paceline.engines.text_servers import TextServers
+from paceline.engines.texts import OpenAIWriter, Written
 from paceline.errors import EngineError, UsageError
-from text_servers import Served
 
 Process = Callable[[Tensor, dict[str, Any]], Tensor]
 LOWEST = -9999.0  # vLLM's, instead of minus infinity
@@ -204,5 +202,5 @@ def test_a_server_without_scores_is_the_error_that_it_was(folder: Path):
 
 def test_mutant_one_temperature_finds_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch):
     """The check is of the settings: the same ones twice would accept every server."""
-    monkeypatch.setattr(unprocessed_scores, "_SHARP_FORMS", (SamplingParams(),) * 3)
+    monkeypatch.setattr(text_servers, "_SHARP_FORMS", (SamplingParams(),) * 3)
     assert len(answers(teacher(folder, processed))) == 3

@@ -11,8 +11,7 @@ from paceline.config import to_yaml
 from paceline.core.rules import Chow, Lenient, Lossless, Lossy, Rule, TokenV3
 from paceline.decode.strategies import DecodingConfig, Speculative
 from paceline.engines import vllm_plugin
-from paceline.engines.vllm_logits import expand_batch_to_tokens
-from paceline.engines.vllm_plugin import register
+from paceline.engines.vllm_plugin import expand_batch_to_tokens, register
 
 RULE = '{"rule": "token_v3", "alpha": 0.3}'
 

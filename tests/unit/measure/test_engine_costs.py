@@ -16,8 +16,7 @@ from paceline.bench.schema import Baseline, ExampleRow, ResultRow
 from paceline.config import validate
 from paceline.core.sampling import SamplingParams
 from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative
-from paceline.engines.contract import BlockCounts, Engine, Request, Served, Together
-from paceline.engines.versions import untested
+from paceline.engines.contract import BlockCounts, Engine, Request, Served, Together, untested
 from paceline.errors import EngineError, PacelineError, UsageError
 from paceline.measure import MeasureConfig, measure
 from paceline.measure.engine_costs import StepCost, check_replaceable, read_costs

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine_servers import (
+from fake_servers import (
     Route,
     Speculating,
     accepted_at_least,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine_servers import Route, serving, vllm_routes
+from fake_servers import Route, serving, vllm_routes
 from near_pair import GAMMA, write_near_pair
 from near_pair import served_config as config
 from paceline.errors import EngineError, PacelineError, UsageError

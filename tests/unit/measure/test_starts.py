@@ -11,12 +11,12 @@ import pytest
 from scipy import stats
 
 from engine_costs import costs_of, step
-from engine_servers import serving, vllm_routes
+from fake_servers import serving, vllm_routes
 from near_pair import GAMMA, served_config, write_near_pair
 from paceline.core.bootstrap import Interval
 from paceline.engines.assisted import Transformers
+from paceline.engines.commands import EngineChoice, Setup
 from paceline.engines.contract import Engine, Request, Served, Together
-from paceline.engines.engine_choice import EngineChoice, Setup
 from paceline.measure import served_runs
 from paceline.measure.engine_costs import read_costs
 from paceline.measure.served import ServedMeasurement, measure_served

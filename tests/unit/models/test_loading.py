@@ -1,5 +1,6 @@
 """Loading: what works, and one clear line for each thing that can be wrong with the place."""
 
+import importlib.metadata
 import json
 import os
 import shutil
@@ -16,6 +17,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import WhisperConfig
 
+import paceline
+from paceline.environment import environment
 from paceline.errors import ModelLoadError, PacelineError, UnsupportedModelError, UsageError
 from paceline.models import load_model, wrap_model
 from paceline.models.loading import fingerprint, load_tokenizer
@@ -82,6 +85,20 @@ def test_auto_dtype_is_the_precision_that_was_chosen(
 ):
     monkeypatch.setenv("PACELINE_PRECISION", precision)
     assert load_model(model_directory, device="cpu").dtype == getattr(torch, precision)
+
+
+def test_models_load_from_a_source_tree_that_is_not_installed(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def only_others(package: str) -> str:
+        if package == "paceline":
+            raise importlib.metadata.PackageNotFoundError(package)
+        return version(package)
+
+    version = importlib.metadata.version
+    monkeypatch.setattr("importlib.metadata.version", only_others)
+    assert load_model(model_directory).tokenizer is not None
+    assert environment()["versions"]["paceline"] == paceline.__version__
 
 
 def test_a_missing_path_says_what_to_name(tmp_path: Path):

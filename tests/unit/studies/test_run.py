@@ -30,7 +30,8 @@ class Writer:
         self.stages = {stage.name: stage for stage in stages}
         self.ran: list[str] = []
         self.failing: set[str] = set()
-        self.error: Exception | None = None
+        self.written: dict[str, str] = {}
+        self.error: BaseException | None = None
         self.was_stopped = False
 
     def __call__(self, command: Sequence[str], log: Path) -> int:
@@ -42,7 +43,7 @@ class Writer:
         self.ran.append(name)
         for output in self.stages[name].outputs:
             output.parent.mkdir(parents=True, exist_ok=True)
-            output.write_text(name)
+            output.write_text(self.written.get(name, name))
         return 3 if name in self.failing else 0
 
     def stop(self) -> None:
@@ -83,6 +84,88 @@ def test_examples_are_drawn_until_the_claims_are_decided(
     assert sorted(writer.ran) == sorted(stage.name for stage in stages)
     assert {stage.look for stage in stages} == set(range(last + 1))
     assert writer.was_stopped
+
+
+class Again:
+    """A study of one look: which of its stages run again."""
+
+    def __init__(self, study: StudyConfig, writer: Writer) -> None:
+        self.study, self.writer = study.model_copy(update={"looks": 1}), writer
+
+    def run(self) -> list[str]:
+        """-> the stages that ran."""
+        self.writer.ran.clear()
+        run_study(self.study)
+        return self.writer.ran
+
+    def done(self) -> list[bool]:
+        return [state.is_done for state in states(self.study)]
+
+
+@pytest.fixture
+def again(study: StudyConfig, writer: Writer) -> Again:
+    return Again(study, writer)
+
+
+def test_nothing_runs_again_if_nothing_changed(again: Again):
+    assert again.done() == [False] * 3
+    assert sorted(again.run()) == ["align", "cells", "tau-look-0"]
+    assert again.done() == [True] * 3
+    assert again.run() == []
+
+
+def test_another_content_runs_the_stage_and_those_that_depend_on_it(again: Again):
+    again.run()
+    Path("data/corpus.jsonl").write_text("another")
+    again.writer.written["align"] = "another draft"
+    assert again.done() == [False, False, True]
+    assert again.run() == ["align", "tau-look-0"]
+
+
+def test_a_stage_whose_inputs_are_made_again_as_they_were_is_left_alone(again: Again):
+    again.run()
+    Path("data/corpus.jsonl").write_text("another")
+    assert again.run() == ["align"]
+    assert again.done() == [True] * 3
+
+
+def test_a_new_date_of_the_same_content_runs_nothing(again: Again):
+    again.run()
+    Path("data/corpus.jsonl").touch()
+    assert again.run() == []
+
+
+def test_another_setting_runs_its_stage(again: Again):
+    again.run()
+    values = tiny_study() | {"looks": 1}
+    values["stages"]["cells"]["set"]["num_examples"] = 9
+    again.study = validate(StudyConfig, values)
+    assert again.done() == [True, True, False]
+    assert again.run() == ["cells"]
+
+
+def test_an_output_that_is_gone_is_made_again(again: Again):
+    again.run()
+    Path("runs/tiny/cells/results.jsonl").unlink()
+    assert again.run() == ["cells"]
+
+
+def test_what_a_stopped_study_had_finished_is_kept(again: Again):
+    again.run()
+    Path("data/prompts.jsonl").write_text("another")
+    again.writer.error = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        again.run()
+    assert again.writer.was_stopped
+    assert again.done() == [True, False, False]
+    Path("data/prompts.jsonl").write_text("")
+    assert not again.done()[2], "it may have written over what it had"
+
+
+def test_a_mark_that_is_damaged_stands_for_no_run(again: Again):
+    again.run()
+    Path("runs/tiny/stages/cells.json").write_text("{torn")
+    assert again.done() == [True, True, False]
 
 
 def test_a_failure_names_its_stage_and_keeps_the_others(study: StudyConfig, writer: Writer):
@@ -274,7 +357,6 @@ def test_all_claims_are_judged_from_rows_alone(tmp_path: Path, monkeypatch: pyte
 
 
 FOREIGN = {
-    "doit.json": '{"build": {"deps:": []}}',
     "rows.jsonl": "precious\n",
     "stages/align.json": '{"image": 1}',
     "stages/align.yaml": "precious: 1\n",
@@ -282,9 +364,7 @@ FOREIGN = {
 }
 
 
-@pytest.mark.parametrize(
-    "names", [list(FOREIGN), ["doit.json"], ["rows.jsonl"], ["logs/align.log"]]
-)
+@pytest.mark.parametrize("names", [list(FOREIGN), ["rows.jsonl"], ["logs/align.log"]])
 def test_a_directory_with_other_files_is_no_output_of_a_study(
     study: StudyConfig, writer: Writer, names: list[str]
 ):
@@ -299,10 +379,10 @@ def test_a_directory_with_other_files_is_no_output_of_a_study(
     }
 
 
-@pytest.mark.parametrize("left", [["doit.json"], [".tmp"], ["stages/align.json", "align/x"]])
+@pytest.mark.parametrize("left", [[".tmp"], ["stages/align.json", "align/x"]])
 def test_a_study_that_was_killed_early_goes_on(study: StudyConfig, writer: Writer, left: list[str]):
     for name in left:
         (study.output / name).parent.mkdir(parents=True, exist_ok=True)
-        (study.output / name).write_text('{"digest": "0"}' if "stages" in name else "{}")
+        (study.output / name).write_text('{"digest": "0", "folder": "align"}')
     run_study(study, is_decided=lambda _: True)
     assert "align" in writer.ran

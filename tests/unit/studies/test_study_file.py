@@ -7,6 +7,7 @@ import yaml
 from paceline.config import validate
 from paceline.errors import ConfigError, UsageError
 from paceline.studies.study_file import StudyConfig, filled, find_studies, read_study, study_path
+from studying import tiny_study
 
 STAGE = {
     "command": "trajectory",
@@ -78,3 +79,8 @@ def test_studies_are_found_by_name_or_path(tmp_path: Path):
         study_path("recipe", tmp_path)
     with pytest.raises(UsageError, match="choose one of recipes"):
         study_path("zzz", tmp_path)
+
+
+def test_the_runner_may_be_called_engine():
+    for key in ("runner", "engine"):
+        assert validate(StudyConfig, tiny_study() | {key: "ray"}).runner == "ray"

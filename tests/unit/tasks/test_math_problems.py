@@ -1,17 +1,22 @@
-"""Word problems: numbers compared digit by digit, and generated ones by reasoning_gym's scorer."""
+"""Numbers compared digit by digit; generated problems and sums, whose splits never meet."""
 
+import hashlib
+import itertools
 import json
 import random
+import re
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from paceline.data import CorpusConfig
-from paceline.errors import PromptError
-from paceline.tasks import GSMSymbolic, Math, TaskExample
-from paceline.tasks.numbers import final_number
+from paceline.data.prompts import Record
+from paceline.errors import PromptError, UsageError
+from paceline.tasks import Arithmetic, GSMSymbolic, Math, TaskExample
+from paceline.tasks.math_problems import final_number, work_out
 
 ROWS = [
     {"question": "How many apples are 2 and 3?", "answer": "2 + 3 = <<2+3=5>>5\n#### 5"},
@@ -142,3 +147,223 @@ def test_a_generated_chat_asks_and_answers():
     assert plain.record.text == f"Question: {question}\nAnswer:"
     assert plain.record.completion == f" {answer}"
     assert set(GSMSymbolic().signatures()) == {"task_version", "reasoning-gym"}
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("5 + 6 = 11\n#### 11", "11"),
+        ("#### 1,234\n\nQuestion: another?\n#### 3", "1234"),
+        ("#### $1,234.50.", "1234.50"),
+        ("#### -7", "-7"),
+        ("#### -$7", "-7"),
+        ("####42 apples, not 43", "42"),
+        ("The answer is 42.", "42"),
+        ("It costs $2,000.", "2000"),
+        ("first 1, then 2", "2"),
+        ("10-5", "5"),
+        ("x = -5", "-5"),
+        ("(3)-4", "4"),
+        ("half is .5", ".5"),
+        ("1. 2. 3.", "3"),
+        ("12 #### none", None),
+        ("no number", None),
+        ("", None),
+    ],
+)
+def test_the_final_number_is_read(text: str, number: str | None):
+    assert final_number(text) == number
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a\n#### 72",
+        "b\n#### 1,000",
+        "c\n#### -3",
+        "d\n#### 0.5",
+        "e\n#### 10,250,000",
+        "no mark",
+        "#### 1\n#### 2",
+    ],
+)
+def test_marked_numbers_are_those_of_the_evaluation_released_with_gsm8k(text: str):
+    """It searches for the mark, a space and a number, and removes commas."""
+    found = re.search(r"#### (-?[0-9.,]+)", text)
+    assert final_number(text) == (found[1].strip().replace(",", "") if found else None)
+
+
+TASK = Arithmetic()
+# Small enough to list: 200 expressions of two digits, 4,000 of three.
+SMALL = Arithmetic(min_terms=2, max_terms=3, min_digits=1, max_digits=1)
+
+
+def whole(example: TaskExample) -> str:
+    assert isinstance(example.record.text, str)
+    assert isinstance(example.record.completion, str)
+    return example.record.text + example.record.completion
+
+
+def expressions(examples: list[TaskExample]) -> list[str]:
+    return [whole(example).partition(" =")[0] for example in examples]
+
+
+def held_out(expression: str) -> bool:
+    return int(hashlib.sha256(expression.encode()).hexdigest(), 16) < 2**256 // 10
+
+
+def all_small() -> list[str]:
+    return [
+        "".join(text)
+        for terms in (2, 3)
+        for text in itertools.product(
+            "0123456789", *[[f" {sign} {n}" for sign in "+-" for n in range(10)]] * (terms - 1)
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("expression", "sides"),
+    [
+        ("4 - 3 + 12", ["1 + 12", "13"]),
+        ("5 - 8 + 12 - 3", ["-3 + 12 - 3", "9 - 3", "6"]),
+        ("1 - 2 - 3", ["-1 - 3", "-4"]),
+        ("7 + 8", ["15"]),
+    ],
+)
+def test_an_expression_is_reduced_one_operation_at_a_time(expression: str, sides: list[str]):
+    assert work_out(expression) == sides
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_all_sides_of_a_worked_answer_are_equal_and_each_has_one_term_less(split):
+    for example in TASK.examples(split, 300):
+        line = whole(example)
+        number, sign = r"-?\d+", r" [+-] "
+        assert re.fullmatch(rf"\d+(?:{sign}\d+)+(?: = {number}(?:{sign}\d+)*)+", line), line
+        sides = line.split(" = ")
+        assert {eval(side) for side in sides} == {int(example.reference)}
+        terms = [len(side.split()) // 2 + 1 for side in sides]
+        assert terms == list(range(terms[0], 0, -1))
+
+
+def test_the_prompt_ends_where_the_answer_begins():
+    example = TASK.examples("test", 1)[0]
+    assert str(example.record.text).endswith(" =")
+    assert str(example.record.completion).startswith(" ")
+    assert example.record.kind == "prompt"
+
+
+def test_every_worked_answer_is_right_and_with_any_digit_of_its_result_changed_wrong():
+    for example in TASK.examples("test", 100):
+        answer = str(example.record.completion)
+        assert TASK.score(example, answer) == 1.0
+        result = answer.rindex("=") + 1
+        for place in (n for n in range(result, len(answer)) if answer[n].isdigit()):
+            wrong = str((int(answer[place]) + 1) % 10)
+            assert TASK.score(example, answer[:place] + wrong + answer[place + 1 :]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [
+        (" 13", 1.0),
+        ("13", 1.0),
+        (" 1 + 12 = 13\n5 + 5 = 10", 1.0),
+        (" 2 + 12 = 13", 1.0),  # only the result is judged
+        (" 1 + 12 = 13.0", 1.0),  # as the library sees numbers
+        (" 1 + 12 = 14", 0.0),
+        (" 1 + 12 = -13", 0.0),
+        (" 1 + 12 = 130", 0.0),
+        (" 1 + 12 = 13 = 14", 0.0),
+        (" the sum is 13", 0.0),  # the library would give it some marks
+        (" 1 + 12 =", 0.0),
+        (" 1 + 12", 0.0),
+        ("\n13", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_what_stands_after_the_last_equals_sign_of_the_first_line_is_judged(
+    answer: str, score: float
+):
+    example = TaskExample(Record("here", "prompt", text="4 - 3 + 12 ="), "13")
+    assert TASK.score(example, answer) == score
+
+
+@pytest.mark.parametrize(("terms", "digits"), [(2, 1), (3, 1), (2, 2)])
+def test_half_of_the_held_out_share_is_always_there(terms: int, digits: int):
+    task = Arithmetic(min_terms=terms, max_terms=terms, min_digits=digits, max_digits=digits)
+    share = (9 * 10 ** (digits - 1) + (digits == 1)) ** terms * 2 ** (terms - 1) // 10
+    assert len(set(expressions(task.examples("test", share // 2)))) == share // 2
+
+
+@pytest.mark.slow
+def test_the_test_split_is_exactly_the_held_out_expressions():
+    wanted = {expression for expression in all_small() if held_out(expression)}
+    examples = expressions(SMALL.examples("test", len(wanted)))
+    assert len(examples) == len(wanted)
+    assert set(examples) == wanted
+
+
+def test_more_test_examples_than_exist_are_refused_with_their_number():
+    existing = sum(map(held_out, all_small()))
+    with pytest.raises(UsageError) as caught:
+        SMALL.examples("test", existing + 1)
+    assert str(caught.value) == (
+        f"arithmetic has {existing} distinct test examples with these settings, {existing + 1} "
+        "were requested; request fewer or raise max_terms or max_digits"
+    )
+
+
+def test_more_than_exist_are_refused_where_there_are_many_too():
+    # 80,000 expressions, of which about a tenth is held out
+    task = Arithmetic(min_terms=4, max_terms=4, min_digits=1, max_digits=1)
+    assert len(task.examples("test", 100)) == 100
+    with pytest.raises(UsageError, match=r"arithmetic has 8\d\d\d distinct test examples"):
+        task.examples("test", 9000)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_nothing_that_is_written_out_in_training_is_held_out(seed: int):
+    tested = {expression for expression in all_small() if held_out(expression)}
+    for example in SMALL.examples("train", 1000, seed):
+        assert not tested.intersection(whole(example).split(" = "))
+
+
+def test_splits_stay_apart_under_other_settings_counts_and_seeds():
+    tested = set(expressions(TASK.examples("test", 500, seed=3)))
+    for settings, count, seed in ((TASK, 3000, 3), (TASK, 500, 9), (SMALL, 1000, 3)):
+        assert not tested.intersection(expressions(settings.examples("train", count, seed)))
+
+
+def test_one_seed_gives_the_same_examples_and_fewer_are_the_first_of_more():
+    for split in ("train", "test"):
+        assert TASK.examples(split, 50, 7) == Arithmetic().examples(split, 50, 7)
+        assert TASK.examples(split, 20, 7) == TASK.examples(split, 50, 7)[:20]
+
+
+def test_seeds_that_are_neighbours_have_hardly_an_expression_in_common():
+    first, second = (set(expressions(TASK.examples("train", 200, seed))) for seed in (0, 1))
+    assert len(first & second) < 10
+
+
+def test_terms_and_digits_are_within_their_limits():
+    task = Arithmetic(min_terms=2, max_terms=3, min_digits=2, max_digits=3)
+    for expression in expressions(task.examples("train", 200)):
+        numbers = re.findall(r"\d+", expression)
+        assert 2 <= len(numbers) <= 3
+        assert {len(number) for number in numbers} <= {2, 3}
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_no_examples_cannot_be_asked_for(count: int):
+    with pytest.raises(UsageError, match="request at least 1"):
+        TASK.examples("train", count)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"min_terms": 1}, {"min_terms": 6}, {"min_digits": 3}, {"min_digits": 0}]
+)
+def test_limits_that_allow_no_sum_are_refused(settings: dict[str, int]):
+    with pytest.raises(ValidationError):
+        Arithmetic(**settings)  # type: ignore[arg-type]

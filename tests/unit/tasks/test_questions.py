@@ -10,7 +10,7 @@ from paceline.data import CorpusConfig
 from paceline.data.prompts import Record
 from paceline.errors import PromptError
 from paceline.tasks import Questions, TaskExample
-from paceline.tasks.questions import exact_match, f1, normalised
+from paceline.tasks.row_task import exact_match, f1, normalised
 
 CASES = [
     (["The Eiffel Tower"], "eiffel tower!"),

@@ -1,4 +1,4 @@
-"""Tasks as choices, and their examples as files to train on."""
+"""Tasks as choices, their examples as files to train on, and texts of their answers."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from paceline.cli.task import task as task_command
 from paceline.config import StrictModel, load_config, to_yaml
 from paceline.data import read_records
-from paceline.data.prompts import CorpusConfig
+from paceline.data.prompts import CorpusConfig, Record
 from paceline.data.tokens import encode
 from paceline.errors import ConfigError, StorageError
 from paceline.tasks import (
@@ -30,6 +30,8 @@ from paceline.tasks import (
     docstrings,
     write_examples,
 )
+from paceline.tasks.base import ExamplePrompts, TaskExample
+from tokenizer_families import FAMILIES, wrapped
 
 CORPUS_TASKS = {
     "translation": Translation,
@@ -207,3 +209,42 @@ def test_the_command_writes_a_task_of_rows(tmp_path: Path, capsys: Any):
     task_command("questions", out, split="test", count=1, overrides=settings)
     assert json.loads(out.read_text()) == {"prompt": "Paris. Where?", "completion": " Paris"}
     assert capsys.readouterr().out.endswith("out.jsonl: 1 examples\n")
+
+
+PROMPT, ANSWER = "def f(x):\n", "    y = x\n    return y"
+
+
+class _Compiles:
+    task, metric = "compiles", "compiles"
+
+    def score(self, example: TaskExample, answer: str) -> float:
+        try:
+            compile(example.record.text + answer, "answer", "exec")
+        except SyntaxError:
+            return 0.0
+        return 1.0
+
+
+@pytest.mark.parametrize(
+    "family", [name for name in FAMILIES if name not in ("unigram", "pieces of words")]
+)
+def test_a_body_of_python_keeps_its_first_space(family: str):
+    plain = FAMILIES[family]()
+    first, whole = plain.encode(PROMPT).ids, plain.encode(PROMPT + ANSWER).ids
+    answer = whole[len(first) :]
+    assert plain.decode(first + answer).lstrip() == PROMPT + ANSWER
+    example: Any = TaskExample(Record("1", "prompt", text=PROMPT), "")
+    task: Any = _Compiles()
+    found = ExamplePrompts(task, wrapped(plain), [example], [first])
+    assert found.text(answer, 0) == found.text(answer) == ANSWER
+    assert found.score(0, answer) == found.score(0, ANSWER) == 1.0
+    if family.startswith("a space"):  # what the same tokens are alone
+        assert found.score(0, plain.decode(answer)) == 0.0
+
+
+def test_an_answer_of_a_decoder_with_an_encoder_begins_a_text():
+    plain = FAMILIES["unigram"]()
+    prompt, answer = plain.encode("the cat").ids, plain.encode("the cat sat").ids
+    task: Any = _Compiles()
+    found = ExamplePrompts(task, wrapped(plain), [], [prompt], encoder=True)
+    assert found.text(answer, 0) == "the cat sat"

@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from aligning import align_config, losses, write_corpus, write_pair
 from paceline.config import validate
+from paceline.data.answering import Answer, ShardStore
 from paceline.data.distillation_data import generate_data
 from paceline.data.requests import GenerateDataConfig
-from paceline.data.shards import Answer, ShardStore
 from paceline.errors import ConfigError, ModelLoadError, PromptError, UnsupportedModelError
 from paceline.models import load_model
 from paceline.models.contract import Texts

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from aligning import align_config, losses, write_corpus, write_pair
-from engine_servers import serving
+from fake_servers import Served, serving
 from paceline.config import validate
 from paceline.data.distillation_data import generate_data
 from paceline.data.prompts import read_records
@@ -19,7 +19,6 @@ from paceline.models.contract import Texts
 from paceline.models.drafts.restricted_head import limit_vocabulary
 from paceline.models.drafts.save import save_draft
 from paceline.train import align
-from text_servers import Served
 from tiny import tiny_model
 
 _WORDS = ("cat", "hat", "pan", "tin", "inn", "hen", "rain", "river")

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from aligning import align_config, losses, write_corpus, write_pair
-from engine_servers import serving
-from paceline.data.served_rounds import ServedRounds
+from fake_servers import Served, serving
+from paceline.data.replay import ServedRounds
 from paceline.engines import text_servers
 from paceline.errors import ConfigError, EngineError
 from paceline.models import load_model
 from paceline.train import align
-from text_servers import Served
 
 pytestmark = pytest.mark.slow
 

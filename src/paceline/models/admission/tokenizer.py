@@ -32,6 +32,7 @@ from paceline.models.admission.tokenizer_doubts import (
     refuse_outside,
 )
 from paceline.models.admission.tokenizer_probes import TOKENIZER_FILE, TokenizerFile, find_reference
+from paceline.version import __version__
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from paceline.models.admission.tokenizer_probes import Reading, Reference
 
 _FORMAT = 1  # increase when the comparison changes, so that kept results are not used
-_PACKAGES = ("paceline", "transformers", "tokenizers", "sentencepiece")
+_PACKAGES = ("transformers", "tokenizers", "sentencepiece")
 _FILES = ("*.json", "*.model", "*.spm", "*.txt", "*.tiktoken")
 _WEIGHTS = ".index.json"  # ends the name of a list of weight files
 _CLASS_SETTINGS = ("padding_side", "truncation_side", "model_input_names")
@@ -286,7 +287,7 @@ def _key(directory: Path) -> str:
     """Hash of what a check depends on: the tokenizer's files, config.json and versions."""
     files = {file for pattern in _FILES for file in directory.glob(pattern)}
     kept = sorted(file for file in files if not file.name.endswith(_WEIGHTS) and file.is_file())
-    digest = hashlib.sha256(f"{_FORMAT} {files_fingerprint(kept)}".encode())
+    digest = hashlib.sha256(f"{_FORMAT} {__version__} {files_fingerprint(kept)}".encode())
     for package in _PACKAGES:
         digest.update(f"{package} {importlib.metadata.version(package)}\n".encode())
     return digest.hexdigest()[:16]

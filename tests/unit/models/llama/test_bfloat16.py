@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from paceline.core.sampling import SamplingParams
-from paceline.data.completions import sample_completions
+from paceline.data.sources import sample_completions
 from paceline.models import prepare_for_decoding, wrap_model
 from paceline.models.hf.cache import RoomyCache
 from paceline.models.llama.cpu import NativeLlama

@@ -1,0 +1,510 @@
+"""Answers the requests of a file, by the target or by servers, and stores the records.
+
+Records of a file are written as Parquet at once; those of servers are kept in a journal until then.
+"""
+
+# N positions of completions, K recorded tokens, D hidden size
+from __future__ import annotations
+
+import multiprocessing.util
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+
+import pyarrow
+import torch
+from pyarrow import parquet
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+from paceline.core.fused import chunks
+from paceline.core.sampling import SamplingParams
+from paceline.data.collate import collate
+from paceline.data.prompts import TopTokens
+from paceline.data.requests import ModelWriter
+from paceline.data.sources import rows_of
+from paceline.data.tokens import inner_tokens, tokens_of
+from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
+from paceline.engines.commands import Room, Setup
+from paceline.engines.contract import Request as ServedRequest
+from paceline.engines.process import check_choice, running
+from paceline.engines.text_servers import TextServers
+from paceline.engines.texts import EngineWriter, OpenAIWriter
+from paceline.errors import ContextLengthError, PromptError
+from paceline.models import load_model, prepare_for_decoding
+from paceline.models.answer_text import answer_text
+from paceline.models.compatibility import check_fits
+from paceline.models.contract import decoder_contexts
+from paceline.models.loading import fingerprint, load_tokenizer, tokenizer_of
+from paceline.progress import silent
+from paceline.records import append_jsonl, read_jsonl, storage_errors
+from paceline.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from transformers import PreTrainedTokenizerBase
+
+    from paceline.data.requests import GenerateDataConfig, Request, Shard
+    from paceline.decode import Generation
+    from paceline.decode.decoder import Decoder
+    from paceline.engines.texts import Written
+    from paceline.models.hf.base import HfModel
+    from paceline.models.loading import DType
+
+
+class Answer(BaseModel):
+    """One record: a prompt, the target's completion and the settings that produced it.
+
+    Attributes:
+        id: `PROMPT/N` for answer N to a prompt.
+        prompt: The prompt as text, chat template included.
+        completion: The completion as text, without the end-of-text token.
+        prompt_tokens: The target's exact input tokens.
+        completion_tokens: The generated tokens, including any end-of-text token.
+        stop_reason: `eos`, or `length` or `context` if the text was truncated.
+        source: Location of the prompt in its corpus.
+        target_fingerprint: Hash of the target's files.
+        draft, draft_fingerprint: Empty without a draft.
+        dtype, activations: Precision of the target's weights and activations; empty if a server
+            answered.
+        server: Name and version of the server that answered, such as `vllm 0.32.0`; empty if it
+            gives none, or if the target answered here.
+        top_tokens, top_log_probs: The most likely tokens of each position and their log
+            probabilities before sampling settings, most likely first, in nats; empty at a position
+            for which the server gives none; None if they were not recorded.
+        hidden_states: The target's hidden states before each token, bfloat16 bytes, one row per
+            token; None if they were not recorded.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str
+    prompt: str
+    completion: str
+    prompt_tokens: list[int]
+    completion_tokens: list[int]
+    stop_reason: Literal["eos", "length", "context"]
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    system_prompt: str
+    source: str
+    prompt_was_cut: bool
+    target: str
+    target_fingerprint: str = ""
+    draft: str = ""
+    draft_fingerprint: str = ""
+    num_speculative_tokens: int = 0
+    dtype: str = ""
+    activations: str = ""
+    max_new_tokens: int
+    paceline: str
+    server: str = ""
+    top_tokens: Sequence[Sequence[int]] | None = None
+    top_log_probs: Sequence[Sequence[float]] | None = None
+    hidden_states: bytes | None = None
+
+
+_COLUMNS = list(Answer.model_fields)
+_TYPES = {
+    "top_tokens": pyarrow.list_(pyarrow.list_(pyarrow.int32())),
+    "top_log_probs": pyarrow.list_(pyarrow.list_(pyarrow.float32())),
+    "hidden_states": pyarrow.binary(),
+}
+
+
+class Journal:
+    """Answers of a file that is not complete yet, one JSON line each, in any order."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> dict[str, Answer]:
+        """The answers by id."""
+        answers = (Answer(**row) for row in read_jsonl(self._path))
+        return {answer.id: answer for answer in answers}
+
+    def append(self, answer: Answer) -> None:
+        """Add an answer; raises StorageError if it cannot be written."""
+        append_jsonl(self._path, answer.model_dump())
+
+    def remove(self) -> None:
+        """Remove it, because the file is complete."""
+        self._path.unlink(missing_ok=True)
+
+
+class ShardStore:
+    """The Parquet files of one run."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def written(self) -> set[str]:
+        """Names of all completed files."""
+        return {path.name for path in self.directory.glob("*.parquet")}
+
+    def holds(self, name: str, num_records: int) -> bool:
+        """True if the file exists, is readable and has this number of records."""
+        try:
+            return parquet.read_metadata(self.directory / name).num_rows == num_records
+        except (OSError, pyarrow.ArrowException):
+            return False
+
+    def journal(self, name: str) -> Journal:
+        """The answers of an incomplete file."""
+        return Journal(self.directory / ".partial" / f"{name}.jsonl")
+
+    def foreign(self) -> list[str]:
+        """Files whose columns are those of another version of Paceline."""
+        return [name for name in sorted(self.written()) if self._columns(name) != _COLUMNS]
+
+    def _columns(self, name: str) -> list[str]:
+        try:
+            return parquet.read_schema(self.directory / name).names
+        except (OSError, pyarrow.ArrowException):
+            return _COLUMNS  # a damaged file is not foreign; it is written again
+
+    def write(self, name: str, answers: Sequence[Answer]) -> None:
+        """Write a file atomically.
+
+        Raises:
+            StorageError: the file could not be written.
+        """
+        table = pyarrow.Table.from_pylist([answer.model_dump() for answer in answers])
+        for column, kind in _TYPES.items():  # those of a column without values are unknown
+            index = table.column_names.index(column)
+            table = table.set_column(index, column, table[column].cast(kind))
+        with storage_errors(self.directory):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=self.directory, prefix=".writing.") as scratch:
+                path = Path(scratch) / name
+                with path.open("wb") as stream:
+                    parquet.write_table(table, stream)
+                    stream.flush()
+                    os.fsync(stream.fileno())
+                path.replace(self.directory / name)
+
+    def read(self, names: Iterable[str] | None = None) -> list[Answer]:
+        """Records of the given files (None: all), ordered by file name."""
+        chosen = sorted(self.written() if names is None else names)
+        tables = (parquet.read_table(self.directory / name) for name in chosen)
+        return [Answer(**row) for table in tables for row in table.to_pylist()]
+
+    def sweep(self) -> None:
+        """Remove incomplete files of workers that were killed."""
+        for scratch in self.directory.glob(".writing.*"):
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+class Answerer:
+    """Answers requests with the target and an optional draft."""
+
+    def __init__(self, config: GenerateDataConfig) -> None:
+        self.config = config
+        self.target = self._load(config.target, config.dtype)
+        self.draft = None if config.draft is None else self._load(config.draft, self.target.dtype)
+        self.tokenizer = tokenizer_of(self.target, config.target)
+        self._check_lengths()
+        self.dtype = str(self.target.dtype).removeprefix("torch.")
+        configurable = self.target.device.type == "cpu" and self.dtype == "bfloat16"
+        self.activations = config.activations if configurable else self.dtype
+        self.target_fingerprint = fingerprint(config.target)
+        self.draft_fingerprint = "" if config.draft is None else fingerprint(config.draft)
+
+    def _check_lengths(self) -> None:
+        config = self.config
+        lengths = config.max_prompt_tokens, config.max_new_tokens
+        for model in (self.target, self.draft):
+            if model is not None:
+                check_fits(model, *lengths, ("max_prompt_tokens", "max_new_tokens"), "the model")
+        room = self._decoder(1.0).room([0])  # includes one block
+        wanted = sum(lengths) if self.target.decoder_prompt is None else 1 + config.max_new_tokens
+        if room is not None and wanted > room + 1:
+            raise ContextLengthError(
+                f"prompts and new tokens need a context of {wanted}, but these models support only "
+                f"{room + 1}; lower max_prompt_tokens or max_new_tokens"
+            )
+
+    def answer(self, shard: Shard, _journal: Journal) -> list[Answer]:
+        """One record per request, in order."""
+        requests = shard.requests
+        decoder = self._decoder(requests[0].temperature)
+        generations = decoder.generate(
+            [request.tokens for request in requests],
+            self.config.max_new_tokens,
+            [request.seed for request in requests],
+            batch_size=self.config.batch_size,
+        )
+        recorded = self._recorded(requests, generations)
+        return list(map(self._record, requests, generations, recorded))
+
+    def _recorded(
+        self, requests: Sequence[Request], generations: Sequence[Generation]
+    ) -> Sequence[Recorded]:
+        writer = self.config.writer
+        assert isinstance(writer, ModelWriter), "the writer of this class"
+        if not writer.top_logprobs and not writer.hidden_states:
+            return [Recorded()] * len(requests)
+        prompts = [request.tokens for request in requests]
+        completions = [generation.tokens for generation in generations]
+        return record(
+            self.target,
+            prompts,
+            completions,
+            writer.top_logprobs,
+            self.config.batch_size,
+            hidden_states=writer.hidden_states,
+        )
+
+    def _load(self, source: str, dtype: DType | torch.dtype) -> HfModel:
+        model = load_model(source, dtype=dtype)
+        return prepare_for_decoding(model, activations=self.config.activations)
+
+    def _decoder(self, temperature: float) -> Decoder:
+        config = self.config
+        sampling = SamplingParams(temperature=temperature, top_p=config.top_p, top_k=config.top_k)
+        gamma = config.num_speculative_tokens
+        decoder: Decoder = (
+            AutoregressiveDecoder(self.target, sampling)
+            if self.draft is None
+            else SpeculativeDecoder(self.target, self.draft, gamma=gamma, sampling=sampling)
+        )
+        decoder.forces_eos = False  # a draft would learn to stop at max_new_tokens
+        return decoder
+
+    def _record(self, request: Request, generation: Generation, recorded: Recorded) -> Answer:
+        config = self.config
+        text = generation.tokens[:-1] if generation.stop_reason == "eos" else generation.tokens
+        context = decoder_contexts(self.target, [request.tokens])[0]
+        return Answer(
+            **provenance(config, request),
+            prompt=text_of(self.tokenizer, request.tokens),
+            completion=text_of(self.tokenizer, text, context),
+            completion_tokens=generation.tokens,
+            stop_reason=generation.stop_reason,
+            target_fingerprint=self.target_fingerprint,
+            draft=config.draft or "",
+            draft_fingerprint=self.draft_fingerprint,
+            num_speculative_tokens=0 if config.draft is None else config.num_speculative_tokens,
+            dtype=self.dtype,
+            activations=self.activations,
+            top_tokens=None if recorded.top is None else recorded.top.tokens,
+            top_log_probs=None if recorded.top is None else recorded.top.log_probs,
+            hidden_states=recorded.hidden,
+        )
+
+
+class ServerAnswerer:
+    """Answers requests with servers; the target gives the tokenizer."""
+
+    def __init__(self, config: GenerateDataConfig, writer: OpenAIWriter) -> None:
+        self.config = config
+        self.tokenizer = load_tokenizer(config.target, alone=True)
+        self.end = cast("int | None", self.tokenizer.eos_token_id)
+        self.servers = TextServers(writer, partial(tokens_of, tokenizer=self.tokenizer))
+
+    def answer(self, shard: Shard, journal: Journal) -> list[Answer]:
+        """One record per request, in order; each is in the journal as soon as it is there."""
+        found = journal.read()
+        missing = [request for request in shard.requests if request.id not in found]
+        sampling = SamplingParams(
+            temperature=shard.requests[0].temperature,
+            top_p=self.config.top_p,
+            top_k=self.config.top_k,
+        )
+        wanted = [
+            ServedRequest(request.tokens, self.config.max_new_tokens, sampling, request.seed)
+            for request in missing
+        ]
+
+        def keep(index: int, written: Written) -> None:
+            answer = self._record(missing[index], written)
+            journal.append(answer)
+            found[answer.id] = answer
+
+        self.servers.write(wanted, keep)
+        return [found[request.id] for request in shard.requests]
+
+    def _record(self, request: Request, written: Written) -> Answer:
+        ended = written.stop_reason == "eos"
+        tokens = written.tokens_by(
+            lambda text: tokens_behind(self.tokenizer, request.tokens, text), self.end
+        )
+        has_end = ended and tokens[-1:] and tokens[-1] in self.tokenizer.all_special_ids
+        completion = written.text
+        if written.tokens is not None:
+            text = tokens[:-1] if has_end else tokens
+            completion = text_of(self.tokenizer, text, request.tokens)
+        return Answer(
+            **provenance(self.config, request),
+            prompt=text_of(self.tokenizer, request.tokens),
+            completion=completion,
+            completion_tokens=tokens,
+            stop_reason=written.stop_reason,
+            server=written.server,
+            top_tokens=written.top_tokens,
+            top_log_probs=written.top_log_probs,
+        )
+
+
+def provenance(config: GenerateDataConfig, request: Request) -> dict[str, Any]:
+    """The columns of a record that do not depend on its answer, but for the prompt's text."""
+    return {
+        "id": request.id,
+        "prompt_tokens": list(request.tokens),
+        "temperature": request.temperature,
+        "top_p": config.top_p,
+        "top_k": config.top_k,
+        "seed": request.seed,
+        "system_prompt": request.system_prompt,
+        "source": request.source,
+        "prompt_was_cut": request.cut,
+        "target": config.target,
+        "max_new_tokens": config.max_new_tokens,
+        "paceline": __version__,
+    }
+
+
+def text_of(
+    tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], prompt: Sequence[int] = ()
+) -> str:
+    """The text of tokens behind those of the prompt, special tokens included."""
+    return answer_text(tokenizer, tokens, prompt, skip_special_tokens=False)
+
+
+def tokens_behind(
+    tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], text: str
+) -> list[int]:
+    """Tokens of a server's text behind a prompt; a text alone may begin with a space of its own."""
+    try:
+        return inner_tokens(prompt, text, tokenizer)
+    except PromptError as error:
+        warnings.warn(f"an answer is tokenised without its prompt: {error}", stacklevel=2)
+        return tokens_of(text, tokenizer)
+
+
+class ShardWriter:
+    """Answers the requests of a shard and writes its file.
+
+    The first call loads the models or starts the server, which ends at `close` or with the process.
+    """
+
+    def __init__(self, config: GenerateDataConfig, directory: Path) -> None:
+        self._config = config
+        self._store = ShardStore(directory)
+        self._answerer: Answerer | ServerAnswerer | None = None
+        self._end: multiprocessing.util.Finalize | None = None
+
+    def __call__(self, shard: Shard) -> None:
+        if self._answerer is None:
+            with ExitStack() as stack:
+                self._answerer = _answerer(self._config, stack)
+                close = stack.pop_all().close
+            self._end = multiprocessing.util.Finalize(None, close, exitpriority=0)
+        journal = self._store.journal(shard.name)
+        self._store.write(shard.name, self._answerer.answer(shard, journal))
+        journal.remove()
+
+    def close(self) -> None:
+        """Stop the server, if one was started."""
+        if self._end is not None:
+            self._end()
+
+
+def _answerer(config: GenerateDataConfig, stack: ExitStack) -> Answerer | ServerAnswerer:
+    """`stack`: gets what has to be closed."""
+    match config.writer:
+        case ModelWriter():
+            return Answerer(config)
+        case OpenAIWriter() as writer:
+            return ServerAnswerer(config, writer)
+        case EngineWriter() as writer:
+            url = stack.enter_context(_own_server(config, writer))
+            return ServerAnswerer(config, writer.at(url))
+
+
+@contextmanager
+def _own_server(config: GenerateDataConfig, writer: EngineWriter) -> Iterator[str]:
+    """Start a server. -> its URL.
+
+    Raises:
+        UsageError: The program is not installed.
+        EngineError: The server does not start.
+    """
+    choice = writer.engine
+    if choice.engine == "vllm" and writer.top_logprobs:
+        options = (*choice.options, "--max-logprobs", str(writer.top_logprobs))
+        choice = choice.model_copy(update={"options": options})
+    check_choice(choice)
+    room = Room(config.max_prompt_tokens + config.max_new_tokens, writer.concurrency)
+    # a worker process has a device of its own; Ray hides the other ones
+    own = config.pool == "processes" and config.workers > 1 and torch.cuda.is_available()
+    gpu = torch.cuda.current_device() if own else None
+    setup = Setup(choice.target or config.target, None, room, config.dtype, gpu)
+    with running(choice, setup, silent) as client:
+        yield client.url
+
+
+_CHUNK = 256  # positions per chunk of probabilities
+
+
+class Recorded(NamedTuple):
+    """Of one completion.
+
+    Attributes:
+        top: The most likely tokens before each token; None: not recorded.
+        hidden: The hidden states that the head reads for each token, bfloat16 bytes in rows; None:
+            not recorded.
+    """
+
+    top: TopTokens | None = None
+    hidden: bytes | None = None
+
+
+@torch.no_grad()
+def record(
+    model: HfModel,
+    prompts: Sequence[Sequence[int]],
+    completions: Sequence[Sequence[int]],
+    count: int,
+    batch_size: int,
+    *,
+    hidden_states: bool,
+) -> list[Recorded]:
+    """The `count` most likely tokens before each completion token, at temperature 1.
+
+    `hidden_states`: also the hidden states. Cost: one forward pass over prompts and completions.
+    """
+    rows = rows_of(model, prompts, completions)
+    found: list[Recorded] = []
+    for first in range(0, len(rows), batch_size):
+        part = rows[first : first + batch_size]
+        batch = collate(part).to(model.device)
+        hidden_ND = model.hidden(batch)[batch.mask_BT]
+        lengths = [len(row.tokens) - row.trained_from for row in part]
+        tops = _top(model, hidden_ND, count, lengths) if count else [None] * len(part)
+        states = [_as_bytes(each) if hidden_states else None for each in hidden_ND.split(lengths)]
+        found += map(Recorded, tops, states)
+    return found
+
+
+def _top(model: HfModel, hidden_ND: Tensor, count: int, lengths: Sequence[int]) -> list[TopTokens]:
+    tops = [
+        model.head.log_probs(hidden_ND[chunk], model.vocab_size).topk(min(count, model.vocab_size))
+        for chunk in chunks(len(hidden_ND), _CHUNK)
+    ]
+    log_probs_NK, tokens_NK = (torch.cat(values) for values in zip(*tops, strict=True))
+    of_rows = zip(tokens_NK.split(list(lengths)), log_probs_NK.split(list(lengths)), strict=True)
+    return [TopTokens(tokens.tolist(), log_probs.tolist()) for tokens, log_probs in of_rows]
+
+
+def _as_bytes(hidden_TD: Tensor) -> bytes:
+    return hidden_TD.to("cpu", torch.bfloat16).contiguous().view(torch.uint8).numpy().tobytes()

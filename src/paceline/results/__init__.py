@@ -1,0 +1,17 @@
+"""Result rows, the figures that they give, and their intervals.
+
+Everything that measures writes rows; tables, charts, pages and claims read them.
+
+    import paceline.results
+    frame = paceline.results.load("runs/drafts")     # a pandas DataFrame: a line per row
+
+Read `row` first, then `figures`.
+"""
+
+from paceline.results.figures import FIGURES as FIGURES
+from paceline.results.figures import Figure as Figure
+from paceline.results.figures import register as register
+from paceline.results.frame import load as load
+from paceline.results.row import Row as Row
+from paceline.results.row import Source as Source
+from paceline.results.row import read_rows as read_rows

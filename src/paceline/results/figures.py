@@ -1,0 +1,412 @@
+"""The registry of figures: each is defined here once, by the sums of a row that it is made from.
+
+A figure is a product of ratios of totals over the units of a row, or a formula of another figure:
+
+    block efficiency = sum(emitted) / sum(calls)
+    speedup          = sum(target_seconds) / sum(target_tokens) * sum(tokens) / sum(seconds)
+    MBSU             = block efficiency / (parameter ratio * gamma + 1)
+
+Units in which a part is not measured do not count. Tables, charts, pages and JSON take names, units
+and definitions from here. To add a figure, `register` it; rows that have its sums then show it.
+"""
+
+# N units
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import torch
+
+from paceline.core import speed
+from paceline.core.bootstrap import Interval, ratio_interval, ratio_of_ratios_interval
+from paceline.core.bounded_means import bounded_mean_interval, bounded_ratio_interval
+from paceline.errors import UsageError
+from paceline.rng import named_generator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import Tensor
+
+    from paceline.results.row import Row
+
+    Formula = Callable[[float, Mapping[str, float]], float]
+
+_NAME = re.compile(r"[a-z0-9_]+")
+_ONE = "1"
+_TERM = re.compile(r"([+-]?)\s*([a-z0-9_]+)")
+
+
+class Paper(NamedTuple):
+    """A paper and its address."""
+
+    name: str
+    link: str
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Definition of a figure.
+
+    Attributes:
+        name: Key in JSON and data frames.
+        definition: What it is, in a clause; for tables, tooltips and margins of pages.
+        ratios: Numerator and denominator of each ratio of totals; each is a sum of a row, the
+            number 1 for every unit, or several with + and -, such as `tokens - prefill_tokens`.
+        of: Name of the figure that `formula` is applied to, instead of `ratios`.
+        formula: Increasing function of that figure, and of the settings and totals in `needs`.
+        needs: Names of settings or totals of the row.
+        label: Name in text; by default `name` with spaces.
+        symbol: Symbol in the papers.
+        unit: Such as seconds; empty: a pure number.
+        better: Direction; None: neither.
+        interval: `ratio`: bootstrap-t; `score`: of values in [0, 1]; `count`: of events that equal
+            units may have by chance.
+        most: The largest possible value.
+        format: Of the value, as in d3 and Vega.
+        paper: Where it is defined.
+    """
+
+    name: str
+    definition: str
+    ratios: tuple[tuple[str, str], ...] = ()
+    of: str = ""
+    formula: Formula | None = None
+    needs: tuple[str, ...] = ()
+    label: str = ""
+    symbol: str = ""
+    unit: str = ""
+    better: Literal["more", "less"] | None = None
+    interval: Literal["ratio", "score", "count"] = "ratio"
+    most: float = math.inf
+    format: str = ".3f"
+    paper: Paper | None = None
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(f"name {self.name!r} is not of lower case letters, digits and _")
+        if (self.formula is None) == (not self.ratios) or (self.formula is None) != (not self.of):
+            raise ValueError(f"{self.name} needs either ratios, or a formula of another figure")
+
+    @property
+    def words(self) -> str:
+        """Name in text."""
+        return self.label or self.name.replace("_", " ")
+
+    @property
+    def axis(self) -> str:
+        """Title of an axis."""
+        symbol = f" ({self.symbol})" if self.symbol else ""
+        return f"{self.words}{symbol}{f' [{self.unit}]' if self.unit else ''}"
+
+    def is_in(self, row: Row) -> bool:
+        """Whether the row has what the figure is made from, in at least one unit."""
+        if self.formula is not None:
+            known = row.setting.keys() | row.totals.keys()
+            return FIGURES[self.of].is_in(row) and all(name in known for name in self.needs)
+        names = {name for ratio in self.ratios for part in ratio for _, name in _terms(part)}
+        return names <= row.sums.keys() and bool(len(self._columns(row)[0][0]))
+
+    def value(self, row: Row) -> float:
+        """The figure of a row; NaN if a denominator is 0.
+
+        Raises:
+            UsageError: the row lacks a sum, a setting or a total.
+        """
+        if self.formula is not None:
+            return self.formula(FIGURES[self.of].value(row), self._facts(row))
+        value = 1.0
+        for over_N, under_N in self._columns(row):
+            under = float(under_N.sum())
+            value = value * float(over_N.sum()) / under if under else math.nan
+        return value
+
+    def measure(self, row: Row, *, seed: int = 0, confidence: float = 0.95) -> Interval:
+        """The figure with its interval over units; NaN if it is unknown.
+
+        Raises:
+            UsageError: the row lacks a sum, a setting or a total.
+        """
+        if self.formula is not None:
+            facts, formula = self._facts(row), self.formula
+            base = FIGURES[self.of].measure(row, seed=seed, confidence=confidence)
+            return Interval(*(formula(bound, facts) for bound in base))
+        ratios = self._columns(row)
+        if not all(float(under_N.sum()) for _, under_N in ratios):
+            return Interval(math.nan, math.nan, math.nan)
+        rng = named_generator(seed, self.name)
+        (over_N, under_N), *others = ratios
+        if others:
+            (tops_N, bottoms_N), *more = others
+            if more:
+                raise UsageError(f"{self.name} has more than two ratios")
+            sides = (over_N, under_N), (bottoms_N, tops_N)
+            return ratio_of_ratios_interval(*sides, rng=rng, confidence=confidence)
+        if self.interval == "score" and self.ratios[0][1] == _ONE:
+            return bounded_mean_interval(over_N, rng=rng, confidence=confidence)
+        if self.interval == "score":
+            return bounded_ratio_interval(over_N, under_N, rng=rng, confidence=confidence)
+        return ratio_interval(
+            *(over_N, under_N),
+            rng=rng,
+            confidence=confidence,
+            most=self.most,
+            counted=self.interval == "count",
+        )
+
+    def gain(self, row: Row, base: Row, *, seed: int = 0, confidence: float = 0.95) -> Interval:
+        """This figure of `row` / that of `base`, on the same units.
+
+        Raises:
+            UsageError: the rows have other units, or the figure is not one ratio.
+        """
+        if row.population != base.population or row.units != base.units:
+            raise UsageError(f"two rows of {row.population} have other units; compare equal ones")
+        if len(self.ratios) != 1:
+            raise UsageError(f"gains are of figures that are one ratio, and {self.name} is not")
+        sides = self._columns(row)[0], self._columns(base)[0]
+        rng = named_generator(seed, f"gain in {self.name}")
+        return ratio_of_ratios_interval(*sides, rng=rng, confidence=confidence)
+
+    def _columns(self, row: Row) -> list[tuple[Tensor, Tensor]]:
+        """Numerators and denominators of the units that have all of them, [N] each."""
+        names = {name for ratio in self.ratios for part in ratio for _, name in _terms(part)}
+        if missing := names - row.sums.keys():
+            raise UsageError(
+                f"{self.words} needs {min(missing)}, which a row of {row.source.command} lacks"
+            )
+        wanted = [row.sums[name] for name in sorted(names)]
+        places = [n for n in range(len(row.units)) if all(part[n] is not None for part in wanted)]
+
+        def column(part: str) -> Tensor:
+            total_N = torch.zeros(len(places), dtype=torch.float64)
+            for sign, name in _terms(part):
+                total_N += sign * torch.tensor(
+                    [row.sums[name][n] for n in places], dtype=torch.float64
+                )
+            return total_N if part != _ONE else torch.ones_like(total_N)
+
+        return [(column(over), column(under)) for over, under in self.ratios]
+
+    def _facts(self, row: Row) -> dict[str, float]:
+        known = row.setting | row.totals
+        if missing := [name for name in self.needs if name not in known]:
+            raise UsageError(f"{self.words} needs {missing[0]}, which the row lacks")
+        return {name: float(known[name]) for name in self.needs}
+
+
+def _terms(part: str) -> list[tuple[int, str]]:
+    """Signs and names of sums; none for the number 1."""
+    if part == _ONE:
+        return []
+    return [(-1 if sign == "-" else 1, name) for sign, name in _TERM.findall(part)]
+
+
+def _tau_and_gamma(
+    formula: Callable[[float, int, float], float], ratio: str
+) -> Callable[[float, Mapping[str, float]], float]:
+    return lambda tau, facts: formula(tau, int(facts["gamma"]), facts[ratio])
+
+
+_DISTILLSPEC = Paper("Zhou et al. 2023", "https://arxiv.org/abs/2310.08461")
+_DIRECT = Paper("Goel et al. 2024", "https://arxiv.org/abs/2403.00858")
+_CASCADES = Paper("Narasimhan et al. 2024", "https://arxiv.org/abs/2405.19261")
+
+_BUILT_IN: Sequence[Figure] = (
+    Figure(
+        "expected_acceptance",
+        "sum over the vocabulary of min(p, q), p the target's and q the draft's distribution; mean "
+        "over tokens that the target generated",
+        (("acceptance", "tokens"),),
+        symbol="alpha",
+        better="more",
+        most=1.0,
+        paper=_DISTILLSPEC,
+    ),
+    Figure(
+        "greedy_draft_acceptance",
+        "the target's probability of the draft's most likely token: the acceptance of an engine "
+        "that drafts greedily",
+        (("greedy_acceptance", "tokens"),),
+        better="more",
+        most=1.0,
+    ),
+    Figure(
+        "greedy_agreement",
+        "fraction of positions where both models have the same most likely token",
+        (("agreement", "tokens"),),
+        better="more",
+        most=1.0,
+    ),
+    Figure(
+        "block_efficiency",
+        "tokens per target call, recovered and bonus tokens included; at most gamma + 1",
+        (("emitted", "calls"),),
+        symbol="tau",
+        better="more",
+        paper=_DISTILLSPEC,
+    ),
+    Figure(
+        "block_efficiency_iid",
+        "(1 - alpha^(gamma + 1)) / (1 - alpha): block efficiency if each token is accepted with "
+        "the same, independent probability",
+        of="expected_acceptance",
+        formula=lambda alpha, facts: speed.block_efficiency_iid(alpha, int(facts["gamma"])),
+        needs=("gamma",),
+        better="more",
+        paper=_DISTILLSPEC,
+    ),
+    Figure(
+        "mbsu",
+        "memory-bound speedup: block efficiency / (c gamma + 1), with the parameters of the draft "
+        "/ those of the target as c",
+        of="block_efficiency",
+        formula=_tau_and_gamma(speed.mbsu, "parameter_ratio"),
+        needs=("gamma", "parameter_ratio"),
+        label="MBSU",
+        symbol="tau / (c gamma + 1)",
+        better="more",
+        paper=_DIRECT,
+    ),
+    Figure(
+        "predicted_speedup",
+        "block efficiency / (c gamma + 1), with the measured cost ratio c",
+        of="block_efficiency",
+        formula=_tau_and_gamma(speed.predicted_speedup, "cost_ratio"),
+        needs=("gamma", "cost_ratio"),
+        symbol="tau / (c gamma + 1)",
+        better="more",
+        paper=_DISTILLSPEC,
+    ),
+    Figure(
+        "speedup",
+        "seconds per token of the target alone / of decoding with the draft, measured by turns on "
+        "the same requests, prompt included",
+        (("target_seconds", "target_tokens"), ("tokens", "seconds")),
+        better="more",
+        format=".2f",
+    ),
+    Figure(
+        "decoding_speedup",
+        "the speedup of the time after the first token",
+        (
+            ("target_seconds - target_first_seconds", "target_tokens - target_first_tokens"),
+            ("tokens - first_tokens", "seconds - first_seconds"),
+        ),
+        better="more",
+        format=".2f",
+    ),
+    Figure(
+        "tokens_per_s",
+        "new tokens per second of whole requests, prompt included",
+        (("tokens", "seconds"),),
+        label="tokens per second",
+        unit="1/s",
+        better="more",
+        format=".1f",
+    ),
+    Figure(
+        "acceptance_rate",
+        "accepted / examined drafted tokens while decoding; examined: the accepted tokens and the "
+        "first rejected one of each block",
+        (("examined - rejected", "examined"),),
+        better="more",
+        interval="count",
+        most=1.0,
+    ),
+    Figure(
+        "rejection_rate",
+        "rejected / examined drafted tokens while decoding: 1 - acceptance rate",
+        (("rejected", "examined"),),
+        better="less",
+        interval="count",
+        most=1.0,
+        paper=_CASCADES,
+    ),
+    Figure(
+        "draft_acceptance_rate",
+        "accepted / drafted tokens while decoding, the number that vLLM prints",
+        (("accepted", "drafted"),),
+        better="more",
+        interval="count",
+        most=1.0,
+    ),
+    Figure(
+        "deferral_rate",
+        "target calls / tokens, without the pass over the prompt",
+        (("calls", "emitted"),),
+        better="less",
+        paper=_CASCADES,
+    ),
+    Figure(
+        "quality",
+        "mean score of the answers",
+        (("score", _ONE),),
+        better="more",
+        interval="score",
+        most=1.0,
+    ),
+    Figure(
+        "relative_quality",
+        "mean score of the answers / that of the target alone on the same examples",
+        (("score", "target_score"),),
+        better="more",
+        interval="score",
+    ),
+    Figure(
+        "nats_per_token",
+        "mean of -log p over the tokens of a text",
+        (("nats", "tokens"),),
+        unit="nats",
+        better="less",
+    ),
+    Figure(
+        "perplexity",
+        "exp(nats per token)",
+        of="nats_per_token",
+        formula=lambda nats, _: math.exp(nats) if nats < 700 else math.inf,
+        better="less",
+        format=".2f",
+    ),
+    Figure(
+        "nats_per_byte",
+        "mean of -log p per byte of a text in UTF-8, to compare models of other vocabularies",
+        (("nats", "bytes"),),
+        unit="nats",
+        better="less",
+    ),
+)
+
+FIGURES: dict[str, Figure] = {}
+"""All figures by name."""
+
+
+def register(figure: Figure) -> Figure:
+    """Add a figure of your own.
+
+    Raises:
+        ValueError: another figure has the name, or the figure that a formula uses is unknown.
+    """
+    if FIGURES.get(figure.name, figure) != figure:
+        raise ValueError(f"there is a figure {figure.name} already; give yours another name")
+    if figure.of and figure.of not in FIGURES:
+        raise ValueError(f"{figure.name} is a formula of {figure.of}, which is no figure")
+    return FIGURES.setdefault(figure.name, figure)
+
+
+for _figure in _BUILT_IN:
+    register(_figure)
+
+
+def figures_of(row: Row) -> list[Figure]:
+    """The figures that a row has, in the order of the registry."""
+    return [figure for figure in FIGURES.values() if figure.is_in(row)]
+
+
+def as_values(row: Row, names: Sequence[str] = (), *, seed: int = 0) -> dict[str, Interval]:
+    """Figures of a row with intervals, by name; without names: all that it has."""
+    chosen = [FIGURES[name] for name in names] or figures_of(row)
+    return {figure.name: figure.measure(row, seed=seed) for figure in chosen}

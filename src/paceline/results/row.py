@@ -1,0 +1,242 @@
+"""The result row: what was measured on each unit (example, text, seed), and where it comes from.
+
+A row is one setting, such as a draft at gamma 5 and temperature 1. Its sums are the counts, seconds
+and scores of each unit. A figure is a ratio of their totals, such as tokens / target calls, so rows
+can be pooled, compared in pairs and resampled without the models. `results.figures` defines all.
+
+    units          sums["emitted"]    sums["calls"]
+    prompt 0       21                 7
+    prompt 1       30                 10          block efficiency = (21 + 30) / (7 + 10) = 3
+
+Names of sums:
+
+    tokens, prefill_tokens      new tokens of a text; those that come with its prompt
+    emitted, calls              tokens of blocks; target passes without the prompt's. Of scored
+                                text: expected numbers, for the setting's gamma
+    acceptance, greedy_acceptance, agreement
+                                of the tokens of a scored text: sum of 1 - TVD(p, q), sum of
+                                p(argmax q), number of tokens with argmax q = argmax p
+    drafted, accepted, examined, rejected
+                                drafted tokens; examined: accepted, and a block's first rejected
+    score, target_score         of an answer, in [0, 1]; of the target's answer to it
+    seconds, first_seconds, first_tokens
+                                of a request; until its first tokens, and their number
+    target_seconds, target_first_seconds, target_tokens
+                                of the same request with the target alone, timed by turns
+    nats, bytes                 -log p of the tokens of a text; size of the text in UTF-8
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import zlib
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from paceline.config import StrictModel, describe
+from paceline.environment import environment
+from paceline.errors import UsageError
+from paceline.permissions import Origin
+from paceline.records import atomic_write_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    Condition = str | int | float | tuple[str | int | float, ...]
+
+SCHEMA_VERSION = 1
+FILE_NAMES = ("rows.jsonl", "rows.jsonl.gz")
+"""Names of the file of rows in a run directory."""
+Label = str | int | float
+_MOST_BYTES = 1 << 30  # of a decompressed file
+
+
+class Source(StrictModel):
+    """Where a row comes from.
+
+    Attributes:
+        command: The command that wrote it.
+        stage: The stage of a study; empty for others.
+        commit: Commit of Paceline; `modified` if the source differs from it.
+        machine: Processor, its instruction set and its number of logical cores; then the GPU, if
+            the process used one.
+        versions: Versions of Python and of the packages.
+        fingerprints: Of the models and texts that the command read.
+        date: Day, such as 2026-11-25.
+        sizes: Number of parameters of the models by role, such as `target`.
+    """
+
+    command: str
+    stage: str = ""
+    commit: str | None = None
+    modified: bool = False
+    machine: str = ""
+    versions: dict[str, str] = Field(default_factory=dict)
+    fingerprints: dict[str, str] = Field(default_factory=dict)
+    date: str | None = None
+    sizes: dict[str, int] = Field(default_factory=dict)
+
+    @classmethod
+    def here(cls, command: str, **more: Any) -> Source:
+        """The source of a row that this process makes now."""
+        return cls.of(environment(), command=command, date=_today(), **more)
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any], **more: Any) -> Source:
+        """The source of rows of a run, from the environment that its manifest records."""
+        git = record.get("git") or {}
+        level, cores = record.get("processor_level"), record.get("cpu_count")
+        machine = f"{record.get('processor', 'unknown processor')} ({level}, {cores} cores)"
+        return cls(
+            commit=git.get("commit"),
+            modified=bool(git.get("modified")),
+            machine=f"{machine}, {record['gpu']}" if "gpu" in record else machine,
+            versions={"python": record.get("python", "")} | record.get("versions", {}),
+            **more,
+        )
+
+
+class Row(StrictModel):
+    """One setting on one set of units.
+
+    Attributes:
+        study: The study, if the row is part of one; `covers`: items of the papers.
+        population: Name of the units. Rows with the same population and unit share examples.
+        units: Numbers of the examples or texts, or seeds of training.
+        setting: What was done: task, draft, temperature, rule, gamma and so on.
+        sums: Values of each unit by name; None where a value was not measured.
+        totals: Figures of all units together or of no unit, such as corpus BLEU or the seconds of a
+            pass.
+        bounds: Their 95% intervals, where there are any.
+    """
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    study: str = ""
+    covers: tuple[str, ...] = ()
+    population: str
+    units: tuple[int, ...]
+    setting: dict[str, Label]
+    sums: dict[str, tuple[float | None, ...]] = Field(default_factory=dict)
+    totals: dict[str, float] = Field(default_factory=dict)
+    bounds: dict[str, tuple[float, float]] = Field(default_factory=dict)
+    source: Source
+
+    @model_validator(mode="after")
+    def _has_a_value_per_unit(self) -> Row:
+        for name, values in self.sums.items():
+            if len(values) != len(self.units):
+                raise ValueError(f"{name} has {len(values)} values for {len(self.units)} units")
+        if not self.sums and not self.totals:
+            raise ValueError("a row needs sums or totals")
+        if unknown := self.bounds.keys() - self.totals.keys():
+            raise ValueError(f"bounds of {min(unknown)}, which is not among the totals")
+        return self
+
+    def has(self, **conditions: Condition) -> bool:
+        """Whether the row has these settings; a tuple: any of its values."""
+        return all(
+            self.setting.get(key) in value
+            if isinstance(value, tuple)
+            else self.setting.get(key) == value
+            for key, value in conditions.items()
+        )
+
+
+def _today() -> str:
+    return datetime.now(tz=UTC).date().isoformat()
+
+
+def select(rows: Iterable[Row], **conditions: Condition) -> list[Row]:
+    """The rows that have all of these settings; a tuple: any of its values."""
+    return [row for row in rows if row.has(**conditions)]
+
+
+def pooled(rows: Sequence[Row]) -> Row:
+    """Rows of the same setting and population, with the units of all and the totals of the first.
+
+    Raises:
+        UsageError: two of them have the same unit, or other names of sums.
+    """
+    first, *others = rows
+    if not others:
+        return first
+    units = [unit for row in rows for unit in row.units]
+    if len(set(units)) < len(units) or any(row.sums.keys() != first.sums.keys() for row in others):
+        raise UsageError(
+            f"two rows measure the same examples of {first.population} with {first.setting}; "
+            "remove one, or label the stages apart"
+        )
+    sums = {name: tuple(value for row in rows for value in row.sums[name]) for name in first.sums}
+    return first.model_copy(update={"units": tuple(units), "sums": sums})
+
+
+def write_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Write all rows, compressed if the name ends with .gz; equal rows give equal files.
+
+    Raises:
+        StorageError: the file cannot be written; an existing one is unchanged.
+    """
+    content = "".join(f"{row.model_dump_json(exclude_defaults=True)}\n" for row in rows).encode()
+    if path.suffix == ".gz":
+        content = gzip.compress(content, mtime=0)
+    atomic_write_bytes(path, content)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read the rows of a file, or of all runs in a directory.
+
+    Raises:
+        UsageError: there are no rows, or one has another version or is malformed.
+    """
+    if path.is_dir():
+        files = sorted(file for name in FILE_NAMES for file in path.rglob(name))
+        return [row for file in files for row in read_rows(file)] if files else _refuse(path)
+    if not path.exists():
+        _refuse(path)
+    return [_row(values, f"{path} row {number}") for number, values in enumerate(_read(path), 1)]
+
+
+def _refuse(path: Path) -> list[Row]:
+    raise UsageError(
+        f"{path} has no result rows; name a file {' or '.join(FILE_NAMES)}, or the directory of a "
+        "command that measures"
+    )
+
+
+def _read(path: Path) -> Iterator[Any]:
+    try:
+        content = path.read_bytes()
+        if path.suffix == ".gz":
+            unpacker = zlib.decompressobj(wbits=31)
+            content = unpacker.decompress(content, _MOST_BYTES)
+            if unpacker.unconsumed_tail:
+                raise ValueError(f"it has more than {_MOST_BYTES:,} bytes")
+        for line in content.splitlines():
+            yield json.loads(line)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError, zlib.error) as error:
+        raise UsageError(f"{path} is not a file of result rows ({error})") from None
+
+
+def _row(values: Any, where: str) -> Row:
+    version = values.get("schema_version", SCHEMA_VERSION) if isinstance(values, dict) else None
+    if version != SCHEMA_VERSION:
+        raise UsageError(
+            f"{where} has schema_version {version}, this Paceline reads {SCHEMA_VERSION}; run the "
+            "command again, or read the row with the version that wrote it"
+        )
+    try:
+        return Row.model_validate(values, context=Origin.RESULTS)
+    except ValidationError as error:
+        raise UsageError(f"{where} is not a result row: {describe(error)}") from None
+
+
+def rounded(values: Iterable[float], digits: int = 6) -> tuple[float | None, ...]:
+    """Values of units as rows keep them; None for values that are not finite."""
+    return tuple(round(value, digits) if math.isfinite(value) else None for value in values)

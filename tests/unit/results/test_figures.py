@@ -1,0 +1,144 @@
+"""Figures of rows: values by hand, intervals of the sums, and figures that users add."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.core.bootstrap import ratio_interval, ratio_of_ratios_interval
+from paceline.errors import UsageError
+from paceline.results import FIGURES, Figure, Row, Source, register
+from paceline.results.figures import figures_of
+from paceline.rng import named_generator
+
+COUNT = 24
+RNG = np.random.default_rng(0)
+
+
+def row(**more: object) -> Row:
+    values = {
+        "population": "prompts",
+        "units": tuple(range(COUNT)),
+        "setting": {"gamma": 3},
+        "sums": {
+            "emitted": tuple(map(float, RNG.integers(5, 30, COUNT))),
+            "calls": tuple(map(float, RNG.integers(2, 9, COUNT))),
+        },
+        "source": Source(command="measure"),
+    }
+    return Row.model_validate(values | more)
+
+
+@pytest.fixture
+def added() -> Iterator[None]:
+    known = set(FIGURES)
+    yield
+    for name in FIGURES.keys() - known:
+        del FIGURES[name]
+
+
+def test_block_efficiency_is_the_ratio_of_totals_and_not_the_mean_of_ratios():
+    measured = row(
+        units=(0, 1), sums={"emitted": (21.0, 30.0), "calls": (7.0, 10.0)}, setting={"gamma": 4}
+    )
+    assert FIGURES["block_efficiency"].value(measured) == 51 / 17
+
+
+def test_the_interval_is_that_of_the_sums():
+    measured, figure = row(), FIGURES["block_efficiency"]
+    columns = [torch.tensor(measured.sums[name]) for name in ("emitted", "calls")]
+    expected = ratio_interval(*columns, rng=named_generator(5, figure.name))
+    assert figure.measure(measured, seed=5) == pytest.approx(expected)
+
+
+def test_a_speedup_is_the_ratio_of_two_rates_and_counts_timed_units_only():
+    names = ("tokens", "seconds", "target_tokens", "target_seconds")
+    columns = {name: RNG.uniform(1, 5, COUNT) for name in names}
+    timed = np.arange(COUNT) < 16
+    sums = {
+        name: tuple(
+            float(v) if is_timed or name == "tokens" else None
+            for v, is_timed in zip(values, timed, strict=True)
+        )
+        for name, values in columns.items()
+    }
+    measured, figure = row(sums=sums), FIGURES["speedup"]
+    total = {name: values[timed].sum() for name, values in columns.items()}
+    alone = total["target_seconds"] / total["target_tokens"]
+    assert figure.value(measured) == pytest.approx(alone * total["tokens"] / total["seconds"])
+    over, under = (
+        (
+            torch.tensor(columns[f"{who}seconds"][timed]),
+            torch.tensor(columns[f"{who}tokens"][timed]),
+        )
+        for who in ("target_", "")
+    )
+    expected = ratio_of_ratios_interval(over, under, rng=named_generator(0, "speedup"))
+    assert figure.measure(measured) == pytest.approx(expected)
+
+
+def test_parts_can_be_differences_of_sums():
+    measured = row(units=(0, 1), sums={"examined": (4.0, 6.0), "rejected": (1.0, 0.0)})
+    assert FIGURES["acceptance_rate"].value(measured) == 9 / 10
+    assert FIGURES["rejection_rate"].value(measured) == 1 / 10
+
+
+def test_a_formula_is_applied_to_the_value_and_to_both_bounds():
+    measured = row(totals={"parameter_ratio": 0.1})
+    tau, figure = FIGURES["block_efficiency"].measure(measured), FIGURES["mbsu"].measure(measured)
+    assert figure == pytest.approx([bound / (0.1 * 3 + 1) for bound in tau])
+
+
+def test_quality_of_answers_that_are_all_right_has_an_interval_of_clopper_and_pearson():
+    measured = row(units=tuple(range(20)), sums={"score": (1.0,) * 20})
+    low = FIGURES["quality"].measure(measured).low
+    assert low == pytest.approx(0.025 ** (1 / 20), abs=0.003)
+
+
+def test_a_gain_is_paired():
+    base = row()
+    emitted = tuple(1.1 * value for value in base.sums["emitted"] if value is not None)
+    better = base.model_copy(update={"sums": base.sums | {"emitted": emitted}})
+    assert FIGURES["block_efficiency"].gain(better, base) == pytest.approx((1.1, 1.1, 1.1))
+    fewer = row(units=(0, 1), sums={"emitted": (1.0, 2.0), "calls": (1.0, 1.0)})
+    with pytest.raises(UsageError, match="other units"):
+        FIGURES["block_efficiency"].gain(better, fewer)
+
+
+def test_a_row_has_the_figures_of_its_sums():
+    assert [figure.name for figure in figures_of(row())] == ["block_efficiency", "deferral_rate"]
+    with_ratio = row(totals={"parameter_ratio": 0.2, "cost_ratio": 0.3})
+    names = {figure.name for figure in figures_of(with_ratio)}
+    assert names == {"block_efficiency", "deferral_rate", "mbsu", "predicted_speedup"}
+
+
+def test_a_figure_without_what_it_needs_says_so():
+    with pytest.raises(UsageError, match="quality needs score, which a row of measure lacks"):
+        FIGURES["quality"].value(row())
+    with pytest.raises(UsageError, match="MBSU needs parameter_ratio"):
+        FIGURES["mbsu"].value(row())
+
+
+def test_a_denominator_of_zero_gives_no_figure():
+    measured = row(units=(0, 1), sums={"examined": (0.0, 0.0), "rejected": (0.0, 0.0)})
+    assert all(map(math.isnan, FIGURES["rejection_rate"].measure(measured)))
+
+
+@pytest.mark.usefixtures("added")
+def test_users_add_figures_by_their_sums():
+    figure = register(Figure("energy", "joules per token", (("joules", "tokens"),), unit="J"))
+    measured = row(units=(0, 1), sums={"joules": (3.0, 5.0), "tokens": (2.0, 2.0)})
+    assert figure in figures_of(measured)
+    assert figure.value(measured) == 2.0
+    with pytest.raises(ValueError, match="there is a figure energy already"):
+        register(Figure("energy", "something else", (("joules", "seconds"),)))
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_is_defined(name: str):
+    figure = FIGURES[name]
+    assert figure.name == name
+    assert figure.definition[-1] not in ".;"
+    assert figure.words in figure.axis

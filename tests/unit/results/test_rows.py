@@ -1,0 +1,125 @@
+"""Files of rows: what is written is read, as rows and as data frames; other files are refused."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import paceline.results
+from paceline.errors import UsageError
+from paceline.results import Row, Source, read_rows
+from paceline.results.row import pooled, rounded, select, write_rows
+
+
+def row(units: tuple[int, ...] = (0, 1, 2), **setting: str | float) -> Row:
+    return Row(
+        population="prompts",
+        units=units,
+        setting={"gamma": 3} | setting,
+        sums={
+            "emitted": tuple(3.0 + unit for unit in units),
+            "calls": tuple(1.0 + unit % 2 for unit in units),
+        },
+        totals={"bleu": 12.5},
+        bounds={"bleu": (11.0, 14.0)},
+        source=Source(command="bench", date="2026-11-27"),
+    )
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
+def test_rows_come_back_from_their_file_and_equal_rows_give_equal_files(tmp_path: Path, name: str):
+    rows = [row(), row(draft="small")]
+    write_rows(tmp_path / name, rows)
+    first = (tmp_path / name).read_bytes()
+    assert read_rows(tmp_path / name) == rows
+    write_rows(tmp_path / name, rows)
+    assert (tmp_path / name).read_bytes() == first
+
+
+def test_a_directory_gives_the_rows_of_all_runs_in_it(tmp_path: Path):
+    for run in ("a", "b"):
+        (tmp_path / run).mkdir()
+        write_rows(tmp_path / run / "rows.jsonl", [row(run=run)])
+    assert [one.setting["run"] for one in read_rows(tmp_path)] == ["a", "b"]
+
+
+def test_a_frame_has_settings_totals_and_figures_with_bounds(tmp_path: Path):
+    write_rows(tmp_path / "rows.jsonl", [row(draft="small"), row(draft="large")])
+    frame: Any = paceline.results.load(tmp_path)
+    assert list(frame["draft"]) == ["small", "large"]
+    assert list(frame["block_efficiency"]) == pytest.approx([12 / 4] * 2)
+    assert (frame["block_efficiency_low"] <= frame["block_efficiency"]).all()
+    assert list(frame[["bleu", "bleu_low", "bleu_high"]].iloc[0]) == [12.5, 11.0, 14.0]
+    units: Any = paceline.results.load(str(tmp_path), per="unit")
+    totals = units.groupby("draft")[["emitted", "calls"]].sum()
+    assert list(totals["emitted"] / totals["calls"]) == pytest.approx([3.0, 3.0])
+    assert len(units) == 6
+
+
+def test_rows_of_more_examples_are_pooled_and_the_same_examples_twice_are_an_error():
+    assert pooled([row((0, 1)), row((2, 3))]) == row((0, 1, 2, 3))
+    with pytest.raises(UsageError, match="two rows measure the same examples"):
+        pooled([row((0, 1)), row((1, 2))])
+
+
+def test_rows_are_selected_by_their_settings():
+    rows = [row(draft="a", step=1), row(draft="b", step=1), row(draft="b", step=2)]
+    assert select(rows, draft="b", step=(1, 2)) == rows[1:]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"schema_version": 9}', "schema_version 9, this Paceline reads 1"),
+        ("[1]", "schema_version None"),
+        ("{", "not a file of result rows"),
+        ('{"population": "p"}', "is not a result row"),
+    ],
+)
+def test_other_files_are_refused_in_one_line(tmp_path: Path, content: str, message: str):
+    (tmp_path / "rows.jsonl").write_text(content)
+    with pytest.raises(UsageError, match=message) as caught:
+        read_rows(tmp_path / "rows.jsonl")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_and_a_directory_without_rows_say_what_to_name(tmp_path: Path):
+    for path in (tmp_path, tmp_path / "rows.jsonl"):
+        with pytest.raises(UsageError, match="has no result rows; name a file rows"):
+            read_rows(path)
+
+
+def test_a_file_that_unpacks_to_too_much_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("paceline.results.row._MOST_BYTES", 1000)
+    (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(b" " * 100_000))
+    with pytest.raises(UsageError, match="more than 1,000 bytes"):
+        read_rows(tmp_path / "rows.jsonl.gz")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sums": {"calls": (1.0,)}}, "calls has 1 values for 3 units"),
+        ({"sums": {}, "totals": {}, "bounds": {}}, "needs sums or totals"),
+        ({"bounds": {"chrf": (1.0, 2.0)}}, "bounds of chrf"),
+    ],
+)
+def test_a_row_that_contradicts_itself_is_refused(changes: dict[str, object], message: str):
+    with pytest.raises(ValueError, match=message):
+        Row.model_validate(json.loads(row().model_dump_json()) | changes)
+
+
+def test_values_that_are_not_finite_are_not_measured():
+    assert rounded(np.array([1.23456789, np.nan, np.inf])) == (1.234568, None, None)
+
+
+def test_a_source_names_this_machine_and_its_commit():
+    source = Source.here("measure", sizes={"target": 7})
+    assert "cores" in source.machine
+    assert {"python", "torch", "paceline"} <= source.versions.keys()
+    assert source.sizes == {"target": 7}
