@@ -20,7 +20,7 @@ STAGES_ARE_COPIES = textwrap.dedent("""
     from pathlib import Path
     from types import SimpleNamespace
     import paceline.cli.main as cli
-    import paceline.cli.preflight, paceline.cli.result_tables
+    import paceline.data.input_checks, paceline.cli.result_tables
     import paceline.studies.session
     from paceline.processes import end_with_parent
     from paceline.studies import execute

@@ -40,6 +40,26 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class Options:
+    """Option names of a field on the command line, as metadata of its annotation.
+
+    Every field that one text can express is an option without this; see `cli.options`.
+
+    Attributes:
+        keys: Keys below the field by option name; an empty key is the field itself.
+            `Options("temperature")` on a section makes its key `temperature` the option
+            --temperature; `Options(gamma="")` gives the field the second name --gamma. A last
+            underscore is left out.
+        positional: The field is an argument without a name.
+    """
+
+    def __init__(self, *keys: str, positional: bool = False, **names: str) -> None:
+        self.keys = {key: key for key in keys} | {
+            name.rstrip("_"): key for name, key in names.items()
+        }
+        self.positional = positional
+
+
 ConfigT = TypeVar("ConfigT", bound=StrictModel)
 
 

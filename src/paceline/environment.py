@@ -56,3 +56,30 @@ def _git_state() -> dict[str, Any] | None:
         return {"commit": git("rev-parse", "HEAD"), "modified": bool(changed)}
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def hardware() -> dict[str, Any]:
+    """Memory (bytes, capped by the control group), usable CPUs and GPUs."""
+    import torch
+
+    gpus = [torch.cuda.get_device_properties(n) for n in range(torch.cuda.device_count())]
+    return {
+        "memory_bytes": _memory_bytes(),
+        "usable_cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "gpus": [
+            {
+                "name": gpu.name,
+                "memory_bytes": gpu.total_memory,
+                "compute_capability": f"{gpu.major}.{gpu.minor}",
+            }
+            for gpu in gpus
+        ],
+        "cuda": torch.version.cuda,
+    }
+
+
+def _memory_bytes() -> int:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    allowed = limit.read_text().strip() if limit.exists() else "max"
+    return min(total, int(allowed)) if allowed.isdigit() else total

@@ -93,6 +93,10 @@ class CrashError(PacelineError, RuntimeError):
     """An unexpected error; the message names the log file with the traceback."""
 
 
+class InputNote(UserWarning):
+    """Inputs that can be used, but may not be what the user meant."""
+
+
 class SlowerWarning(UserWarning):
     """A fast code path is not available: same results, more time."""
 

@@ -47,7 +47,7 @@ STARTS = {
     "study": (("study", "list"), "paceline.studies.study_file.find_studies"),
     "claims": (("claims",), "paceline.studies.session.study_rows"),
     "report": (("report", "x"), "paceline.config.as_written"),
-    "demo": (("demo", "--target", "t"), "paceline.cli.demo_story.Story"),
+    "demo": (("demo", "--target", "t"), "paceline.cli.demo.Demo"),
     "env": (("env",), "paceline.environment.environment"),
     "inspect": (("inspect", "m"), "paceline.export.model_report.load_model"),
 }

@@ -256,7 +256,7 @@ def test_the_command_line_has_every_documented_command_and_option():
 def test_help_lists_every_command():
     shown = CliRunner().invoke(app, ["--help"])
     assert shown.exit_code == 0
-    listed = {line.split()[0] for line in shown.output.splitlines() if line.startswith("  ")}
+    listed = {line.split()[1] for line in shown.output.splitlines() if line.startswith("│ ")}
     assert set(OPTIONS) <= listed
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from paceline import processor
 
 HERE = Path(__file__).parent
+TESTS = HERE.parents[1] / "tests"  # the tiny models
 VARIES = "(varies between two runs of the same code)"
 WORDS = "(words)"
 # keys whose values hang on a clock, even where two runs happen to agree
@@ -93,7 +94,7 @@ def environment(setting: str, folder: str) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "COLUMNS": "100",
         "PYTHONHASHSEED": "0",
-        "PYTHONPATH": os.pathsep.join([str(HERE.parents[1] / "tests"), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),
         "PYTHONWARNINGS": "ignore",
     }
     chosen = {"CC": "/bin/false"} if setting == "no-compiler" else {processor.VARIABLE: setting}

@@ -27,6 +27,7 @@ from paceline.bench.workbench import (
     cell_key,
     prepare,
 )
+from paceline.data.input_checks import checked
 from paceline.decode import AutoregressiveDecoder
 from paceline.decode.result import count_blocks
 from paceline.decode.strategies import build_decoder
@@ -65,8 +66,8 @@ def bench(config: BenchConfig, progress: Progress = silent) -> Progressed:
         UsageError: a model, the task or the output cannot be used.
         StorageError: rows cannot be written; rows written before are kept.
     """
+    checked(config)
     run = RunDirectory(config.output)
-    run.check_kind(config)
     with run.alone():
         return _bench(config, run, progress)
 

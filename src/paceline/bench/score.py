@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 from pydantic import Field, model_validator
 
 from paceline.bench.workbench import prompt_set
-from paceline.config import StrictModel
+from paceline.config import Options, StrictModel
 from paceline.core.bounded_means import bounded_mean_interval
 from paceline.core.sampling import SamplingParams
+from paceline.data.input_checks import InputChecks, checked
 from paceline.engines.contract import Request
 from paceline.engines.text_servers import TextServers
 from paceline.engines.texts import MAY_CHANGE, OpenAIWriter
@@ -45,8 +46,8 @@ class ScoreConfig(StrictModel):
 
     task: TaskChoice
     tokenizer: str = Field(min_length=1)
-    writer: OpenAIWriter
-    sampling: SamplingParams = SamplingParams()
+    writer: Annotated[OpenAIWriter, Options("url")]
+    sampling: Annotated[SamplingParams, Options("temperature")] = SamplingParams()
     output: Path
     num_examples: int = Field(default=64, ge=1)
     skip_examples: int = Field(default=0, ge=0)
@@ -59,6 +60,15 @@ class ScoreConfig(StrictModel):
         if self.sampling.repetition_penalty != 1:
             raise ValueError("servers compute other penalties; leave sampling.repetition_penalty 1")
         return self
+
+    def check(self) -> InputChecks:
+        """Check the inputs; raises UsageError."""
+        checks = InputChecks()
+        checks.tokenizer("tokenizer", self.tokenizer)
+        checks.key(self.writer)
+        self.task.versions()
+        checks.output(self.output)
+        return checks
 
 
 class AnswerRow(StrictModel):
@@ -113,6 +123,7 @@ def score(config: ScoreConfig, progress: Progress = silent) -> Score:
         EngineError: No server answers; answers so far are kept.
         StorageError: Answers cannot be written.
     """
+    checked(config)
     run = RunDirectory(config.output)
     prompts = prompt_set(config, load_tokenizer(config.tokenizer, alone=True))
     inputs = {"task": str(sorted(config.task.versions().items()))}

@@ -26,6 +26,7 @@ from paceline.bench.tune_result import FailedCell, Step, Tried, TuneConfig, Tune
 from paceline.bench.workbench import BenchConfig, bench_context, is_idle_in_vllm, prepare
 from paceline.config import to_yaml
 from paceline.core.rules import Lossless
+from paceline.data.input_checks import checked
 from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative
 from paceline.engines.commands import proposals_of
 from paceline.errors import NotReachedError, UsageError
@@ -65,11 +66,11 @@ def tune(config: TuneConfig, progress: Progress = silent) -> Tuned:
         )
     # raises if there are too few examples, before the models are loaded
     examples_of(config.task, "test", config.num_examples + config.num_confirmed, config.seed)
+    checked(config)
     costs = None if config.costs is None else read_costs(config.costs)
     if costs is not None:
         config = _for_engine(config, costs)
     run = RunDirectory(config.output)
-    run.check_kind(config)
     with run.alone():
         return _tune(config, costs, run, progress)
 

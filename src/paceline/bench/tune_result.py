@@ -9,14 +9,17 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from paceline.bench.grid import RuleChoice, expand_all
-from paceline.config import StrictModel
+from paceline.config import Options, StrictModel
 from paceline.core.bootstrap import LEAST_UNITS
 from paceline.core.sampling import SamplingParams
+from paceline.data.input_checks import InputChecks, note
 from paceline.decode.strategies import DecodingConfig
 from paceline.measure.engine_costs import WithCosts
 from paceline.measure.pair import ModelsConfig
 from paceline.measure.predicted_frontier import DEFAULT_RULES
+from paceline.measure.prompt_checks import check_costs, check_task
 from paceline.measure.results import IntervalRow
+from paceline.records import RunDirectory
 from paceline.tasks import TaskChoice
 
 Step = Literal["choosing", "confirming"]
@@ -53,12 +56,12 @@ class TuneConfig(WithCosts, ModelsConfig):
     quality_floor: float | None = Field(default=None, gt=0)
     absolute_quality: float | None = Field(default=None, gt=0, le=1)
     max_latency: float | None = Field(default=None, gt=0)
-    sampling: SamplingParams = SamplingParams()
+    sampling: Annotated[SamplingParams, Options("temperature")] = SamplingParams()
     rules: tuple[RuleChoice, ...] = Field(default=DEFAULT_RULES, min_length=1)
     num_speculative_tokens: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         default=(1, 2, 3, 4, 6), min_length=1
     )
-    served_by: Literal["paceline", "vllm"] = "paceline"
+    served_by: Annotated[Literal["paceline", "vllm"], Options(for_="")] = "paceline"
     num_candidates: int = Field(default=8, ge=1)
     num_examples: int = Field(default=64, ge=2)
     num_confirmed: int = Field(default=128, ge=LEAST_CONFIRMED)
@@ -94,6 +97,20 @@ class TuneConfig(WithCosts, ModelsConfig):
                 "the draft, too; leave sampling.repetition_penalty out, or served_by"
             )
         return self
+
+    def check(self) -> InputChecks:
+        """Check the inputs, and note why few settings can be confirmed; raises UsageError."""
+        if self.shortage is not None:
+            note(self.shortage)
+        RunDirectory(self.output).check_kind(self)
+        checks = InputChecks()
+        checks.device(self.device)
+        check_costs(checks, self, self.block_lengths)
+        checks.pair(self.target, self.draft)
+        checks.drafting(self.target, self.draft)
+        check_task(checks, "task", self.task, self.num_examples, self.seed)
+        checks.output(self.output)
+        return checks
 
     @property
     def block_lengths(self) -> tuple[int, ...]:

@@ -12,14 +12,17 @@ from pydantic import Field, model_validator
 
 from paceline.bench.grid import Grid
 from paceline.bench.schema import SCHEMA_VERSION, digest
+from paceline.data.input_checks import InputChecks
 from paceline.decode.draft_policies import FixedLength
 from paceline.engines.commands import EngineChoice
 from paceline.errors import UsageError
 from paceline.measure.pair import ModelsConfig, Pair, load_models
+from paceline.measure.prompt_checks import check_task
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.hf.draft_vocabulary import is_baked
 from paceline.progress import Progress, silent
+from paceline.records import RunDirectory
 from paceline.tasks import TaskChoice
 from paceline.tasks.base import ExamplePrompts, example_prompts
 
@@ -88,6 +91,22 @@ class BenchConfig(ModelsConfig):
             if self.reference is not None:
                 raise ValueError("an engine serves one target; leave reference out")
         return self
+
+    def check(self) -> InputChecks:
+        """Check the inputs; raises UsageError."""
+        RunDirectory(self.output).check_kind(self)
+        checks = InputChecks()
+        checks.device(self.device)
+        checks.pair(self.target, self.draft)
+        if self.engine is None and any(cell.needs_rollback for cell in self.grid.cells()):
+            checks.drafting(self.target, self.draft)
+        if self.reference is not None:
+            checks.model("reference", self.reference)
+        if self.engine is not None:
+            checks.engine(self.engine)
+        check_task(checks, "task", self.task, self.num_examples, self.seed)
+        checks.output(self.output)
+        return checks
 
 
 class TaskPrompts(Protocol):

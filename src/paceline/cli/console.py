@@ -30,7 +30,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from paceline.errors import StorageError
+from paceline.errors import InputNote, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -151,8 +151,9 @@ def _line(message: object) -> str:
 def show_warnings_in_one_line() -> None:
     """Print warnings without the source line, and messages of loggers."""
 
-    def show(message: Warning | str, *_: object) -> None:
-        stderr.print(f"paceline: warning: {_line(message)}")
+    def show(message: Warning | str, category: type[Warning], *_: object) -> None:
+        kind = "note" if issubclass(category, InputNote) else "warning"
+        stderr.print(f"paceline: {kind}: {_line(message)}")
 
     class Visible(logging.Formatter):
         def format(self, record: logging.LogRecord) -> str:

@@ -1,67 +1,66 @@
-"""`paceline decode`: generate text from one prompt, with or without a draft."""
+"""Commands that decode, and that compare ways to decode."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from paceline.cli import options
+from paceline.cli.command import Call, Group
+from paceline.cli.console import stderr
 from paceline.cli.html_report import check_html
-from paceline.config import read_value
-from paceline.errors import UsageError
+from paceline.errors import NOT_DONE, UsageError
 
 if TYPE_CHECKING:
+    from paceline.bench import BenchConfig
+    from paceline.bench.runner import Progressed
+    from paceline.bench.tune import TuneConfig, Tuned
+    from paceline.cli.command import Shown
     from paceline.decode.strategies import DecodingConfig
 
+DECODE = Group("Decode")
 
+
+@DECODE.command("paceline.decode.strategies:DecodingConfig")
 def decode(
+    call: Call,
     target: Annotated[str, typer.Option(help="Target model: directory, .gguf file or hub name.")],
     prompt: Annotated[str | None, typer.Option(help="Text to continue.")] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="Read the prompt from a file.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Apply the chat template.")] = False,
-    draft: options.Draft = None,
+    draft: Annotated[
+        str | None, typer.Option(help="Draft model: directory, .gguf file or hub name.")
+    ] = None,
     draft_weights: Annotated[
         Literal["auto", "int8"], typer.Option(help="int8: faster draft, slightly lower acceptance.")
     ] = "auto",
-    gamma: Annotated[int | None, typer.Option(help="Draft tokens per block (default 4).")] = None,
-    rule: options.Rule = None,
     max_new_tokens: Annotated[int, typer.Option(help="Maximum number of new tokens.")] = 128,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    draft_temperature: options.DraftTemperature = None,
-    repetition_penalty: options.Penalty = None,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
-    config: options.ConfigFile = None,
-    overrides: options.Overrides = None,
     show: Annotated[bool, typer.Option("--show", help="Colour tokens by source.")] = False,
-    json: options.Json = False,
+    as_json: options.Json = False,
     html: options.Html = None,
 ) -> None:
     """Generate text from one prompt; --draft is optional."""
-    from paceline.cli.preflight import check_decode
     from paceline.cli.streaming import load_decoder, read_prompt, stream_text
+    from paceline.data.input_checks import InputChecks
     from paceline.decode.strategies import DecodingConfig
 
     check_html(html)
-    _check_gamma(gamma)
-    decoding = options.build(
-        DecodingConfig,
-        config,
-        overrides,
-        strategy__num_speculative_tokens=gamma,
-        strategy__rule=None if rule is None else read_value(rule, f"--rule {rule!r}"),
-        strategy__draft_sampling__temperature=draft_temperature,
-        sampling__temperature=temperature,
-        sampling__top_p=top_p,
-        sampling__top_k=top_k,
-        sampling__repetition_penalty=repetition_penalty,
-    )
+    gamma = call.chosen.get("strategy.num_speculative_tokens")
+    if gamma is not None and gamma < 1:
+        raise UsageError(
+            f"gamma must be 1 or more, got {gamma}; without a draft, leave --gamma out"
+        )
+    decoding = call.build(DecodingConfig)
     if draft is None:
         _check_without_draft(decoding, draft_weights)
     text = read_prompt(prompt, prompt_file)
-    check_decode(target, draft, decoding)
-    recorded = {"target": target, "draft": draft, "max_new_tokens": max_new_tokens, "seed": seed}
+    checks = InputChecks()
+    checks.pair(target, draft)
+    if draft is not None and decoding.needs_rollback:
+        checks.drafting(target, draft)
+    recorded: dict[str, Any] = {"target": target, "draft": draft}
+    recorded |= {"max_new_tokens": max_new_tokens, "seed": seed}
     recorded["decoding"] = decoding.model_dump(mode="json")
     stream_text(
         *load_decoder(target, draft, draft_weights, decoding),
@@ -70,27 +69,79 @@ def decode(
         max_new_tokens=max_new_tokens,
         seed=seed,
         show=show,
-        as_json=json,
+        as_json=as_json,
         html=html,
         recorded=recorded,
     )
 
 
-def _check_gamma(gamma: int | None) -> None:
-    if gamma is not None and gamma < 1:
-        raise UsageError(
-            f"gamma must be 1 or more, got {gamma}; without a draft, leave --gamma out"
-        )
-
-
 def _check_without_draft(decoding: "DecodingConfig", draft_weights: str) -> None:
-    if _drafts(decoding) or draft_weights != "auto":
+    chosen = "strategy" in decoding.model_fields_set
+    if (chosen and decoding.strategy.strategy != "autoregressive") or draft_weights != "auto":
         raise UsageError(
             "--gamma, --rule, --draft-temperature, --draft-weights and a strategy need a draft, "
             "but there is none; name it by --draft"
         )
 
 
-def _drafts(decoding: "DecodingConfig") -> bool:
-    chosen = "strategy" in decoding.model_fields_set
-    return chosen and decoding.strategy.strategy != "autoregressive"
+@DECODE.verb(
+    "paceline.bench.tune:TuneConfig",
+    "paceline.bench.tune:tune",
+    as_json=True,
+    page="run",
+    one_of=("quality_floor", "absolute_quality", "max_latency"),
+)
+def tune(result: "Tuned", _config: "TuneConfig") -> "Shown":
+    """Find the best setting within a bound.
+
+    Finds the fastest setting of a minimum quality, or the best quality within a latency. Predicts
+    all settings, measures the best, confirms them on other examples, and writes the chosen one as a
+    configuration for `decode`. It misses the bound with probability 1 - confidence or less
+    (--confidence 0.95), for any number of tested settings.
+    """
+    from paceline.cli.result_tables import tuned_table
+
+    yield tuned_table(result)
+    yield result.statement
+    yield usage(result)
+
+
+def usage(result: "Tuned") -> str:
+    """How to use the chosen setting."""
+    from paceline.decode.strategies import Speculative
+
+    config = result.config
+    in_vllm = f"serve it in vLLM with PACELINE_RULE={config.output}/decoding.yaml"
+    strategy = result.chosen.decoding.strategy
+    if config.costs is not None:
+        assert isinstance(strategy, Speculative), "with costs, tune only chooses Speculative"
+        gamma = strategy.num_speculative_tokens
+        text = f"with the costs in {config.costs}: {gamma} tokens per block"
+        if result.chosen.speedup.high < 1:
+            text += "; this is slower than decoding without a draft"
+        if strategy.rule.name != "lossless":
+            only_ours = "only paceline decode supports this rule, engines do not"
+            text += f"; {in_vllm if config.served_by == 'vllm' else only_ours}"
+        return text
+    if config.served_by == "vllm" and isinstance(strategy, Speculative):
+        return f"{in_vllm} and {strategy.num_speculative_tokens} tokens per block"
+    weights = "" if config.draft_weights == "auto" else f" --draft-weights {config.draft_weights}"
+    return f"{config.output}/decoding.yaml: use it with paceline decode{weights} --config"
+
+
+@DECODE.verb("paceline.bench:BenchConfig", "paceline.bench:bench", page="run")
+def bench(result: "Progressed", config: "BenchConfig") -> "Shown":
+    """Compare decoding settings on a task.
+
+    Each setting is a cell. Finished cells are kept, so a stopped bench can be resumed. Needs the
+    keys task and grid; see configs/bench. `paceline report` shows the results.
+    """
+    errors = [row.error for row in result.rows if row.status == "failed"]
+    yield (
+        f"{config.output}/results.jsonl: {len(result.rows) - len(errors)} cells done, "
+        f"{len(errors)} failed, {result.num_left} left; paceline report {config.output} writes "
+        "its page"
+    )
+    if errors:
+        stderr.print(f"paceline: first failure: {errors[0]}")
+    return NOT_DONE if errors else None

@@ -18,6 +18,7 @@ from paceline.cli.key_descriptions import MEANINGS
 from paceline.config import fields_of, models_in
 
 _WIDTH = 100
+_LONGEST_DEFAULT = 40
 _REQUIRED = object()
 _ENTRY = re.compile(r"^    (\w+): (.*)$")
 
@@ -33,7 +34,7 @@ def _lines(cls: type[Any], indent: str, above: tuple[type, ...]) -> list[str]:
         comment = f"{indent}# "
         meaning = meaning_of(cls, name)
         lines += textwrap.wrap(meaning, _WIDTH, initial_indent=comment, subsequent_indent=comment)
-        values = _literals(field.annotation)
+        values = literals(field.annotation)
         choices = f"  # one of {', '.join(values)}" if len(values) > 1 else ""
         lines.append(f"{indent}{name}: {_shown(_default(cls, name))}{choices}")
         for model in models_in(field.annotation):
@@ -111,8 +112,30 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
-def _literals(annotation: Any) -> list[str]:
-    return [part for part in get_args(annotation) if isinstance(part, str)]
+def default_text(cls: type[Any], name: str) -> str:
+    """The default of a key in help; empty if there is none, or a long one."""
+    default = _default(cls, name)
+    if default is None or default is _REQUIRED:
+        return ""
+    if hasattr(default, "__pydantic_fields__"):
+        return _tag(type(default)).partition(": ")[2]
+    text = default if isinstance(default, str) else json.dumps(_plain(default))
+    return text if len(text) <= _LONGEST_DEFAULT else ""
+
+
+def variants_of(models: list[type[Any]]) -> tuple[str, list[str]]:
+    """The key that selects one of these models, and its values; "" if there is none."""
+    tags = [_tag(model).partition(": ") for model in models]
+    keys = {key for key, _, _ in tags}
+    return (keys.pop(), [value for _, _, value in tags]) if len(keys) == 1 else ("", [])
+
+
+def literals(annotation: Any) -> list[str]:
+    """The texts of a `Literal`."""
+    parts = get_args(annotation)
+    return [
+        text for part in parts for text in ([part] if isinstance(part, str) else literals(part))
+    ]
 
 
 def _tag(model: type[Any]) -> str:
@@ -122,5 +145,5 @@ def _tag(model: type[Any]) -> str:
 
 
 def _is_tag(cls: type[Any], name: str) -> bool:
-    values = _literals(fields_of(cls)[name].annotation)
+    values = literals(fields_of(cls)[name].annotation)
     return len(values) == 1 and _default(cls, name) == values[0]

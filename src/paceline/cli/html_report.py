@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def check_html(file: Path | None) -> None:
     """Check the file and the libraries before a long run; raises a PacelineError."""
     if file is not None:
-        from paceline.cli.output_paths import check_output_file
+        from paceline.data.input_checks import check_output_file
         from paceline.view import require
 
         require()

@@ -3,30 +3,104 @@
 from __future__ import annotations
 
 import sys
-from importlib import import_module
-from typing import Annotated
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import typer.core
 
 import paceline
 from paceline.cli.console import checked_output, echo, say, show_warnings_in_one_line
-from paceline.cli.crash import describe_crash, guarded
-from paceline.cli.options import with_permissions
+from paceline.cli.crash import describe_crash
+from paceline.cli.decode import DECODE
+from paceline.cli.make import MAKE
+from paceline.cli.measure import MEASURE
+from paceline.cli.options import SCHEMAS, schema_of
+from paceline.cli.other import OTHER
+from paceline.cli.study import STUDY
 from paceline.errors import INTERRUPTED, PacelineError
 from paceline.processes import ignore_working_directory, keep_freed_memory
+
+if TYPE_CHECKING:
+    from paceline.cli.command import Command
+
+__all__ = ["SCHEMAS", "app", "main", "schema_of"]
 
 _INTERRUPTED = (
     "interrupted; a run keeps what it has written: run the same command again to continue, with "
     "--resume if the command has that option"
 )
+_HELP = """\
+Speculative decoding with small draft models: create, align, measure and decode.
+
+Exit codes: 0 good or GO, 1 NO-GO or a failed check, 2 wrong usage, 3 not completed, 130
+interrupted."""
+_HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
+
+
+class _Command(typer.core.TyperCommand):
+    """A command whose options are made when they are first needed: schemas import PyTorch."""
+
+    def __init__(self, command: Command) -> None:
+        self._command = command
+        super().__init__(
+            command.name,
+            help=command.help,
+            rich_help_panel=command.panel,
+            rich_markup_mode=None,
+            context_settings=_HELP_OPTIONS,
+            callback=lambda **values: self._made.callback(**values),
+        )
+
+    @cached_property
+    def _made(self) -> Any:
+        return self._command.typer_command()
+
+    @property
+    def params(self) -> Any:
+        """The options and arguments."""
+        return self._made.params
+
+    @params.setter
+    def params(self, value: Any) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Set by the base class, to none."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the options in panels; errors stay plain."""
+        _print_help(self, ctx)
+
+
+class _Program(typer.core.TyperGroup):
+    """All commands."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        groups = (MAKE, MEASURE, DECODE, STUDY, OTHER)
+        commands = [command for group in groups for command in group.commands]
+        self.commands = {command.name: _Command(command) for command in commands}
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names, by group."""
+        return list(self.commands)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the commands in panels; errors stay plain."""
+        _print_help(self, ctx)
+
+
+def _print_help(command: Any, context: Any) -> None:
+    from typer import rich_utils
+
+    rich_utils.rich_format_help(obj=command, ctx=context, markup_mode="rich")
+
 
 app = typer.Typer(
     name="paceline",
+    cls=_Program,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=_HELP_OPTIONS,
 )
 
 
@@ -36,7 +110,7 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(help=_HELP)
 def options_of_all(
     version: Annotated[
         bool,
@@ -45,41 +119,7 @@ def options_of_all(
         ),
     ] = False,
 ) -> None:
-    """Speculative decoding with small draft models: create, align, measure and decode.
-
-    Exit codes: 0 good or GO, 1 NO-GO or a failed check, 2 wrong usage, 3 not completed,
-    130 interrupted.
-    """
-
-
-for name in (  # each in a module of its name, in the order of the help
-    *(
-        "inspect",
-        "draft",
-        "pretrain",
-        "generate_data",
-        "align",
-        "measure",
-        "analyze",
-        "bounds",
-        "verify",
-    ),
-    *(
-        "decode",
-        "export",
-        "trajectory",
-        "sweep",
-        "corpus",
-        "task",
-        "perplexity",
-        "score",
-        "bench",
-        "tune",
-    ),
-    *("study", "claims", "report", "demo", "validate", "env"),
-):
-    command = getattr(import_module(f"paceline.cli.{name}"), name)
-    app.command()(guarded(with_permissions(command)))
+    """Speculative decoding with small draft models: create, align, measure and decode."""
 
 
 def main() -> None:

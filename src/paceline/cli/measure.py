@@ -1,43 +1,37 @@
-"""`paceline measure`: acceptance and speed of a draft, here or in an engine."""
+"""Commands that measure drafts and models."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+import json
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paceline.cli import options
-from paceline.cli.console import echo, progress_bars, say, stdout
-from paceline.cli.html_report import check_html, write_html_of_verdict
+from paceline.cli.command import Call, Group, Verb, styled
+from paceline.cli.console import progress_bars, say, stdout
+from paceline.cli.html_report import check_html, write_html
+from paceline.errors import UsageError
 
 if TYPE_CHECKING:
-    from paceline.measure import MeasureConfig
+    from paceline.bench.score import Score, ScoreConfig
+    from paceline.cli.command import Shown
+    from paceline.measure import LosslessnessReport, MeasureConfig, Measurement, VerifyConfig
+    from paceline.measure.bounds import BoundsConfig, BoundsResult
+    from paceline.measure.perplexity import Perplexity, PerplexityConfig
+    from paceline.measure.predicted_frontier import AnalyzeConfig, PredictedFrontier
+    from paceline.measure.served import ServedMeasurement
     from paceline.measure.served_figures import ServedConfig
 
+MEASURE = Group("Measure drafts and models")
+_ENGINES = "vllm, llamacpp, sglang or transformers"
 
+
+@MEASURE.command(
+    "paceline.measure:MeasureConfig", engine="paceline.measure.served_figures:ServedConfig"
+)
 def measure(
-    target: options.Target = None,
-    draft: options.Draft = None,
-    prompts: options.Prompts = None,
-    config: options.ConfigFile = None,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    draft_temperature: options.DraftTemperature = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(help="Measure in an engine: vllm, llamacpp, sglang or transformers."),
-    ] = None,
-    url: Annotated[
-        str | None, typer.Option(help="URL of a running server; default: start one.")
-    ] = None,
-    write_costs: Annotated[
-        str | None,
-        typer.Option(help="With --engine: time the engine's steps and write them to this file."),
-    ] = None,
-    costs: options.Costs = None,
-    overrides: options.Overrides = None,
+    call: Call,
     dry_run: options.DryRun = False,
-    json: options.Json = False,
+    as_json: options.Json = False,
     html: options.Html = None,
 ) -> None:
     """Measure acceptance and speed of a draft.
@@ -47,72 +41,180 @@ def measure(
     undecided.
     With --costs, predicts the speedup in the engine that the costs were measured in.
     """
-    from paceline.errors import UsageError
-    from paceline.measure import MeasureConfig
-    from paceline.measure.served_figures import ServedConfig
+    with_engine = "engine.engine" in call.chosen
+    if with_engine and "costs" in call.chosen:
+        raise UsageError("--costs cannot be used with --engine; there, --write-costs writes them")
+    for key, option in (("engine.url", "--url"), ("write_costs.file", "--write-costs")):
+        if key in call.chosen and not with_engine:
+            raise UsageError(f"{option} needs --engine with {_ENGINES}")
+    run = _SERVED if with_engine else _MEASURED
+    run(call, dry_run=dry_run, as_json=as_json, html=html)
+
+
+def _measured(result: "Measurement", _config: "MeasureConfig") -> "Shown":
+    from paceline.cli.result_tables import measurement_table
+
+    yield measurement_table(result)
+    yield styled(result.verdict)
+    return result.verdict.exit_code
+
+
+def _served(result: "ServedMeasurement", _config: "ServedConfig") -> "Shown":
+    from paceline.cli.served_tables import served_table
+    from paceline.measure.served import save_costs
+
+    for note in result.notes:
+        say(f"note: {note}")
+    yield served_table(result)
+    yield styled(result.agreement)
+    save_costs(result)  # last, so that a full disk does not lose the figures
+    if result.config.write_costs is not None:
+        say(f"costs written to {result.config.write_costs.file}")
+    return result.agreement.exit_code
+
+
+_MEASURED = Verb(
+    "paceline.measure:MeasureConfig",
+    "paceline.measure:measure",
+    _measured,
+    page="paceline.view.measure_pages:measure_page",
+    is_verdict=True,
+)
+_SERVED = Verb(
+    "paceline.measure.served_figures:ServedConfig",
+    "paceline.measure.served:measure_served",
+    _served,
+    page="paceline.view.measure_pages:served_page",
+    is_verdict=True,
+)
+
+
+def _verify_as_json(report: "LosslessnessReport") -> str:
+    return json.dumps(report.model_dump(mode="json") | {"passed": report.passed}, indent=2)
+
+
+@MEASURE.verb(
+    "paceline.measure:VerifyConfig",
+    "paceline.measure:verify_losslessness",
+    as_json=_verify_as_json,
+    page="paceline.view.measure_pages:verify_page",
+    is_verdict=True,
+)
+def verify(result: "LosslessnessReport", _config: "VerifyConfig") -> "Shown":
+    """Test that decoding with a draft is lossless.
+
+    Compares greedy texts token by token, and sampled texts by a G-test. Exit code 1: a test failed.
+    """
+    from paceline.cli.result_tables import losslessness_lines
+
+    yield from losslessness_lines(result)
+    return 0 if result.passed else 1
+
+
+@MEASURE.command("paceline.measure.trajectory:TrajectoryConfig")
+def trajectory(
+    call: Call,
+    plot: Annotated[bool, typer.Option(help="Also plot tau over steps and over seconds.")] = False,
+    dry_run: options.DryRun = False,
+    html: options.Html = None,
+) -> None:
+    """Measure every checkpoint of training runs.
+
+    Reports tokens per target call of the initial draft and of each checkpoint on several tasks.
+    Needs the key tasks; see configs/direct/trajectory.yaml.
+    """
+    from paceline.cli.result_tables import trajectory_tables
+    from paceline.measure.trajectory import TrajectoryConfig
+    from paceline.measure.trajectory import trajectory as run
 
     check_html(html)
-    given: dict[str, Any] = {
-        "target": target,
-        "draft": draft,
-        "prompts": prompts,
-        **options.sampling_keys(temperature, top_p, top_k, draft_temperature),
-    }
-    if engine is None:
-        for option, value in (("--url", url), ("--write-costs", write_costs)):
-            if value is not None:
-                raise UsageError(
-                    f"{option} needs --engine with vllm, llamacpp, sglang or transformers"
-                )
-        wanted = options.build(MeasureConfig, config, overrides, **given, costs=costs)
-        _measure(wanted, dry_run, json, html)
-    if costs is not None:
-        raise UsageError("--costs cannot be used with --engine; there, --write-costs writes them")
-    given |= {"engine__engine": engine, "engine__url": url, "write_costs__file": write_costs}
-    _measure_served(options.build(ServedConfig, config, overrides, **given), dry_run, json, html)
+    config = call.build(TrajectoryConfig)
+    if plot:
+        from paceline.view import require
 
-
-def _measure(wanted: "MeasureConfig", dry_run: bool, json: bool, html: Path | None) -> None:
-    from paceline.cli.preflight import check_measured
-    from paceline.cli.result_tables import measurement_table, verdict_style
-    from paceline.measure import measure as run
-
-    check_measured(wanted, dry_run=dry_run, as_json=json)
+        require()  # fails before the measurement
+    call.check(config, dry_run=dry_run)
     with progress_bars() as progress:
-        found = run(wanted, progress)
-    if json:
-        echo(found.model_dump_json(indent=2))
-    else:
-        stdout.print(measurement_table(found))
-        stdout.print(str(found.verdict), style=verdict_style(found.verdict))
+        rows = run(config, progress)
+    stdout.print(trajectory_tables(rows))
+    if plot:
+        from paceline.view.training_pages import draw_trajectories
+
+        draw_trajectories(rows, config.output / "trajectory.png")
+    stdout.print(f"rows are in {config.output}/rows.jsonl")
     if html is not None:
-        from paceline.view.measure_pages import measure_page
+        from paceline.records import RunDirectory
+        from paceline.view.training_pages import trajectory_page
 
-        write_html_of_verdict(html, lambda: measure_page(found))
-    raise typer.Exit(found.verdict.exit_code)
+        manifest = RunDirectory(config.output).read_manifest()
+        write_html(html, lambda: trajectory_page(rows, manifest))
 
 
-def _measure_served(wanted: "ServedConfig", dry_run: bool, json: bool, html: Path | None) -> None:
-    from paceline.cli.preflight import check_served
-    from paceline.cli.result_tables import verdict_style
-    from paceline.cli.served_tables import served_table
-    from paceline.measure.served import measure_served, save_costs
+@MEASURE.verb("paceline.bench.score:ScoreConfig", "paceline.bench.score:score", as_json=True)
+def score(result: "Score", config: "ScoreConfig") -> "Shown":
+    """Score a model behind a URL on a task.
 
-    check_served(wanted, dry_run=dry_run, as_json=json)
-    with progress_bars() as progress:
-        found = measure_served(wanted, progress)
-    for note in found.notes:
-        say(f"note: {note}")
-    if json:
-        echo(found.model_dump_json(indent=2))
-    else:
-        stdout.print(served_table(found))
-        stdout.print(str(found.agreement), style=verdict_style(found.agreement))
-    save_costs(found)  # last, so that a full disk does not lose the figures
-    if found.config.write_costs is not None:
-        say(f"costs written to {found.config.write_costs.file}")
-    if html is not None:
-        from paceline.view.measure_pages import served_page
+    Asks the server for answers to test examples and scores them as bench does. Needs the key task.
+    """
+    from paceline.core.bootstrap import Interval
 
-        write_html_of_verdict(html, lambda: served_page(found))
-    raise typer.Exit(found.agreement.exit_code)
+    quality = "no metric" if result.score is None else f"{result.metric} {result.score}"
+    yield f"{quality} on {result.num_examples:,} examples, {', '.join(result.servers)}"
+    for name, value in result.corpus_scores.items():
+        bounds = result.corpus_intervals.get(name)
+        shown = f"{value:.2f}" if bounds is None else Interval(value, *bounds).text(".2f")
+        yield f"{name} {shown}"
+    yield (
+        f"{result.num_tokens:,} tokens, {result.num_cut:,} answers cut at max_new_tokens "
+        f"{config.max_new_tokens}; answers are in {config.output}/metrics.jsonl"
+    )
+
+
+@MEASURE.verb(
+    "paceline.measure.perplexity:PerplexityConfig",
+    "paceline.measure.perplexity:perplexity",
+    as_json=True,
+)
+def perplexity(result: "Perplexity", _config: "PerplexityConfig") -> "Shown":
+    """Measure how well a model predicts plain text.
+
+    Perplexity compares models with the same tokenizer, bits per byte any models.
+    """
+    yield f"perplexity     {result.perplexity}"
+    yield f"bits per byte  {result.bits_per_byte}"
+    yield (
+        f"on {result.num_tokens:,} tokens, {result.num_bytes:,} bytes, {result.num_documents:,} "
+        "documents; 95% intervals over documents"
+    )
+
+
+@MEASURE.verb(
+    "paceline.measure.bounds:BoundsConfig", "paceline.measure.bounds:bounds", as_json=True
+)
+def bounds(result: "BoundsResult", config: "BoundsConfig") -> "Shown":
+    """Compare acceptance and regret with their bounds.
+
+    Acceptance with theorem 4.1 of DistillSpec, as proven and as printed. With a third model as the
+    truth (--truth MODEL), also the regret of OPT and OPTLog with lemmas 5 and 7 of speculative
+    cascades.
+    """
+    from paceline.cli.study_tables import bounds_table
+
+    yield bounds_table(result)
+    yield f"results are in {config.output}/result.json"
+
+
+@MEASURE.verb(
+    "paceline.measure.predicted_frontier:AnalyzeConfig",
+    "paceline.measure.predicted_frontier:analyze",
+    as_json=True,
+)
+def analyze(result: "PredictedFrontier", _config: "AnalyzeConfig") -> "Shown":
+    """Predict quality and speed of each rule.
+
+    Nothing is decoded with a rule: one forward pass of each model over text gives rejection rate,
+    distance from the target's distribution and predicted speedup of each rule at each threshold.
+    """
+    from paceline.cli.result_tables import frontier_table
+
+    yield frontier_table(result)

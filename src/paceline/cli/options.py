@@ -1,57 +1,60 @@
-"""Options shared by several commands, and their merge with the configuration file."""
+"""Options made from the fields of a configuration, and their merge with its file.
+
+Every field that one text can express is an option: `num_prompts` is --num-prompts. `Options` in the
+annotation of a field gives further names, also to keys of a section. Help is the field's
+description, completion its values.
+
+Schemas import PyTorch, which takes seconds, so the settings of a schema are cached: help and
+completion are immediate from the second time on.
+"""
 
 from __future__ import annotations
 
-import functools
+import hashlib
 import inspect
+import json
+import pkgutil
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args
+from typing import get_origin as origin_of
 
 import typer
+from rich.markup import escape
 
-from paceline.config import apply_override, read_yaml, set_key, validate
-from paceline.errors import ConfigError
-from paceline.permissions import IMPORTS, PROGRAMS, allow, given
-from paceline.records import RunDirectory
+import paceline
+from paceline.cache import cached_text, keep_text
+from paceline.cli.defaults import default_text, literals, meaning_of, variants_of
+from paceline.config import (
+    Options,
+    apply_override,
+    fields_of,
+    models_in,
+    read_value,
+    read_yaml,
+    set_key,
+    validate,
+)
+from paceline.errors import ConfigError, UsageError
+from paceline.permissions import given
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from paceline.config import StrictModel
 
     ConfigT = TypeVar("ConfigT", bound=StrictModel)
 
-Target = Annotated[
-    str | None, typer.Option(help="Target model: directory, .gguf file or hub name.")
-]
-Draft = Annotated[str | None, typer.Option(help="Draft model: directory, .gguf file or hub name.")]
-Prompts = Annotated[
-    str | None,
-    typer.Option(help="Prompts: .txt (one per line), .jsonl, .parquet, directory, hub data set."),
-]
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="YAML file of settings; options override it.")
 ]
-Output = Annotated[str | None, typer.Option(help="Run directory.")]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="key.subkey=value; overrides file and options.")
 ]
-Temperature = Annotated[float | None, typer.Option(help="Temperature (default 1); 0: greedy.")]
-TopP = Annotated[float | None, typer.Option(help="Nucleus sampling: probability to keep.")]
-TopK = Annotated[int | None, typer.Option(help="Keep the k most likely tokens; 0: all.")]
-DraftTemperature = Annotated[
-    float | None,
-    typer.Option(help="Temperature of the draft; 0: greedy drafting, as in most engines."),
-]
-Costs = Annotated[
-    str | None,
-    typer.Option(help="Step costs of an engine, from measure --engine --write-costs; no timing."),
-]
-Rule = Annotated[
-    str | None, typer.Option(help="Acceptance rule, such as lossless or '{rule: opt, alpha: 0.2}'.")
-]
-Penalty = Annotated[float | None, typer.Option(help="Repetition penalty; 1: none.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check models, texts and paths only.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume a stopped run.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Html = Annotated[
     Path | None, typer.Option("--html", help="Also write an HTML report to this file.")
 ]
@@ -65,33 +68,232 @@ AllowProgram = Annotated[
     list[str] | None,
     typer.Option(help="Program that files may start, with their options, as an engine."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+_TYPES: dict[str, Any] = {
+    "flag": bool,
+    "int": int,
+    "float": float,
+    "texts": list[str],
+}
+_SCALARS: dict[type, str] = {bool: "flag", int: "int", float: "float", str: "text", Path: "path"}
 
 
-def with_permissions(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --allow-import and --allow-program to a command that reads a configuration."""
-    signature = inspect.signature(command, eval_str=True)
-    if "overrides" not in signature.parameters:
-        return command
+SCHEMAS: dict[str, str] = {}
+"""The schema, as `module:Class`, of each command that reads a file; all, once `main` is loaded.
 
-    @functools.wraps(command)
-    def run(
-        *args: Any,
-        allow_import: list[str] | None = None,
-        allow_program: list[str] | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        allow(IMPORTS, *(allow_import or ()))
-        allow(PROGRAMS, *(allow_program or ()))
-        return command(*args, **kwargs)
+`measure --engine` is measure-engine.
+"""
 
-    added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
-        for name, kind in (("allow_import", AllowImport), ("allow_program", AllowProgram))
-    ]
-    parameters = [*signature.parameters.values(), *added]
-    run.__signature__ = signature.replace(parameters=parameters)  # pyright: ignore
-    return run
+
+def kinds() -> list[str]:
+    """The commands that read a file as one word each, such as measure-engine."""
+    return list(SCHEMAS)
+
+
+def schema_of(kind: str) -> type[StrictModel]:
+    """The configuration class of a command."""
+    return pkgutil.resolve_name(SCHEMAS[kind])
+
+
+class Setting(NamedTuple):
+    """An option that sets a key of a configuration.
+
+    Attributes:
+        key: Such as `sampling.temperature`.
+        names: Such as --temperature; none: an argument without a name.
+        kind: What its text is: flag, int, float, text, path, texts, numbers, yaml, or variant: the
+            name of a variant, or its settings as YAML.
+        tag: The key that selects a variant.
+        values: Known values, for completion.
+        is_main: Listed first in help: required, or named by `Options`.
+    """
+
+    key: str
+    names: list[str]
+    kind: str
+    tag: str
+    values: list[str]
+    help: str
+    default: str
+    is_main: bool
+
+    @property
+    def parameter(self) -> str:
+        """The name of a function's parameter."""
+        return self.key.replace(".", "__")
+
+    def as_parameter(self, panel: str) -> inspect.Parameter:
+        """The parameter of a function, as Typer reads it."""
+        default = rf" [dim]\[default: {escape(self.default)}][/dim]" if self.default else ""
+        values = f" One of {', '.join(self.values)}." if self.values else ""
+        text = escape(self.help + values) + default
+        described: dict[str, Any] = {"help": text, "show_default": False}
+        if self.kind == "path":
+            described["metavar"] = "<path>"
+        if self.values:
+            described["autocompletion"] = _completion(self.values)
+        if not self.names:
+            info = typer.Argument(**described)
+        else:
+            no = self.names[0].replace("--", "/--no-", 1) if self.kind == "flag" else ""
+            first, *others = self.names
+            panel_of = None if self.is_main else panel
+            info = typer.Option(first + no, *others, rich_help_panel=panel_of, **described)
+        annotation = Annotated[_TYPES.get(self.kind, str) | None, info]
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        return inspect.Parameter(self.parameter, keyword, default=None, annotation=annotation)
+
+    def value(self, text: Any) -> Any:
+        """The value of the option, as it stands in a configuration.
+
+        Raises:
+            ConfigError: it is empty, or not valid YAML.
+        """
+        name = self.names[0] if self.names else self.key
+        if text == "":
+            raise ConfigError(f"{name} is empty; give a value, or leave it out")
+        if self.kind == "variant" and not text.startswith("{"):
+            return Variant(self.tag, given(text)) if text in self.values else given(text)
+        if self.kind in {"variant", "yaml"}:
+            return read_value(text, f"{name} {text!r}")
+        if self.kind == "numbers":
+            return numbers(name, text)
+        if self.kind in {"text", "path", "texts"}:
+            return given(text)
+        return text
+
+
+class Variant(NamedTuple):
+    """The choice of a variant by its name; its settings in a file are kept if it is the same."""
+
+    tag: str
+    name: str
+
+
+def _completion(values: Sequence[str]) -> Callable[[str], list[str]]:
+    def complete(incomplete: str) -> list[str]:
+        return [value for value in values if value.startswith(incomplete)]
+
+    return complete
+
+
+def numbers(name: str, text: str) -> list[Any]:
+    """Parse `0,1,2,29`, or the same in brackets."""
+    numbers = read_value(f"[{text.strip().strip('[]')}]", f"{name} {text!r}")
+    if not numbers or not all(isinstance(number, int | float) for number in numbers):
+        raise UsageError(
+            f"{name} wants comma-separated numbers, such as 0,1,2,29; got {text!r}"
+        ) from None
+    return numbers
+
+
+def settings_of(schema: str) -> list[Setting]:
+    """The settings of `module:Class`, from the cache if the sources have not changed."""
+    name, mark = f"{schema.replace(':', '.')}.json", _mark_of_sources()
+    with suppress(ValueError, TypeError, KeyError):
+        cached = json.loads(cached_text("options", name) or "{}")
+        if cached["mark"] == mark:
+            return [Setting(*row) for row in cached["settings"]]
+    settings = list(make_settings(pkgutil.resolve_name(schema)))
+    keep_text("options", name, json.dumps({"mark": mark, "settings": settings}))
+    return settings
+
+
+def _mark_of_sources() -> str:
+    files = sorted(Path(paceline.__file__).parent.rglob("*.py"))
+    stats = [(str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in files]
+    return hashlib.sha256(repr((paceline.__version__, stats)).encode()).hexdigest()[:16]
+
+
+def make_settings(cls: type[Any]) -> Iterator[Setting]:
+    """A setting for each field that one text can express, and for each key named by `Options`."""
+    for field, info in fields_of(cls).items():
+        marker = next((part for part in info.metadata if isinstance(part, Options)), Options())
+        below = {_option(name): key for name, key in marker.keys.items() if key}
+        own = [_option(field), *(_option(name) for name, key in marker.keys.items() if not key)]
+        is_main = info.is_required() or marker.positional or own[1:] != []
+        setting = _setting(cls, field, field, [] if marker.positional else own, is_main=is_main)
+        if setting is not None and below.keys().isdisjoint(own):
+            yield setting
+        for name, key in below.items():
+            owner, last = _owner(info.annotation, key.split("."))
+            setting = _setting(owner, last, f"{field}.{key}", [name], is_main=True)
+            assert setting is not None, f"{name}: no text is a value of {field}.{key}"
+            default = setting.default if info.default is not None else ""
+            yield setting._replace(help=f"{field}.{key}: {setting.help}", default=default)
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _owner(annotation: Any, keys: list[str]) -> tuple[type[Any], str]:
+    """The class with the last of these keys."""
+    (owner, *_) = [model for model in models_in(annotation) if keys[0] in fields_of(model)]
+    if len(keys) == 1:
+        return owner, keys[0]
+    return _owner(fields_of(owner)[keys[0]].annotation, keys[1:])
+
+
+def _setting(
+    cls: type[Any], field: str, key: str, names: list[str], *, is_main: bool
+) -> Setting | None:
+    annotation = fields_of(cls)[field].annotation
+    found = _kind_of(annotation)
+    if found is None:
+        return None
+    kind, tag, values = found
+    return Setting(
+        key,
+        names,
+        kind,
+        tag,
+        values or literals(annotation),
+        meaning_of(cls, field),
+        default_text(cls, field),
+        is_main,
+    )
+
+
+def _kind_of(annotation: Any) -> tuple[str, str, list[str]] | None:
+    """Kind, tag and variants of a field's value; None if one text cannot express it."""
+    members = _members(annotation)
+    models = models_in(annotation)
+    if any(origin_of(member) in {dict, list} for member in members):
+        return None
+    if models and all(origin_of(member) is not tuple for member in members):
+        tag, names = variants_of(models)
+        if tag:
+            return "variant", tag, [] if str in members else names
+        return ("text", "", []) if len(models) == 1 and _takes_text(models[0]) else None
+    if len(members) == 1 and origin_of(members[0]) is tuple:
+        parts = {_scalar(part) for part in _members(get_args(members[0])[0])}
+        if parts <= {"int", "float"}:
+            return "numbers", "", []
+        return "texts" if parts <= {"text", "path"} else "yaml", "", []
+    first, *others = {_scalar(member) for member in members}
+    return first if not others else "yaml", "", []
+
+
+def _members(annotation: Any) -> list[Any]:
+    """The types of a union, without None."""
+    if origin_of(annotation) is Annotated:
+        return _members(get_args(annotation)[0])
+    if origin_of(annotation) in {Union, UnionType}:
+        return [member for part in get_args(annotation) for member in _members(part)]
+    return [] if annotation is NoneType else [annotation]
+
+
+def _scalar(annotation: Any) -> str:
+    if origin_of(annotation) is Literal and all(isinstance(v, str) for v in get_args(annotation)):
+        return "text"
+    return _SCALARS.get(annotation, "yaml")
+
+
+def _takes_text(model: type[Any]) -> bool:
+    with suppress(ValueError):
+        return bool(model.model_validate("text"))
+    return False
 
 
 def build(
@@ -99,57 +301,36 @@ def build(
     config: Path | None,
     overrides: Sequence[str] | None,
     one_of: Collection[str] = (),
-    **chosen: Any,
+    chosen: Mapping[str, Any] | None = None,
 ) -> ConfigT:
     """Build a configuration from the file, then the options, then `--set`; the last value wins.
 
-    Option `a__b` sets key b of section a. `a__a` chooses the variant of a and drops the keys of
-    another variant. Options in `one_of` are alternatives: any of them removes all from the file.
+    `chosen` has the values of options by key. Options in `one_of` are alternatives: any of them
+    removes all from the file.
     """
+    chosen = chosen or {}
     values = read_yaml(config) if config is not None else {}
     if config is not None:
         _refuse_another_kind(cls, config, values)
-    if any(chosen.get(name) is not None for name in one_of):
+    if not chosen.keys().isdisjoint(one_of):
         values = {key: value for key, value in values.items() if key not in one_of}
-    for name, value in chosen.items():
-        if value is None:
-            continue
-        if value == "":
-            option = name.rpartition("__")[2].replace("_", "-")
-            raise ConfigError(f"--{option} is empty; give a value, or leave it out")
-        section, *keys = name.split("__")
-        old = values.get(section)
-        if keys == [section] and not (isinstance(old, dict) and old.get(section) == value):
-            values[section] = {section: value}
-        set_key(values, [section, *keys], given(value), f"option --{[section, *keys][-1]}")
+    for key, value in chosen.items():
+        if isinstance(value, Variant):
+            _choose(values, key.split("."), value)
+        else:
+            set_key(values, key.split("."), value, f"option {key}")
     for override in overrides or ():
         apply_override(values, override)
-    alone = not overrides and all(value is None for value in chosen.values())
-    return validate(cls, values, config if alone else None)
+    return validate(cls, values, None if overrides or chosen else config)
 
 
-def sampling_keys(
-    temperature: float | None,
-    top_p: float | None,
-    top_k: int | None,
-    draft_temperature: float | None,
-) -> dict[str, Any]:
-    """Sampling options as arguments of `build`."""
-    return {
-        "sampling__temperature": temperature,
-        "sampling__top_p": top_p,
-        "sampling__top_k": top_k,
-        "draft_sampling__temperature": draft_temperature,
-    }
-
-
-def check_resumable(output: Path) -> None:
-    """Raise ConfigError if there is no run to resume: a mistyped path would train from scratch."""
-    if not RunDirectory(output).manifest.exists():
-        raise ConfigError(
-            f"--resume: {output} holds no run; name the directory of the stopped run, or remove "
-            "--resume to start a new one"
-        )
+def _choose(values: dict[str, Any], keys: list[str], variant: Variant) -> None:
+    """Choose a variant; the settings of another are dropped."""
+    old: Any = values
+    for key in keys:
+        old = old.get(key) if isinstance(old, dict) else None
+    if not (isinstance(old, dict) and old.get(variant.tag) == variant.name):
+        set_key(values, keys, {variant.tag: variant.name}, f"option {keys[-1]}")
 
 
 def _refuse_another_kind(cls: type[StrictModel], config: Path, values: dict[str, Any]) -> None:
@@ -157,11 +338,9 @@ def _refuse_another_kind(cls: type[StrictModel], config: Path, values: dict[str,
     unknown = [key for key in values if key not in cls.model_fields]
     if not unknown:
         return
-    from paceline.cli.config_kinds import Kind, kinds_that_read, schema_of
-
-    others = kinds_that_read(values)
+    readers = [name for name in SCHEMAS if schema_of(name) is cls]
+    others = [name for name in SCHEMAS if values.keys() <= schema_of(name).model_fields.keys()]
     if others:
-        readers = [f"paceline {kind.command}" for kind in Kind if schema_of(kind) is cls]
-        wanted = f"; {readers[0]} does not know its key {unknown[0]}" if readers else ""
-        commands = " or ".join(kind.command for kind in others)
-        raise ConfigError(f"{config} is a file for paceline {commands}{wanted}")
+        wanted = f"; paceline {readers[0]} does not know its key {unknown[0]}" if readers else ""
+        wanted = f"{config} is a file for paceline {' or '.join(others)}{wanted}"
+        raise ConfigError(wanted.replace("measure-engine", "measure --engine"))

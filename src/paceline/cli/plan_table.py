@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.table import Table
 
+from paceline.core.bootstrap import Interval
+
 if TYPE_CHECKING:
     from paceline.data.distillation_data import Range, RunPlan
 
@@ -40,4 +42,4 @@ def plan_table(found: RunPlan) -> Group:
 
 
 def _cell(found: Range, form: str) -> str:
-    return f"{found.value:{form}} ({found.low:{form}} to {found.high:{form}})"
+    return Interval(found.value, found.low, found.high).text(form)

@@ -9,8 +9,8 @@ from rich.console import Group
 from rich.table import Table
 
 from paceline.bench.schema import family, parameters_of, setting
+from paceline.core.bootstrap import Interval
 from paceline.measure.training_stops import short_names
-from paceline.measure.trajectory import name_of
 from paceline.models.compatibility import UNTIMED
 from paceline.view.definitions import words_of
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.bench.tune import Tried, Tuned
-    from paceline.core.bootstrap import Interval
     from paceline.core.rule_base import Rule
+    from paceline.export.model_report import ModelReport
     from paceline.measure.agreement import Agreement
     from paceline.measure.losslessness import DistributionCheck, LosslessnessReport
     from paceline.measure.measurement import Measurement
@@ -97,6 +97,25 @@ def measurement_table(found: Measurement) -> Group:
         once = f"target {starts[0]}, draft {starts[1]}, once per request"
         summary.add_row("encoder and first pass", once)
     return Group(summary, _gamma_table(found), _GAMMA_LEGEND, *_speed_lines(found))
+
+
+def model_lines(report: ModelReport) -> Iterator[str]:
+    """What was read in a model, also in a dry run."""
+    for name, value in report.facts.items():
+        yield f"{name:<20} {value}"
+    for use in report.uses:
+        fault = "" if use.fault is None else f": {use.fault}"
+        yield f"{'can' if use.fault is None else 'cannot':<20} {use.name}{fault}"
+    for example in report.examples:
+        yield (
+            f"{'example':<20} {example.where}: {example.num_given} tokens given, "
+            f"{len(example.trained_tokens)} trained [[...]]"
+        )
+        yield f"{example.given}[[{example.trained}]]"
+    for warning in report.warnings:
+        yield f"{'warning':<20} {warning}"
+    for fault in report.faults:
+        yield f"{'failed':<20} {fault}"
 
 
 def verdict_style(verdict: Verdict | Agreement) -> str:
@@ -200,7 +219,7 @@ def _evaluated(figures: dict[str, float] | None, key: str) -> str:
         return "-"
     if f"{key}_low" not in figures:
         return f"{figures[key]:.3f}"
-    return f"{figures[key]:.3f} ({figures[f'{key}_low']:.3f}-{figures[f'{key}_high']:.3f})"
+    return Interval(*(figures[key + end] for end in ("", "_low", "_high"))).text(between="-")
 
 
 def losslessness_lines(report: LosslessnessReport) -> Iterator[str]:
@@ -302,7 +321,7 @@ def _met(one: Tried, quality_floor: float | None) -> str:
 
 
 def _short(figure: IntervalRow) -> str:
-    return f"{figure.value:.2f} ({figure.low:.2f}-{figure.high:.2f})"
+    return figure.text(".2f", "-")
 
 
 def trajectory_tables(rows: Sequence[TrajectoryRow]) -> Group:
@@ -310,7 +329,7 @@ def trajectory_tables(rows: Sequence[TrajectoryRow]) -> Group:
     names = short_names({row.stop.run for row in rows})
     parts: dict[str, list[TrajectoryRow]] = {}
     for row in rows:
-        parts.setdefault(f"{row.task}, {name_of(row.sampling)}", []).append(row)
+        parts.setdefault(f"{row.task}, {row.sampling.name}", []).append(row)
     return Group(
         *(part for name, own in parts.items() for part in (name, _drafts(own, names), "")),
         _TRAJECTORY_LEGEND,

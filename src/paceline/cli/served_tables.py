@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.table import Table
 
+from paceline.core.bootstrap import Interval
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -73,7 +75,6 @@ def _cost_lines(found: ServedMeasurement) -> Iterator[str]:
 
 def _step(step: StepCost) -> str:
     name = f"block of {step.gamma}" if step.gamma else "without the draft"
-    low, middle, high = (
-        1e3 * one for one in (step.seconds.low, step.seconds.value, step.seconds.high)
-    )
-    return f"{name} {middle:.1f} ({low:.1f} to {high:.1f})"
+    seconds = step.seconds
+    milliseconds = Interval(*(1e3 * each for each in (seconds.value, seconds.low, seconds.high)))
+    return f"{name} {milliseconds.text('.1f')}"

@@ -1,4 +1,4 @@
-"""`paceline study`: run the stages behind the papers' tables and figures."""
+"""Commands of the papers' studies."""
 
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -6,11 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import options
+from paceline.cli.claims import claims
+from paceline.cli.command import Group
 from paceline.cli.console import progress_bars, stdout
+from paceline.cli.report import report
 from paceline.errors import UsageError
+from paceline.permissions import given
 
 if TYPE_CHECKING:
     from paceline.studies.study_file import StudyConfig
+
+STUDY = Group("Reproduce the papers")
+options.SCHEMAS["study"] = "paceline.studies.study_file:StudyConfig"
 
 
 class Action(StrEnum):
@@ -30,6 +37,7 @@ class ScaleName(StrEnum):
     smoke = "smoke"
 
 
+@STUDY.command()
 def study(
     action: Annotated[Action, typer.Argument(help="list, show, run, or resume (same as run).")],
     name: Annotated[
@@ -61,7 +69,9 @@ def study(
     from paceline.studies.study_file import StudyConfig, study_path
 
     path = study_path(name)
-    wanted = options.build(StudyConfig, path, overrides, workers=workers, output=output)
+    named = {"workers": workers, "output": given(output)}
+    chosen = {key: value for key, value in named.items() if value is not None}
+    wanted = options.build(StudyConfig, path, overrides, chosen=chosen)
     if scale is not ScaleName.cpu and output is None:
         # apart from real results: claims are judged by rows of a study's own directory
         wanted = wanted.model_copy(update={"output": wanted.output / scale.value})
@@ -107,3 +117,7 @@ def _run(wanted: "StudyConfig", name: str, scale: Any, *, as_json: bool) -> None
     if findings:
         stdout.print(claims_table(findings))
     stdout.print(f"{len(rows):,} result rows are in {wanted.output}/rows.jsonl")
+
+
+STUDY.command()(claims)
+STUDY.command()(report)

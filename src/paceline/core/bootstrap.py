@@ -40,6 +40,10 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    def text(self, form: str = ".3f", between: str = " to ") -> str:
+        """Such as `0.412 (0.380 to 0.445)`; `form` is the format of each number."""
+        return f"{self.value:{form}} ({self.low:{form}}{between}{self.high:{form}})"
+
 
 Ratios = list[tuple[Tensor, Tensor]]
 """Numerators and denominators, [N] each; the value is the product of the ratios of their sums."""

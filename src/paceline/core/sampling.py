@@ -34,6 +34,18 @@ class SamplingParams(StrictModel):
     repetition_penalty: float = Field(default=1.0, gt=0, allow_inf_nan=False)
 
     @property
+    def name(self) -> str:
+        """Short name, such as `t0.6 p0.9`; values that change nothing are left out."""
+        parts = [f"t{self.temperature:g}"]
+        if self.top_p < 1:
+            parts.append(f"p{self.top_p:g}")
+        if self.top_k:
+            parts.append(f"k{self.top_k}")
+        if self.repetition_penalty != 1:
+            parts.append(f"r{self.repetition_penalty:g}")
+        return " ".join(parts)
+
+    @property
     def greedy(self) -> bool:
         """True at temperature 0: the most likely token has probability 1."""
         return self.temperature == 0

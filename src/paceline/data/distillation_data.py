@@ -16,6 +16,7 @@ import torch
 from paceline.config import StrictModel
 from paceline.core.bootstrap import mean_interval
 from paceline.data.answering import ShardStore, ShardWriter
+from paceline.data.input_checks import checked
 from paceline.data.requests import ModelWriter, Shard, plan_shards
 from paceline.engines.texts import MAY_CHANGE, EngineWriter, OpenAIWriter
 from paceline.errors import ConfigError, GenerationError, PacelineError, UsageError
@@ -57,6 +58,7 @@ def generate_data(
         GenerationError: workers died repeatedly; completed files are kept.
         StorageError: a file could not be written; completed files are kept.
     """
+    checked(config)
     run = RunDirectory(config.output)
     store = ShardStore(run.path / "data")
     shards = _shards(config)
@@ -300,6 +302,7 @@ def plan_run(
         UsageError: A model, a prompt or a setting is invalid, or two answers were not measured.
         EngineError: No server answers.
     """
+    checked(config)
     shards = _shards(config)
     with tempfile.TemporaryDirectory(prefix="paceline-plan.") as folder:
         measured = _measure(config, shards, Path(folder), seconds, progress)

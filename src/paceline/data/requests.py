@@ -12,15 +12,17 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import AliasChoices, Field, field_validator, model_validator
 
 from paceline.config import StrictModel
+from paceline.data.input_checks import InputChecks
 from paceline.data.prompts import CorpusConfig, Record, read_records, text_of
 from paceline.data.tokens import encode_prompt, truncated, warn_of_cut_prompts
 from paceline.engines.texts import EngineWriter, OpenAIWriter
 from paceline.errors import PromptError
+from paceline.models.compatibility import check_fits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -117,6 +119,28 @@ class GenerateDataConfig(StrictModel):
         if self.draft is not None and not isinstance(self.writer, ModelWriter):
             raise ValueError("draft is for a target that is loaded here; give it to the server")
         return self
+
+    def check(self) -> InputChecks:
+        """Check the inputs; raises UsageError."""
+        checks = InputChecks()
+        models: list[Any] = []
+        match self.writer:
+            case OpenAIWriter() as writer:
+                checks.tokenizer("target", self.target)
+                checks.key(writer)
+            case EngineWriter(engine=choice):
+                checks.tokenizer("target", self.target)
+                checks.engine(choice)
+            case _:
+                models = checks.pair(self.target, self.draft)
+                if self.draft is not None:
+                    checks.drafting(self.target, self.draft)
+        checks.text("prompts", self.prompts)
+        lengths = self.max_prompt_tokens, self.max_new_tokens
+        for model in models:
+            check_fits(model, *lengths, ("max_prompt_tokens", "max_new_tokens"), str(model.path))
+        checks.output(self.output)
+        return checks
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

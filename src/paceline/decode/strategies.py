@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from paceline.config import StrictModel
+from paceline.config import Options, StrictModel
 from paceline.core.rule_base import Bonus, Rule
 from paceline.core.rules import Diff, Lossless, RuleChoice
 from paceline.core.sampling import SamplingParams, proposal_params
@@ -95,8 +95,16 @@ AnyStrategy: TypeAlias = (
 class DecodingConfig(StrictModel):
     """Decoding strategy and sampling parameters."""
 
-    strategy: Annotated[AnyStrategy, Field(discriminator="strategy")] = Speculative()
-    sampling: SamplingParams = SamplingParams()
+    strategy: Annotated[
+        AnyStrategy,
+        Field(discriminator="strategy"),
+        Options(
+            "rule", gamma="num_speculative_tokens", draft_temperature="draft_sampling.temperature"
+        ),
+    ] = Speculative()
+    sampling: Annotated[
+        SamplingParams, Options("temperature", "top_p", "top_k", "repetition_penalty")
+    ] = SamplingParams()
 
     @field_validator("strategy", mode="before")
     @classmethod

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import UsageError
+from paceline.export.export_inputs import LICENCES
 from paceline.models.drafts.save import copy_tokenizer
 from paceline.models.hf.draft_vocabulary import write_draft_vocabulary
 from paceline.models.loading import model_directory
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 
 _GENERATION = "generation_config.json"
-LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
 
 
 def fit(sources: Sources) -> None:

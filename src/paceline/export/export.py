@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 import transformers
 
 from paceline.config import StrictModel, as_written
-from paceline.errors import ExportError, UsageError
+from paceline.data.input_checks import checked
+from paceline.errors import ExportError
 from paceline.export.card import Launch, loads, model_card, plan_launch
 from paceline.export.checks import (
     Checks,
@@ -21,7 +22,6 @@ from paceline.export.checks import (
     overflows,
 )
 from paceline.export.directory import (
-    LICENCES,
     copy_licence,
     extends_positions,
     fit,
@@ -30,7 +30,6 @@ from paceline.export.directory import (
 from paceline.export.export_inputs import Sources, manifest_of, read_sources
 from paceline.export.gguf_file import Tokenizer, write_gguf
 from paceline.models.compatibility import without_rollback
-from paceline.models.drafts.save import other_file
 from paceline.models.hf.architectures import num_decoder_layers, num_encoder_layers
 from paceline.models.hf.draft_vocabulary import EXPORTED
 from paceline.models.inspection import state_keeper
@@ -75,7 +74,7 @@ def export(config: ExportConfig, progress: Progress = silent) -> Exported:
         EngineError: The engine does not load the export.
         StorageError: The export cannot be written; `out` is unchanged.
     """
-    check_place(config)
+    checked(config)
     sources = read_sources(config)
     path = config.out
     if config.to == "llamacpp":
@@ -101,24 +100,6 @@ def export(config: ExportConfig, progress: Progress = silent) -> Exported:
         served=served,
         notes=notes,
     )
-
-
-def check_place(config: ExportConfig) -> None:
-    """Raise UsageError unless `out` is free or an older export that may be replaced."""
-    out = config.out
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    if not (out / EXPORTED).exists():
-        raise UsageError(f"{out} exists already and is not an export; choose another --out")
-    if not config.overwrite:
-        raise UsageError(
-            f"{out} exists already; choose another --out, or give --overwrite to replace it"
-        )
-    if (other := other_file(out, EXPORTED, "README.md", "*.gguf", *LICENCES)) is not None:
-        raise UsageError(f"{out} holds {other}, which is no part of an export; move it")
-    for path in (config.model, config.target):
-        if path is not None and Path(path).expanduser().resolve().is_relative_to(out.resolve()):
-            raise UsageError(f"{out} would replace {path}, which is exported; choose another --out")
 
 
 def _gguf_type(sources: Sources) -> str:

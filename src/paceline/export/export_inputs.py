@@ -8,19 +8,22 @@ import random
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import torch
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from paceline.config import StrictModel, parse_yaml, read_json_mapping, read_result
+from paceline.config import Options, StrictModel, parse_yaml, read_json_mapping, read_result
+from paceline.data.input_checks import FLOAT32_BYTES, InputChecks
 from paceline.engines.commands import EngineChoice, EngineName
 from paceline.errors import ConfigError, UsageError, VocabularyMismatchError
 from paceline.measure import Measurement
 from paceline.models import load_model
 from paceline.models.admission.tokenizer_probes import PROBES
 from paceline.models.compatibility import check_block, check_same_vocabulary
+from paceline.models.drafts.save import other_file
 from paceline.models.gguf import open_gguf
+from paceline.models.hf.draft_vocabulary import EXPORTED
 from paceline.models.inspection import ModelFacts, inspect_model
 from paceline.models.loading import fingerprint, model_directory, stored_dtype
 from paceline.places import refuse_link_out
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
     from paceline.models import HfModel
 
 
+LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
+"""Files that go with a model."""
 Stored = Literal["auto", "float32", "bfloat16", "float16", "q8_0"]
 
 
@@ -55,7 +60,7 @@ class ExportConfig(StrictModel):
         overwrite: Replace an older export at `out`.
     """
 
-    model: str
+    model: Annotated[str, Options(positional=True)]
     to: EngineName
     out: Path
     target: str | None = None
@@ -63,7 +68,7 @@ class ExportConfig(StrictModel):
     dtype: Stored = "auto"
     draft_vocabulary: Literal["keep", "bake"] = "keep"
     measurement: Path | None = None
-    num_speculative_tokens: int | None = Field(default=None, ge=1)
+    num_speculative_tokens: Annotated[int | None, Options(gamma="")] = Field(default=None, ge=1)
     draft_sample_method: Literal["auto", "greedy", "probabilistic"] = "auto"
     check_engine: bool = False
     engine: EngineChoice | None = None
@@ -89,6 +94,37 @@ class ExportConfig(StrictModel):
         if self.engine is not None and self.engine.engine != self.to:
             raise ValueError(f"engine is {self.engine.engine}, but the export is for {self.to}")
         return self
+
+    def check(self) -> InputChecks:
+        """Check the inputs, and that `out` may be written; raises UsageError."""
+        _check_place(self)
+        checks = InputChecks()
+        if self.check_engine:
+            checks.engine(self.engine or EngineChoice(engine=self.to))
+        model = checks.model("model", self.model)
+        models = [model] if self.target is None else [model, checks.model("target", self.target)]
+        for each in models:
+            check_block(self.num_speculative_tokens or 1, each.max_length)
+        checks.output(self.out, FLOAT32_BYTES * model.num_parameters)
+        return checks
+
+
+def _check_place(config: ExportConfig) -> None:
+    """Raise UsageError unless `out` is free or an older export that may be replaced."""
+    out = config.out
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not (out / EXPORTED).exists():
+        raise UsageError(f"{out} exists already and is not an export; choose another --out")
+    if not config.overwrite:
+        raise UsageError(
+            f"{out} exists already; choose another --out, or give --overwrite to replace it"
+        )
+    if (other := other_file(out, EXPORTED, "README.md", "*.gguf", *LICENCES)) is not None:
+        raise UsageError(f"{out} holds {other}, which is no part of an export; move it")
+    for path in (config.model, config.target):
+        if path is not None and Path(path).expanduser().resolve().is_relative_to(out.resolve()):
+            raise UsageError(f"{out} would replace {path}, which is exported; choose another --out")
 
 
 _FRONT = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)  # the header of a model card

@@ -25,7 +25,7 @@ model, whose distribution is known, and its text gives the contexts.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 import torch
 from pydantic import Field, model_validator
@@ -35,6 +35,8 @@ from paceline.core.cascade_rules import Opt, OptLog
 from paceline.core.divergences import total_variation
 from paceline.core.rule_base import Position
 from paceline.core.sampling import to_probs
+from paceline.data.input_checks import InputChecks, checked
+from paceline.errors import UsageError, VocabularyMismatchError
 from paceline.measure.acceptance import forced_logits, score_texts
 from paceline.measure.pair import (
     PairConfig,
@@ -43,6 +45,7 @@ from paceline.measure.pair import (
     load_prompts,
     sample_texts,
 )
+from paceline.measure.prompt_checks import check_prompts
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.loading import fingerprint
@@ -58,6 +61,7 @@ if TYPE_CHECKING:
     from paceline.core.sampling import SamplingParams
     from paceline.models import HfModel
     from paceline.models.contract import Model
+    from paceline.models.inspection import ModelFacts
     from paceline.progress import Progress
 
 
@@ -84,6 +88,32 @@ class BoundsConfig(PairConfig):
         if self.draft_sampling not in (None, self.sampling):
             raise ValueError("the theorem is for a draft that samples as the target; remove it")
         return self
+
+    def check(self) -> InputChecks:
+        """Check the inputs; raises UsageError."""
+        RunDirectory(self.output).check_kind(self)
+        checks = InputChecks()
+        checks.device(self.device)
+        models = checks.pair(self.target, self.draft)
+        if self.truth is not None:
+            models.append(_check_truth(checks, self.truth, models[0]))
+        check_prompts(checks, self, models, new_tokens=1, skip=self.skip_prompts)
+        checks.output(self.output)
+        return checks
+
+
+def _check_truth(checks: InputChecks, path: str, target: ModelFacts) -> ModelFacts:
+    """Check the truth, and that it shares the target's tokenizer."""
+    truth = checks.model("truth", path)
+    if target.tokenizer is not None and truth.tokenizer is not None:
+        try:
+            check_same_vocabulary(*cast("Any", (target, truth)))
+        except VocabularyMismatchError:  # it would call the truth a draft
+            raise UsageError(
+                f"the truth {path} has another vocabulary than the target; choose a model with the "
+                "target's tokenizer"
+            ) from None
+    return truth
 
 
 class PromptBounds(StrictModel):
@@ -125,8 +155,8 @@ def bounds(config: BoundsConfig, progress: Progress = silent) -> BoundsResult:
     Raises:
         UsageError: a model or a prompt cannot be used.
     """
+    checked(config)
     run = RunDirectory(config.output)
-    run.check_kind(config)
     with run.alone():
         pair = load_models(config, progress, full_vocabulary=True)
         truth = _load_truth(config, pair.target)

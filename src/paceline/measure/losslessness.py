@@ -26,9 +26,12 @@ from paceline.core.goodness_of_fit import equal_mass_cells, g_test
 from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams, proposal_params, to_probs
 from paceline.data import CorpusConfig, read_prompts
+from paceline.data.input_checks import InputChecks, checked
 from paceline.decode import SpeculativeDecoder
 from paceline.measure.acceptance import forced_logits
 from paceline.measure.lossless_reference import reference_of
+from paceline.measure.pair import DraftedBy, SampledBy
+from paceline.measure.prompt_checks import check_prompts
 from paceline.measure.top_k_borders import kept_tokens
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.compatibility import check_same_vocabulary
@@ -57,8 +60,8 @@ class VerifyConfig(StrictModel):
     max_prompt_tokens: int | None = Field(default=None, ge=1)
     max_new_tokens: int = Field(default=64, ge=2)
     gamma: int = Field(default=4, ge=1)
-    sampling: SamplingParams = SamplingParams()
-    draft_sampling: SamplingParams | None = None
+    sampling: SampledBy = SamplingParams()
+    draft_sampling: DraftedBy = None
     """Sampling parameters of the draft; None: the same as `sampling`."""
     num_cells: int = Field(default=16, ge=2, le=2**16)
     batch_size: int = Field(default=1, ge=1)
@@ -84,6 +87,15 @@ class VerifyConfig(StrictModel):
         if self.tolerance is not None:
             return self.tolerance
         return TIE_FLOAT32 if self.dtype == "float32" else TIE_16_BITS
+
+    def check(self) -> InputChecks:
+        """Check the inputs; raises UsageError."""
+        checks = InputChecks()
+        checks.device(self.device)
+        models = checks.pair(self.target, self.draft)
+        checks.drafting(self.target, self.draft)
+        check_prompts(checks, self, models, new_tokens=1 + self.gamma)
+        return checks
 
 
 class GreedyCheck(StrictModel):
@@ -154,6 +166,7 @@ def verify_losslessness(config: VerifyConfig, progress: Progress = silent) -> Lo
     Raises:
         UsageError: a model, a prompt file or the pair of tokenizers cannot be used.
     """
+    checked(config)
     target = load_model(config.target, dtype=config.dtype, device=config.device)
     tokenizer = tokenizer_of(target, config.target)
     prompts = read_prompts(

@@ -6,8 +6,10 @@ from typing import Annotated
 
 from pydantic import Field
 
+from paceline.data.input_checks import InputChecks
 from paceline.measure.engine_costs import WithCosts
 from paceline.measure.pair import PairConfig
+from paceline.measure.prompt_checks import check_costs, check_prompts
 
 Gamma = Annotated[int, Field(ge=1)]
 
@@ -24,3 +26,15 @@ class MeasureConfig(WithCosts, PairConfig):
     pass_repeats: int = Field(default=31, ge=1)
     timed_prompts: int = Field(default=16, ge=0)
     timed_repeats: int = Field(default=1, ge=1)
+
+    def check(self) -> InputChecks:
+        """Check the inputs; raises UsageError."""
+        checks = InputChecks()
+        checks.device(self.device)
+        check_costs(checks, self, self.gammas)
+        models = checks.pair(self.target, self.draft)
+        num_timed = 0 if self.costs is not None else min(self.timed_prompts, self.num_prompts)
+        # a timed request is decoded in full, and its last block needs up to gamma extra positions
+        timed = num_timed, self.max_new_tokens + min(self.gammas)
+        check_prompts(checks, self, models, new_tokens=1, timed=timed)
+        return checks

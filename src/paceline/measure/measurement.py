@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from paceline.config import StrictModel
 from paceline.core import speed as speed_model
 from paceline.core.bootstrap import ratio_interval
+from paceline.data.input_checks import checked
 from paceline.environment import environment
 from paceline.errors import UsageError
 from paceline.measure.acceptance import TextScores, budgets_of, score_texts
@@ -76,6 +77,7 @@ def measure(config: MeasureConfig, progress: Progress = silent) -> Measurement:
     Raises:
         UsageError: a model, a prompt file or the pair of tokenizers cannot be used.
     """
+    checked(config)
     costs = None
     if config.costs is not None:
         costs = read_costs(config.costs)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Protocol, TypeVar
 
 from pydantic import Field, model_validator
 
-from paceline.config import StrictModel
+from paceline.config import Options, StrictModel
 from paceline.core.sampling import SamplingParams, proposal_params
 from paceline.data import CorpusConfig, read_prompts
 from paceline.data.collate import batches_of_like_length
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from paceline.models.contract import Model
 
 Text = TypeVar("Text")
+
+SampledBy = Annotated[SamplingParams, Options("temperature", "top_p", "top_k")]
+DraftedBy = Annotated[SamplingParams | None, Options(draft_temperature="temperature")]
 
 
 class ModelsConfig(StrictModel):
@@ -49,8 +52,8 @@ class PairConfig(ModelsConfig):
     """
 
     prompts: CorpusConfig
-    sampling: SamplingParams = SamplingParams()
-    draft_sampling: SamplingParams | None = None
+    sampling: SampledBy = SamplingParams()
+    draft_sampling: DraftedBy = None
     batch_size: int = Field(default=16, ge=1)
 
     @model_validator(mode="after")

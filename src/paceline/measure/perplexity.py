@@ -10,6 +10,7 @@ import torch
 from paceline.config import StrictModel
 from paceline.core.bootstrap import Interval, ratio_interval
 from paceline.data import CorpusConfig
+from paceline.data.input_checks import InputChecks, checked
 from paceline.data.prompts import corpus_fingerprint, read_records
 from paceline.data.tokens import encode
 from paceline.errors import PromptError, UsageError
@@ -41,6 +42,14 @@ class PerplexityConfig(StrictModel):
     seed: int = 0
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
+
+    def check(self) -> InputChecks:
+        """Check the inputs; raises UsageError."""
+        checks = InputChecks()
+        checks.device(self.device)
+        checks.model("model", self.model)
+        checks.text("text", self.text)
+        return checks
 
 
 class Perplexity(StrictModel):
@@ -78,6 +87,7 @@ def perplexity(config: PerplexityConfig, progress: Progress = silent) -> Perplex
     Raises:
         UsageError: the model or the text cannot be used.
     """
+    checked(config)
     progress("loading", 0, 1)
     loaded = load_model(config.model, dtype=config.dtype, device=config.device)
     tokenizer = tokenizer_of(loaded, config.model)

@@ -10,11 +10,13 @@ from paceline.config import StrictModel
 from paceline.core import rules as core_rules
 from paceline.core.rule_base import Bonus, with_bonus
 from paceline.core.rules import RuleChoice
+from paceline.data.input_checks import InputChecks, checked
 from paceline.environment import environment
 from paceline.measure.analysis import analyze_rules
 from paceline.measure.latency import PassCosts, PassTimer
 from paceline.measure.measurement import usable_gammas
 from paceline.measure.pair import PairConfig, load_models, load_prompts, sample_texts
+from paceline.measure.prompt_checks import check_prompts
 from paceline.measure.results import IntervalRow
 from paceline.models.compatibility import without_rollback
 from paceline.progress import Progress, silent
@@ -56,6 +58,14 @@ class AnalyzeConfig(PairConfig):
     gammas: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(1, 2, 3, 4, 5), min_length=1)
     pass_repeats: int = Field(default=15, ge=1)
 
+    def check(self) -> InputChecks:
+        """Check the inputs; raises UsageError."""
+        checks = InputChecks()
+        checks.device(self.device)
+        models = checks.pair(self.target, self.draft)
+        check_prompts(checks, self, models, new_tokens=1)
+        return checks
+
 
 class FrontierRow(StrictModel):
     """One rule at one threshold."""
@@ -96,6 +106,7 @@ def analyze(config: AnalyzeConfig, progress: Progress = silent) -> PredictedFron
     Raises:
         UsageError: a model, a prompt file or the pair of tokenizers cannot be used.
     """
+    checked(config)
     pair = load_models(config, progress)
     return analyze_models(*pair, load_prompts(config, pair), config, progress)
 

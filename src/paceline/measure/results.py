@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import BeforeValidator, PlainSerializer
 
 from paceline.config import StrictModel
-
-if TYPE_CHECKING:
-    from paceline.core.bootstrap import Interval
+from paceline.core.bootstrap import Interval
 
 
 def _null_is(unknown: float) -> BeforeValidator:
@@ -41,8 +39,12 @@ class IntervalRow(StrictModel):
     def of(cls, interval: Interval) -> IntervalRow:
         return cls(value=interval.value, low=interval.low, high=interval.high)
 
+    def text(self, form: str = ".3f", between: str = " to ") -> str:
+        """As `Interval.text`."""
+        return Interval(self.value, self.low, self.high).text(form, between)
+
     def __str__(self) -> str:
-        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
+        return self.text()
 
 
 class AcceptanceRow(StrictModel):

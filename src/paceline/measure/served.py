@@ -9,13 +9,13 @@ import torch
 from paceline.config import StrictModel
 from paceline.core.bootstrap import ratio_of_ratios_interval
 from paceline.data import read_prompts
+from paceline.data.input_checks import checked
 from paceline.engines.commands import check_draft_path
 from paceline.engines.contract import Request, Served
-from paceline.engines.process import check_choice
 from paceline.environment import environment
 from paceline.errors import UsageError
 from paceline.measure.agreement import Agreement
-from paceline.measure.engine_costs import EngineCosts, check_replaceable
+from paceline.measure.engine_costs import EngineCosts
 from paceline.measure.losslessness import TIE_16_BITS, TIE_FLOAT32, first_split, logit_gap
 from paceline.measure.pair import Pair
 from paceline.measure.results import IntervalRow
@@ -98,12 +98,10 @@ def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedM
         UsageError: A model, a prompt file or the engine's program cannot be used.
         EngineError: The engine did not answer, or did not draft.
     """
-    check_choice(config.engine)
+    checked(config)
     check_draft_path(config.engine.engine, config.engine.draft or config.draft)
     requests = _requests(config)
     pair = load_scored(config) if config.engine.engine == "transformers" else None
-    if config.write_costs is not None:
-        check_replaceable(config.write_costs.file)
     runs = run_engine(config, pair, requests, progress)
     pair = pair or load_scored(config)
     drafted = runs.drafted

@@ -3,20 +3,23 @@
 # B requests, T positions, G drafted tokens of a block
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from paceline.config import StrictModel
+from paceline.config import Options, StrictModel
 from paceline.core.bootstrap import ratio_interval
 from paceline.core.speed import accepted_by_position, drafted_per_block
+from paceline.data.input_checks import InputChecks
 from paceline.engines.commands import DraftSampling, EngineChoice, proposals_of
 from paceline.engines.contract import Conventions, check_counts
 from paceline.measure.acceptance import TextScores, score_texts
 from paceline.measure.agreement import Agreement, Counts, GreedyCounts, judge_agreement
+from paceline.measure.engine_costs import check_replaceable
 from paceline.measure.pair import Pair, PairConfig
+from paceline.measure.prompt_checks import check_prompts
 from paceline.measure.results import IntervalRow
 from paceline.measure.served_costs import WriteCosts
 from paceline.progress import Progress, silent
@@ -46,14 +49,26 @@ class ServedConfig(PairConfig):
         write_costs: Also time the engine's steps, for `measure --costs` and `tune --costs`.
     """
 
-    engine: EngineChoice
+    engine: Annotated[EngineChoice, Options("engine", "url")]
     num_prompts: int = Field(default=64, ge=1)
     max_new_tokens: int = Field(default=64, ge=3)
     num_speculative_tokens: int = Field(default=3, ge=1)
     drafting: DraftSampling = "greedy"
     plain: bool = True
     starts: int = Field(default=2, ge=1)
-    write_costs: WriteCosts | None = None
+    write_costs: Annotated[WriteCosts | None, Options(write_costs="file")] = None
+
+    def check(self) -> InputChecks:
+        """Check the inputs; raises UsageError."""
+        checks = InputChecks()
+        checks.engine(self.engine)
+        checks.device(self.device)
+        models = checks.pair(self.target, self.draft)
+        check_prompts(checks, self, models, new_tokens=self.max_new_tokens)
+        if self.write_costs is not None:
+            checks.file(self.write_costs.file)
+            check_replaceable(self.write_costs.file)
+        return checks
 
     @model_validator(mode="after")
     def _fits_the_engine(self) -> ServedConfig:

@@ -14,17 +14,19 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import torch
 from pydantic import Field, model_validator
 
-from paceline.config import StrictModel
+from paceline.config import Options, StrictModel
 from paceline.core.bootstrap import ratio_interval, ratio_of_ratios_interval
 from paceline.core.bounded_means import bounded_mean_interval
 from paceline.core.sampling import SamplingParams
 from paceline.core.speed import mbsu
 from paceline.data import CorpusConfig, read_prompts
+from paceline.data.input_checks import InputChecks, checked
 from paceline.measure.acceptance import budgets_of, score_texts
 from paceline.measure.kept_states import KeptStates
 from paceline.measure.measurement import usable_gammas
 from paceline.measure.own_answers import own_scores, scored_examples
 from paceline.measure.pair import after_skipped, sample_texts
+from paceline.measure.prompt_checks import check_task
 from paceline.measure.results import IntervalRow
 from paceline.measure.training_stops import Stop, all_runs, stops_of
 from paceline.models import load_model, prepare_for_decoding
@@ -81,7 +83,7 @@ class TrajectoryConfig(StrictModel):
     """
 
     target: str = Field(min_length=1)
-    runs: tuple[Path, ...] = Field(min_length=1)
+    runs: Annotated[tuple[Path, ...], Options(run="")] = Field(min_length=1)
     tasks: dict[PathPart, Task] = Field(default_factory=dict)
     scored_tasks: dict[PathPart, TaskChoice] = Field(default_factory=dict)
     samplings: tuple[SamplingParams, ...] = Field(
@@ -103,6 +105,19 @@ class TrajectoryConfig(StrictModel):
         if twice := self.tasks.keys() & self.scored_tasks.keys():
             raise ValueError(f"tasks and scored_tasks both have {min(twice)}; rename one")
         return self
+
+    def check(self) -> InputChecks:
+        """Check the inputs; raises UsageError."""
+        checks = InputChecks()
+        for run in all_runs(self.runs):
+            list(stops_of(run))
+        checks.model("target", self.target)
+        for name, task in self.tasks.items():
+            checks.text(name, task)
+        for name, task in self.scored_tasks.items():
+            check_task(checks, name, task, self.skip_prompts + self.num_prompts, self.seed)
+        checks.output(self.output)
+        return checks
 
 
 class TextFigures(StrictModel):
@@ -154,6 +169,7 @@ def trajectory(config: TrajectoryConfig, progress: Progress = silent) -> list[Tr
     Raises:
         UsageError: a run has no manifest, or a model or prompt cannot be used.
     """
+    checked(config)
     stops = [stop for path in all_runs(config.runs) for stop in stops_of(path)]
     inputs = {"target_fingerprint": fingerprint(config.target)}
     for name, task in config.scored_tasks.items():
@@ -373,11 +389,4 @@ def _texts(
 
 def name_of(sampling: SamplingParams) -> str:
     """Short name of sampling parameters, such as `t0.6 p0.9`."""
-    parts = [f"t{sampling.temperature:g}"]
-    if sampling.top_p < 1:
-        parts.append(f"p{sampling.top_p:g}")
-    if sampling.top_k:
-        parts.append(f"k{sampling.top_k}")
-    if sampling.repetition_penalty != 1:
-        parts.append(f"r{sampling.repetition_penalty:g}")
-    return " ".join(parts)
+    return sampling.name

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
 from paceline.config import StrictModel
 from paceline.core.rules import RuleChoice
 from paceline.core.sampling import SamplingParams
+from paceline.data.examples import Lengths
+from paceline.data.input_checks import InputChecks
 from paceline.data.prompts import CorpusConfig
 from paceline.data.replay import Rounds
 from paceline.data.requests import ModelWriter
 from paceline.engines.texts import OpenAIWriter
+from paceline.errors import UsageError
+from paceline.models.loading import tokenizer_alone
+from paceline.records import RunDirectory
+from paceline.train.checkpoint import check_run_directory
 from paceline.train.objectives import ForwardKL, Objective, as_terms, reads_target, reads_top
 from paceline.train.recipes import RECIPES, RecipeName
 from paceline.train.settings import TrainSettings
+from paceline.train.text_checks import check_texts, check_trained
 from paceline.train.vocabulary_subset_loss import LossVocabulary
+
+if TYPE_CHECKING:
+    from paceline.models.inspection import ModelFacts
 
 
 class AlignData(StrictModel):
@@ -250,6 +260,37 @@ class AlignConfig(TrainSettings):
                 "set draft_fraction to 0, or use a divergence as objective"
             )
         return self
+
+    def check(self, *, resume: bool = False) -> InputChecks:
+        """Check the inputs; `resume`: the output may hold this run. Raises UsageError."""
+        check_run_directory(RunDirectory(self.output), self, resume=resume)
+        checks = InputChecks()
+        self.check_output(checks, self.check_inputs(checks))
+        return checks
+
+    def check_inputs(self, checks: InputChecks) -> ModelFacts:
+        """Check all but the output. -> the draft."""
+        checks.key(self.writer)
+        draft, target, tokenizer = self._check_models(checks)
+        check_texts(checks, self.data, "train", "held_out", "pretraining")
+        lengths = Lengths(self.max_prompt_tokens, self.max_completion_tokens)
+        recorded = reads_top(self.terms) if self.fixed_fraction > 0 else None
+        check_trained(checks, self.data, tokenizer, target or draft, lengths, recorded=recorded)
+        return draft
+
+    def _check_models(self, checks: InputChecks) -> tuple[ModelFacts, ModelFacts | None, Any]:
+        """Check the models. -> draft, target (None: nothing reads it), tokenizer."""
+        if not self.loads_target:
+            tokenizer = checks.tokenizer("target", self.target)
+            return checks.model("draft", self.draft), None, tokenizer
+        if tokenizer_alone(self.target):
+            raise UsageError(
+                f"{self.target} holds a tokenizer and no model, but {self.target_readers[0]} "
+                "needs the target; without it use the objective top_k_tail on recorded text, and "
+                "no evaluation"
+            )
+        target, draft = checks.pair(self.target, self.draft)
+        return draft, target, target.tokenizer
 
     def _check_recorded_states(self) -> None:
         data = self.data

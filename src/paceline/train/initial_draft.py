@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from pydantic import Field, model_validator
 
 from paceline.config import StrictModel
+from paceline.data.input_checks import InputChecks
 from paceline.data.tokens import read_prompts, read_texts
 from paceline.errors import ConfigError
 from paceline.models.drafts.derive import Embeddings, derive_draft
-from paceline.models.drafts.layers import subset_layers
+from paceline.models.drafts.layers import check_layers, subset_layers
 from paceline.models.drafts.restricted_head import limit_vocabulary
 from paceline.models.drafts.save import other_file
 from paceline.models.drafts.subclone import Width, measure_importance, subclone, width_of
@@ -126,6 +127,20 @@ class DraftConfig(StrictModel):
                 "text is set, but is only used with search_layers, a width or vocabulary; unset it"
             )
         return self
+
+    def check(self) -> InputChecks:
+        """Check the inputs, and that the draft may be written to `out`; raises UsageError."""
+        check_place(self)
+        checks = InputChecks()
+        target = checks.model("target", self.target)
+        if self.layers is not None:
+            check_layers(self.layers, target.num_layers)
+        if self.encoder_layers is not None and target.num_encoder_layers:
+            check_layers(self.encoder_layers, target.num_encoder_layers)
+        if self.text is not None:
+            checks.text("text", self.text)
+        checks.output(self.out)
+        return checks
 
 
 def check_place(config: DraftConfig) -> None:

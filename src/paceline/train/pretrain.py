@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 import torch
 from pydantic import Field, model_validator
 
-from paceline.config import StrictModel
+from paceline.config import Options, StrictModel
 from paceline.core.fused import chunks
 from paceline.core.reduction import Mean
 from paceline.data.collate import Row, collate
 from paceline.data.examples import Lengths, build_examples
+from paceline.data.input_checks import InputChecks
 from paceline.data.packing import PackedText
 from paceline.data.prompts import (
     CorpusConfig,
@@ -39,7 +40,14 @@ from paceline.models.loading import (
 from paceline.models.precision import shapes_of
 from paceline.models.prepare import prepare_for_training
 from paceline.progress import silent
-from paceline.train.checkpoint import CheckpointStore, read_optimizer, read_state, rewind_metrics
+from paceline.records import RunDirectory
+from paceline.train.checkpoint import (
+    CheckpointStore,
+    check_run_directory,
+    read_optimizer,
+    read_state,
+    rewind_metrics,
+)
 from paceline.train.freezing import train_all
 from paceline.train.loop import Parts
 from paceline.train.objectives import CrossEntropy
@@ -47,6 +55,7 @@ from paceline.train.optim import AdamW, Optimizer
 from paceline.train.run import check_batches, run_training, takes_bfloat16
 from paceline.train.settings import TrainSettings
 from paceline.train.step import Stepper, StepPlan
+from paceline.train.text_checks import check_texts, check_trained
 from paceline.train.vocabulary_subset_loss import places_of
 
 if TYPE_CHECKING:
@@ -61,7 +70,6 @@ if TYPE_CHECKING:
     from paceline.data.sources import BatchSource, TextStream
     from paceline.models.hf.base import HfModel
     from paceline.progress import Progress
-    from paceline.records import RunDirectory
     from paceline.train.checkpoint import TrainingState
     from paceline.train.loop import Figures
 
@@ -108,7 +116,7 @@ class PretrainConfig(TrainSettings):
 
     model: AnyNewModel
     tokenizer: NewTokenizer | str = NewTokenizer()
-    data: PretrainData
+    data: Annotated[PretrainData, Options("train")]
     max_prompt_tokens: int = Field(default=64, ge=1)
     max_completion_tokens: int = Field(default=64, ge=1)
     evaluate_every: int | None = Field(default=None, ge=1)
@@ -127,6 +135,20 @@ class PretrainConfig(TrainSettings):
                 "trajectory on the checkpoints"
             )
         return self
+
+    def check(self, *, resume: bool = False) -> InputChecks:
+        """Check the inputs; `resume`: the output may hold this run. Raises UsageError."""
+        check_run_directory(RunDirectory(self.output), self, resume=resume)
+        checks = InputChecks()
+        start = checks.model("model", self.model) if isinstance(self.model, str) else None
+        if start is None and isinstance(self.tokenizer, str):
+            checks.model("tokenizer", self.tokenizer)
+        check_texts(checks, self.data, "train", "held_out")
+        if start is not None:
+            lengths = Lengths(self.max_prompt_tokens, self.max_completion_tokens)
+            check_trained(checks, self.data, start.tokenizer, start, lengths)
+        self.check_output(checks, start)
+        return checks
 
 
 def pretrain(config: PretrainConfig, *, resume: bool = False, progress: Progress = silent) -> Path:

@@ -13,6 +13,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, parse_flag_from_env
 
+from paceline.data.input_checks import checked
 from paceline.errors import ConfigError, PacelineError
 from paceline.models.drafts.save import save_draft
 from paceline.models.loading import load_model
@@ -65,6 +66,7 @@ def run_training(
     found = check_run_directory(run, config, inputs(), resume=resume)
     if _is_finished(run, config):
         return run.path
+    checked(config, resume=resume)
     with ExitStack() as stack:
         _lock(run, accelerator, stack)
         _train(config, set_up, found, accelerator, run, product, progress)

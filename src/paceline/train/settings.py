@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from paceline.config import StrictModel
 from paceline.core.reduction import Mean
+from paceline.data.input_checks import FLOAT32_BYTES
 from paceline.train.optim import Adafactor, Optimizer
+
+if TYPE_CHECKING:
+    from paceline.data.input_checks import InputChecks
+    from paceline.models.inspection import ModelFacts
 
 
 class Checkpoints(StrictModel):
@@ -79,3 +84,10 @@ class TrainSettings(StrictModel):
                 "lower it, or use warmup_fraction"
             )
         return self
+
+    def check_output(self, checks: InputChecks, model: ModelFacts | None) -> None:
+        """Check the disk space for the checkpoints of a model; raises StorageError."""
+        moments = 2 if self.optimizer.kind == "adamw" else 0
+        count = 0 if model is None else model.num_parameters
+        copies = (self.checkpoints.keep + 1) * (1 + moments) + 1
+        checks.output(self.output, FLOAT32_BYTES * count * copies)

@@ -20,6 +20,7 @@ from pydantic import Field, model_validator
 
 from paceline.config import StrictModel, read_json, validate
 from paceline.core.bootstrap import Interval, mean_interval
+from paceline.data.input_checks import InputChecks, checked
 from paceline.errors import ConfigError, DivergedError, TrainingError
 from paceline.places import PathPart, refuse_links_out
 from paceline.processes import in_processes
@@ -83,6 +84,14 @@ class SweepConfig(StrictModel):
                 raise ConfigError(f"{self.figure} needs evaluation.rule in base")
         return self
 
+    def check(self) -> InputChecks:
+        """Check the inputs of all runs; raises UsageError."""
+        checks = InputChecks()
+        for cell in cells_of(self):
+            cell.config.check_inputs(checks)
+        checks.output(self.output)
+        return checks
+
 
 class Cell(NamedTuple):
     """One run of the sweep."""
@@ -136,6 +145,7 @@ def sweep(config: SweepConfig, progress: Progress = silent) -> Sweep:
         TrainingError: a run was stopped, or a worker died repeatedly; finished runs are kept.
         StorageError: a file could not be written; finished runs are kept.
     """
+    checked(config)
     if config.workers > 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(
             f"workers is {config.workers}, but each run already uses several processes; "

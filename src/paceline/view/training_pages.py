@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.core.bootstrap import Interval
 from paceline.measure.training_stops import short_names
-from paceline.measure.trajectory import name_of
 from paceline.train.sweep import Sweep, SweepConfig
 from paceline.view import charts
 from paceline.view.charts import Axis
@@ -295,7 +294,7 @@ def draw_trajectories(rows: Sequence[TrajectoryRow], path: Path) -> None:
 
 
 def _line_name(row: TrajectoryRow) -> str:
-    return f"{row.task} {name_of(row.sampling)}"
+    return f"{row.task} {row.sampling.name}"
 
 
 def along(stops: Sequence[Stop], figure: Literal["step", "elapsed_s"]) -> list[float]:

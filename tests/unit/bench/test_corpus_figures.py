@@ -10,7 +10,6 @@ import sacrebleu
 from aligning import write_corpus, write_pair
 from paceline.bench import BenchConfig, bench, read_rows
 from paceline.bench.schema import ResultRow
-from paceline.cli.preflight import check_bench
 from paceline.config import validate
 from paceline.errors import PromptError, UsageError
 from paceline.models import load_model
@@ -119,6 +118,6 @@ def test_a_figure_that_cannot_be_computed_fails_the_cell_in_one_line(
 
 
 def test_a_check_before_the_start_reads_the_columns_of_a_task(folder: Path, tmp_path: Path):
-    check_bench(settings(folder, tmp_path / "run"), dry_run=False)
+    settings(folder, tmp_path / "run").check()
     with pytest.raises(PromptError, match="line 1 has no column topic"):
-        check_bench(settings(folder, tmp_path / "run", prompt="{topic}: {source}"), dry_run=False)
+        settings(folder, tmp_path / "run", prompt="{topic}: {source}").check()

@@ -10,14 +10,13 @@ from engine_costs import step, write_costs
 from paceline.bench import BenchConfig, bench, read_rows, runner
 from paceline.bench.prediction import Prediction, predict
 from paceline.bench.tune import TuneConfig, spread, tune, undominated
-from paceline.cli.tune import _usage as usage
-from paceline.cli.tune import tune as tune_command
+from paceline.cli.decode import usage
 from paceline.config import load_config, validate
 from paceline.core.rules import Chow, Lenient, Lossless, TokenV3
 from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder
 from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative
-from paceline.errors import ConfigError, ModelLoadError, NotReachedError, UsageError
+from paceline.errors import ConfigError, InputNote, ModelLoadError, NotReachedError, UsageError
 from paceline.models import load_model
 from paceline.records import RunDirectory
 from paceline.train.settings import Checkpoints
@@ -112,17 +111,13 @@ def test_a_floor_above_the_targets_quality_takes_more_than_the_proof(folder: Pat
         tune(settings(folder, tmp_path / "run", quality_floor=50.0, sampling={"temperature": 1.0}))
 
 
-def test_the_command_warns_of_too_few_examples_before_it_loads_a_model(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_too_few_examples_to_confirm_a_setting_are_noted_before_a_model_is_loaded(
+    folder: Path, tmp_path: Path
 ):
-    given = {"target": "nowhere", "draft": "nowhere", "output": str(tmp_path / "run")}
-    task = f"task={{task: pairs, corpus: {folder / 'questions.jsonl'}, metric: rouge1}}"
-    counts = ["num_examples=4", "num_confirmed=8"]
-    with pytest.raises(ModelLoadError):
-        tune_command(**given, quality_floor=0.98, overrides=[task, *counts])
-    assert "to confirm a quality of 0.98 at confidence 0.8 takes at least 80 examples" in (
-        capsys.readouterr().err
-    )
+    nowhere = settings(folder, tmp_path / "run", target="nowhere", quality_floor=0.98)
+    takes = "to confirm a quality of 0.98 at confidence 0.8 takes at least 80 examples"
+    with pytest.warns(InputNote, match=takes), pytest.raises(ModelLoadError):
+        tune(nowhere)
 
 
 def test_too_few_examples_of_the_task_are_known_before_a_model_is_loaded(

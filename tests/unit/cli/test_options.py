@@ -1,12 +1,21 @@
 """What the file says, what an option says, and which of them holds."""
 
+import os
+import subprocess
+import sys
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
+from typer.testing import CliRunner
 
 from paceline.bench.tune import TuneConfig
-from paceline.cli.options import build
+from paceline.cli.main import SCHEMAS, app, schema_of
+from paceline.cli.options import Variant, build, make_settings
+from paceline.core.rules import Lossless, Opt, Rule
+from paceline.decode.strategies import DecodingConfig, Speculative
 
 FILE = """
 target: a
@@ -24,23 +33,108 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def made(file: Path, **given: Any) -> TuneConfig:
+def made(file: Path, **chosen: Any) -> TuneConfig:
     bounds = ("quality_floor", "absolute_quality", "max_latency")
-    return build(TuneConfig, file, None, one_of=bounds, **given)
+    return build(TuneConfig, file, None, one_of=bounds, chosen=chosen)
 
 
 def test_an_option_of_several_takes_the_place_of_the_file_s(file: Path):
     assert made(file).quality_floor == 0.98
-    assert made(file, max_latency=None).quality_floor == 0.98
     found = made(file, max_latency=0.8)
     assert (found.quality_floor, found.max_latency) == (None, 0.8)
     assert made(file, quality_floor=0.9).quality_floor == 0.9
 
 
 def test_another_choice_takes_the_place_of_the_file_s_and_the_same_keeps_it(file: Path):
-    same = made(file, task__task="arithmetic").task
+    same = made(file, task=Variant("task", "arithmetic")).task
     assert same == made(file).task
-    assert made(file, task__task="docstrings").task.task == "docstrings"
+    assert made(file, task=Variant("task", "docstrings")).task.task == "docstrings"
     file.write_text(FILE.replace("{task: arithmetic, min_terms: 4}", "arithmetic"))
-    assert made(file, task__task="docstrings").task.task == "docstrings"
-    assert made(file, task__task="arithmetic").task.task == "arithmetic"
+    assert made(file, task=Variant("task", "docstrings")).task.task == "docstrings"
+    assert made(file, task=Variant("task", "arithmetic")).task.task == "arithmetic"
+
+
+COMMANDS = typer.main.get_command(app).commands  # pyright: ignore
+
+
+@pytest.mark.parametrize("kind", [kind for kind in SCHEMAS if kind != "study"])
+def test_every_plain_field_of_a_schema_is_an_option_of_its_command(kind: str):
+    """As pydantic's own JSON schema lists them: texts, numbers and truth values."""
+    command = COMMANDS[kind.removesuffix("-engine")]
+    offered = {option for parameter in command.params for option in parameter.opts}
+    fields = schema_of(kind).model_json_schema(mode="validation")["properties"]
+    plain = {
+        name
+        for name, field in fields.items()
+        if {part.get("type") for part in field.get("anyOf", [field])}
+        <= {"string", "integer", "number", "boolean", "null"}
+    }
+    plain -= {"model"} if kind == "export" else set()  # an argument without a name
+    assert {f"--{name.replace('_', '-')}" for name in plain} - offered == set()
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "value"),
+    [
+        (("--gammas", "1,2"), "gammas", (1, 2)),
+        (("--gammas", "[3]"), "gammas", (3,)),
+        (("--top-p", "0.9"), "sampling.top_p", 0.9),
+        (("--draft-temperature", "0"), "draft_sampling.temperature", 0),
+        (("--prompts", "a: b.txt"), "prompts.path", "a: b.txt"),
+        (("--dtype", "float32"), "dtype", "float32"),
+        (("--num-prompts", "3", "--set", "num_prompts=4"), "num_prompts", 4),
+    ],
+    ids=str,
+)
+def test_an_option_sets_its_key(
+    words: tuple[str, ...], key: str, value: Any, monkeypatch: pytest.MonkeyPatch
+):
+    built: list[Any] = []
+    monkeypatch.setattr("paceline.measure.MeasureConfig.check", lambda self: built.append(self))
+    monkeypatch.setattr("paceline.cli.command.end_dry_run", lambda *_, **__: sys.exit(0))
+    given = ("measure", "--target", "t", "--draft", "d", "--prompts", "p", "--dry-run", *words)
+    assert CliRunner().invoke(app, given).exit_code == 0
+    assert attrgetter(key)(built[0]) == value
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        (("--rule", "lossless"), Lossless()),
+        (("--rule", "{rule: opt, alpha: 0.2}"), Opt(0.2)),
+    ],
+    ids=str,
+)
+def test_a_variant_is_named_or_written_as_yaml(words: tuple[str, ...], rule: Rule):
+    (setting,) = [s for s in make_settings(DecodingConfig) if s.names == ["--rule"]]
+    built = build(DecodingConfig, None, None, chosen={setting.key: setting.value(words[1])})
+    assert isinstance(built.strategy, Speculative)
+    assert built.strategy.rule == rule
+
+
+def program(*words: str, cache: Path, **variables: str) -> str:
+    """Output of the command line, and whether it loaded PyTorch."""
+    text = (
+        "import sys, paceline.cli.main as cli\n"
+        f"sys.argv = ['paceline', *{words}]\n"
+        "try: cli.main()\n"
+        "except SystemExit: pass\n"
+        "print('torch' in sys.modules)"
+    )
+    environment = {**os.environ, "PACELINE_CACHE": str(cache), **variables}
+    command = [sys.executable, "-c", text]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    return run.stdout
+
+
+@pytest.mark.slow
+def test_help_and_completion_of_a_command_load_pytorch_once(tmp_path: Path):
+    first, second = (program("measure", "--help", cache=tmp_path) for _ in range(2))
+    assert first.endswith("True\n")
+    assert second == first.removesuffix("True\n") + "False\n"
+    words = {"COMP_WORDS": "paceline measure --dtype fl", "COMP_CWORD": "3"}
+    found = program(cache=tmp_path, _PACELINE_COMPLETE="complete_bash", **words)
+    assert found.split() == ["float32", "float16", "False"]
+    mark = tmp_path / "options" / "paceline.measure.MeasureConfig.json"
+    mark.write_text(mark.read_text().replace('"mark": "', '"mark": "x'))  # of other sources
+    assert program("measure", "--help", cache=tmp_path) == first

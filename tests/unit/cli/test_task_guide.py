@@ -44,13 +44,15 @@ def test_a_command_of_the_guide_is_valid(words: list[str]):
         assert build_task(values).task == words[2]
     elif words[1] == "score":
         named = {name: given[name][0] for name in ("tokenizer", "output")}
-        built = build(ScoreConfig, None, given["set"], **named, writer__url=given["url"][0])
+        named["writer.url"] = given["url"][0]
+        built = build(ScoreConfig, None, given["set"], chosen=named)
         assert built.task.task in GUIDE.read_text()
     elif words[1] == "perplexity":
-        build(PerplexityConfig, None, None, model=given["model"][0], text=given["text"][0])
+        named = {name: given[name][0] for name in ("model", "text")}
+        build(PerplexityConfig, None, None, chosen=named)
     else:
         models = {name: given[name][0] for name in ("target", "draft", "output")}
-        assert build(BenchConfig, None, given["set"], **models).task.task in GUIDE.read_text()
+        assert build(BenchConfig, None, given["set"], chosen=models).task.task in GUIDE.read_text()
 
 
 def test_the_guide_has_a_command_for_every_task_and_its_templates_have_line_breaks():
@@ -59,7 +61,7 @@ def test_the_guide_has_a_command_for_every_task_and_its_templates_have_line_brea
         given = options(words)
         if words[1] == "bench":
             models = {name: given[name][0] for name in ("target", "draft", "output")}
-            task = build(BenchConfig, None, given["set"], **models).task
+            task = build(BenchConfig, None, given["set"], chosen=models).task
             tasks[task.task] = task
     assert set(tasks) == {"translation", "summarization", "math", "questions", "code", "chat"}
     assert tasks["questions"].prompt == "{context}\n\nQuestion: {source}\nAnswer:"

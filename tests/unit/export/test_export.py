@@ -307,7 +307,7 @@ def test_the_engine_is_asked_to_load_it_where_that_is_wanted(tmp_path: Path):
                 },
             )
         )
-    assert (folder / "other" / "model.safetensors").exists()
+    assert not (folder / "other").exists()
 
 
 def test_a_disk_that_fills_while_a_gguf_file_is_written_is_one_line(

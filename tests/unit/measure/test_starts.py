@@ -74,7 +74,7 @@ def servers(pair: tuple[CausalModel, CausalModel], monkeypatch: pytest.MonkeyPat
         yield Counting(engine, found[-1][1])
 
     monkeypatch.setattr(served_runs, "started", started)
-    monkeypatch.setattr("paceline.measure.served.check_choice", lambda _: None)
+    monkeypatch.setattr("paceline.data.input_checks.check_choice", lambda _: None)
     return found
 
 

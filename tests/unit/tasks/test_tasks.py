@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.cli.task import task as task_command
+from paceline.cli.make import task as task_command
 from paceline.config import StrictModel, load_config, to_yaml
 from paceline.data import read_records
 from paceline.data.prompts import CorpusConfig, Record

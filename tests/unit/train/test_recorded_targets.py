@@ -13,7 +13,7 @@ from paceline.config import validate
 from paceline.data.distillation_data import generate_data
 from paceline.data.prompts import read_records
 from paceline.data.requests import GenerateDataConfig
-from paceline.errors import ConfigError, ModelLoadError, PromptError, VocabularyMismatchError
+from paceline.errors import ConfigError, PromptError, UsageError, VocabularyMismatchError
 from paceline.models import load_model
 from paceline.models.contract import Texts
 from paceline.models.drafts.restricted_head import limit_vocabulary
@@ -157,7 +157,7 @@ def test_what_was_not_recorded_is_one_line(folder: Path, tmp_path: Path):
     refused(PromptError, r"plain.jsonl line 1 has no top_tokens; record them by gen", "plain")
     refused(ConfigError, "set fixed_fraction to 1", "few", fixed_fraction=0.5, draft_fraction=1.0)
     # evaluation needs the target itself
-    refused(ModelLoadError, "tokenizer has no config.json; name the directory", "few", **evaluated)
+    refused(UsageError, "a tokenizer and no model, but evaluation", "few", **evaluated)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import report_runs
-from paceline.cli.config_kinds import Kind, schema_of
+from paceline.cli.main import schema_of
 from paceline.config import validate
 from paceline.core.bootstrap import Interval
 from paceline.results import figures
@@ -146,7 +146,7 @@ def test_numbers_in_tables(value: object, text: str):
 @pytest.mark.parametrize("kind", ["measure", "verify", "tune"])
 def test_the_configuration_of_a_page_runs_the_command_again(kind: str, written: Written):
     values = yaml.safe_load(Reader(written(kind)).file(".yaml"))
-    config = validate(schema_of(Kind[kind]), values)
+    config = validate(schema_of(kind), values)
     assert config.model_dump(mode="json") == values
 
 

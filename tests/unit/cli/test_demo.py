@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.demo import best_code
-from paceline.cli.demo_story import _remember, median_acceptance
+from paceline.cli.demo import best_code, median_acceptance, remember
 from paceline.config import StrictModel
 from paceline.core.stats import DecodeStats
 from paceline.decode import Generation
@@ -45,26 +44,26 @@ def draft(tmp_path: Path) -> Path:
 def test_an_answer_is_kept_for_the_same_question(tmp_path: Path, draft: Path):
     asked = Asked()
     for _ in range(2):
-        found = _remember(tmp_path / "a.json", draft, Answer, Question(number=3), asked)
+        found = remember(tmp_path / "a.json", draft, Answer, Question(number=3), asked)
         assert found.half == 1.5
     assert asked.times == 1
-    assert _remember(tmp_path / "a.json", draft, Answer, Question(number=4), asked).half == 2
+    assert remember(tmp_path / "a.json", draft, Answer, Question(number=4), asked).half == 2
     assert asked.times == 2
 
 
 def test_a_newer_draft_is_asked_again(tmp_path: Path, draft: Path):
     asked = Asked()
-    _remember(tmp_path / "a.json", draft, Answer, Question(number=3), asked)
+    remember(tmp_path / "a.json", draft, Answer, Question(number=3), asked)
     later = (tmp_path / "a.json").stat().st_mtime + 10
     os.utime(draft / "model.safetensors", (later, later))
-    _remember(tmp_path / "a.json", draft, Answer, Question(number=3), asked)
+    remember(tmp_path / "a.json", draft, Answer, Question(number=3), asked)
     assert asked.times == 2
 
 
 def test_an_answer_of_another_version_is_asked_again(tmp_path: Path, draft: Path):
     asked = Asked()
     (tmp_path / "a.json").write_text('{"config": {"number": 3}, "third": 1.0}')
-    found = _remember(tmp_path / "a.json", draft, Answer, Question(number=3), asked)
+    found = remember(tmp_path / "a.json", draft, Answer, Question(number=3), asked)
     assert (found.half, asked.times) == (1.5, 1)
 
 

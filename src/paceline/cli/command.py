@@ -1,0 +1,325 @@
+"""Declares commands: their options come from a schema and from the function's parameters.
+
+A `Group` is a panel of the help. `Group.verb` declares a command that builds a configuration, calls
+one function of the library with it and shows the result; `Group.command` declares any other.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import pkgutil
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import typer
+from rich.text import Text
+
+from paceline.cli import options
+from paceline.cli.console import echo, progress_bars, stdout
+from paceline.cli.crash import guarded
+from paceline.cli.html_report import (
+    check_html,
+    write_html,
+    write_html_of_run,
+    write_html_of_verdict,
+)
+from paceline.errors import ConfigError
+from paceline.permissions import IMPORTS, PROGRAMS, allow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+    from pathlib import Path
+
+    from rich.console import RenderableType
+
+    from paceline.config import StrictModel
+    from paceline.data.input_checks import InputChecks
+    from paceline.measure.agreement import Agreement
+    from paceline.measure.verdict import Verdict
+
+    ConfigT = TypeVar("ConfigT", bound=StrictModel)
+    Shown = Generator[RenderableType, None, int | None]
+    """What a command prints; returns its exit code, None for 0."""
+
+
+@dataclass
+class Call:
+    """One call of a command: what configures it.
+
+    Attributes:
+        chosen: Values of options by key.
+    """
+
+    config: Path | None
+    overrides: list[str] | None
+    chosen: dict[str, Any]
+
+    def build(self, cls: type[ConfigT], one_of: Sequence[str] = ()) -> ConfigT:
+        """Build the configuration; raises ConfigError."""
+        return options.build(cls, self.config, self.overrides, one_of, self.chosen)
+
+    def check(
+        self, config: Any, *, dry_run: bool = False, as_json: bool = False, resume: bool = False
+    ) -> None:
+        """Check the inputs; a dry run ends here.
+
+        Raises:
+            UsageError: an input cannot be used, or there is no run to resume.
+        """
+        from paceline.data.input_checks import checked
+
+        if resume:
+            check_resumable(config.output)
+        if dry_run:
+            end_dry_run(config.check(**({"resume": True} if resume else {})), as_json=as_json)
+        checked(config, resume=resume)
+
+
+def check_resumable(output: Path) -> None:
+    """Raise ConfigError if there is no run to resume: a mistyped path would train from scratch."""
+    from paceline.records import RunDirectory
+
+    if not RunDirectory(output).manifest.exists():
+        raise ConfigError(
+            f"--resume: {output} holds no run; name the directory of the stopped run, or remove "
+            "--resume to start a new one"
+        )
+
+
+def end_dry_run(checks: InputChecks, *, as_json: bool = False) -> None:
+    """Describe the models, print the results of the checks and exit."""
+    from paceline.cli.result_tables import model_lines
+    from paceline.export.model_report import describe, trained_text
+
+    models = [describe(path, header) for path, header in checks.headers.items()]
+    if models and checks.example is not None:
+        examples = [trained_text(*checks.example)]
+        models = [
+            model.model_copy(update={"examples": examples if at == 0 else []})
+            for at, model in enumerate(models)
+        ]
+    if as_json:
+        shown = [model.model_dump(mode="json") for model in models]
+        echo(json.dumps({"dry_run": True, "models": shown, "checks": checks.lines}, indent=2))
+        raise typer.Exit
+    for model in models:
+        stdout.print(f"{'model':<20} {model.path}")
+        for line in model_lines(model):
+            stdout.print(line)
+    for line in checks.lines:
+        stdout.print(line)
+    stdout.print("These checks passed. Nothing was run.")
+    raise typer.Exit
+
+
+def reflowed(documented: Callable[..., Any]) -> str:
+    """A docstring with a line per paragraph, which the terminal wraps."""
+    paragraphs = (inspect.getdoc(documented) or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+def show(shown: Shown, *, quiet: bool = False) -> int:
+    """Print what a command shows, unless `quiet`. -> its exit code."""
+    while True:
+        try:
+            part = next(shown)
+        except StopIteration as end:
+            return end.value or 0
+        if not quiet:
+            stdout.print(part)
+
+
+def styled(verdict: Verdict | Agreement) -> Text:
+    """A verdict in its colour."""
+    from paceline.cli.result_tables import verdict_style
+
+    return Text(str(verdict), style=verdict_style(verdict))
+
+
+def _as_json(result: Any) -> str:
+    return result.model_dump_json(indent=2)
+
+
+class Verb(NamedTuple):
+    """A command that calls one function with a configuration.
+
+    Attributes:
+        schema: `module:Class` of the configuration.
+        function: `module:function`, called with the configuration and the progress.
+        show: What it prints of the result and the configuration.
+        as_json: The JSON of the result; None: there is no --json.
+        page: `module:function` of the result's HTML page, "run" for that of its run directory.
+        is_verdict: The exit code is a verdict, which a failure to write HTML does not change.
+        resume: The function can resume a run.
+        one_of: Keys of which an option replaces all.
+    """
+
+    schema: str
+    function: str
+    show: Callable[[Any, Any], Shown]
+    as_json: Callable[[Any], str] | None = _as_json
+    page: str = ""
+    is_verdict: bool = False
+    resume: bool = False
+    one_of: Sequence[str] = ()
+
+    def __call__(
+        self,
+        call: Call,
+        dry_run: bool = False,
+        resume: bool = False,
+        as_json: bool = False,
+        html: Path | None = None,
+    ) -> None:
+        """Run the command."""
+        check_html(html)
+        config = call.build(pkgutil.resolve_name(self.schema), self.one_of)
+        call.check(config, dry_run=dry_run, as_json=as_json, resume=resume)
+        how = {"resume": True} if resume else {}
+        with progress_bars() as progress:
+            result = pkgutil.resolve_name(self.function)(config, progress=progress, **how)
+        if as_json and self.as_json is not None:
+            echo(self.as_json(result))
+        code = show(self.show(result, config), quiet=as_json)
+        write = write_html_of_verdict if self.is_verdict else write_html
+        if self.page == "run":
+            write_html_of_run(html, config.output)
+        elif html is not None:
+            write(html, lambda: pkgutil.resolve_name(self.page)(result))
+        if code:
+            raise typer.Exit(code)
+
+    @property
+    def parameters(self) -> list[inspect.Parameter]:
+        """The options that do not set keys."""
+        offered = {
+            "dry_run": options.DryRun,
+            **({"resume": options.Resume} if self.resume else {}),
+            **({"as_json": options.Json} if self.as_json is not None else {}),
+        }
+        made = [_keyword(name, kind, default=False) for name, kind in offered.items()]
+        return made + ([_keyword("html", options.Html)] if self.page else [])
+
+
+def _keyword(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=default, annotation=annotation)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of the program.
+
+    Attributes:
+        schemas: `module:Class` of its configuration, and of another by the option that selects it,
+            such as ` --engine`; empty: it has none.
+        function: Called with a `Call` if there is a schema, and its own options.
+        own: The parameters of its own options.
+    """
+
+    name: str
+    panel: str
+    help: str
+    schemas: dict[str, str]
+    function: Callable[..., None]
+    own: Sequence[inspect.Parameter]
+
+    def typer_command(self) -> Any:
+        """The command as Typer makes it; imports the schemas unless they are cached."""
+        settings: dict[str, tuple[options.Setting, inspect.Parameter]] = {}
+        for option, schema in self.schemas.items():
+            panel = f"Settings with{option}" if option else "Settings"
+            for setting in options.settings_of(schema):
+                settings.setdefault(setting.parameter, (setting, setting.as_parameter(panel)))
+
+        def run(**values: Any) -> None:
+            allow(IMPORTS, *(values.pop("allow_import", None) or ()))
+            allow(PROGRAMS, *(values.pop("allow_program", None) or ()))
+            if not self.schemas:
+                self.function(**values)
+                return
+            chosen = {
+                setting.key: setting.value(value)
+                for name, (setting, _) in settings.items()
+                if (value := values.pop(name)) not in (None, [])
+            }
+            self.function(
+                Call(values.pop("config", None), values.pop("overrides"), chosen), **values
+            )
+
+        files = {"config": options.ConfigFile, "overrides": options.Overrides}
+        permissions = {"allow_import": options.AllowImport, "allow_program": options.AllowProgram}
+        parameters = [parameter for _, parameter in settings.values()]
+        if self.schemas:
+            parameters += [_keyword(name, kind) for name, kind in files.items()]
+        parameters += [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in self.own]
+        if any(parameter.name == "overrides" for parameter in parameters):
+            parameters += [_keyword(name, kind) for name, kind in permissions.items()]
+        run.__signature__ = inspect.Signature(parameters)  # pyright: ignore
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        run.__doc__ = self.help
+        program = typer.Typer(add_completion=False, rich_markup_mode=None)
+        program.command(self.name)(guarded(run))
+        return typer.main.get_command(program)
+
+
+@dataclass
+class Group:
+    """Commands that the help shows in one panel."""
+
+    panel: str
+    commands: list[Command] = field(default_factory=list)
+
+    def command(
+        self, schema: str = "", **by_option: str
+    ) -> Callable[[Callable[..., None]], Callable[..., None]]:
+        """Declare a command by a function, whose docstring is its help.
+
+        With a schema, the function gets a `Call` first. `by_option` are schemas that take its place
+        with an option, such as `engine`.
+        """
+        schemas = {"": schema} if schema else {}
+        schemas |= {f" --{option}": of for option, of in by_option.items()}
+
+        def declare(function: Callable[..., None]) -> Callable[..., None]:
+            own = list(inspect.signature(function, eval_str=True).parameters.values())
+            self._add(function, schemas, function, own[bool(schemas) :])
+            return function
+
+        return declare
+
+    def verb(
+        self,
+        schema: str,
+        function: str,
+        *,
+        as_json: bool | Callable[[Any], str] = False,
+        page: str = "",
+        is_verdict: bool = False,
+        resume: bool = False,
+        one_of: Sequence[str] = (),
+    ) -> Callable[[Callable[[Any, Any], Shown]], Verb]:
+        """Declare a `Verb` by the function that shows its result; its docstring is the help."""
+
+        def declare(show: Callable[[Any, Any], Shown]) -> Verb:
+            json_of = _as_json if as_json is True else as_json or None
+            verb = Verb(schema, function, show, json_of, page, is_verdict, resume, one_of)
+            self._add(show, {"": schema}, verb, verb.parameters)
+            return verb
+
+        return declare
+
+    def _add(
+        self,
+        named: Callable[..., Any],
+        schemas: dict[str, str],
+        function: Callable[..., None],
+        own: Sequence[inspect.Parameter],
+    ) -> None:
+        name = named.__name__.rstrip("_").replace("_", "-")
+        text = reflowed(named)
+        options.SCHEMAS.update(
+            {name + option.replace(" --", "-"): schema for option, schema in schemas.items()}
+        )
+        self.commands.append(Command(name, self.panel, text, schemas, function, own))

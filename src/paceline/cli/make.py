@@ -1,0 +1,287 @@
+"""Commands that make drafts, training data and exports."""
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.cli import options
+from paceline.cli.command import Call, Group
+from paceline.cli.console import echo, progress_bars, stderr, stdout
+from paceline.config import apply_override
+from paceline.errors import UsageError
+from paceline.permissions import given
+
+if TYPE_CHECKING:
+    from paceline.cli.command import Shown
+    from paceline.data.requests import GenerateDataConfig
+    from paceline.export import ExportConfig, Exported
+    from paceline.models import HfModel
+    from paceline.train import AlignConfig, PretrainConfig
+    from paceline.train.layer_search import KeptLayers
+    from paceline.train.sweep import Sweep, SweepConfig
+
+MAKE = Group("Make drafts and data")
+
+
+@MAKE.command("paceline.train.initial_draft:DraftConfig")
+def draft(
+    call: Call,
+    time_passes: Annotated[
+        bool, typer.Option("--time/--no-time", help="Time forward passes of draft and target.")
+    ] = True,
+    dry_run: options.DryRun = False,
+) -> None:
+    """Create a draft from the target's layers, or a new one."""
+    from paceline.models import load_model
+    from paceline.models.drafts.save import save_draft
+    from paceline.models.loading import stored_dtype
+    from paceline.train.initial_draft import DraftConfig, make_draft
+
+    config = call.build(DraftConfig)
+    call.check(config, dry_run=dry_run)
+    model = load_model(config.target)
+    with progress_bars() as progress:
+        small, kept = make_draft(config, model, progress=progress)
+    save_draft(small, config.target, config.out, stored_dtype(config.target))
+    stdout.print(f"{config.out}: {_description(small, kept, model)}")
+    if time_passes:
+        # loaded again, because saving may round the weights
+        stdout.print(_times(model, load_model(config.out, dtype=model.dtype)))
+
+
+def _times(target: "HfModel", draft: "HfModel") -> str:
+    from paceline.measure.draft_cost import time_draft
+    from paceline.models.compatibility import UNTIMED, without_rollback
+
+    if without_rollback(target, draft) is not None:
+        return f"passes are not timed: {UNTIMED}"
+    return str(time_draft(target, draft))
+
+
+def _description(draft: "HfModel", kept: "KeptLayers | None", target: "HfModel") -> str:
+    origin = "new" if kept is None else f"layers {','.join(map(str, kept.decoder))}"
+    if kept is not None and kept.encoder is not None:
+        origin += f" and encoder layers {','.join(map(str, kept.encoder))}"
+    share = draft.num_parameters / target.num_parameters
+    limit = draft.draft_vocabulary
+    proposes = "" if limit is None else f", proposes {len(limit):,} tokens"
+    return f"{origin}, {draft.num_parameters:,} parameters ({share:.1%}){proposes}"
+
+
+@MAKE.verb("paceline.train:PretrainConfig", "paceline.train:pretrain", page="run", resume=True)
+def pretrain(folder: Path, _config: "PretrainConfig") -> "Shown":
+    """Train a model on text.
+
+    Trains a new or existing model with next-token prediction and writes it to OUTPUT/model. Needs
+    the keys model, data and a budget; see configs/pretrain.
+    """
+    yield f"{folder / 'model'}: the model; metrics are in {folder}/result.json"
+
+
+@MAKE.command("paceline.data.requests:GenerateDataConfig")
+def generate_data(
+    call: Call,
+    resume: options.Resume = False,
+    plan: Annotated[
+        float | None,
+        typer.Option(help="Measure N seconds, print tokens, hours and size of the run, and exit."),
+    ] = None,
+    price: Annotated[
+        float | None, typer.Option(help="Price of the hardware per hour, for --plan.")
+    ] = None,
+    dry_run: options.DryRun = False,
+    as_json: options.Json = False,
+) -> None:
+    """Generate training data with the target.
+
+    Samples answers to prompts at several temperatures and writes them to OUTPUT/data/*.parquet.
+    """
+    from paceline.data.distillation_data import generate_data as run
+    from paceline.data.requests import GenerateDataConfig
+
+    if price is not None and plan is None:
+        raise UsageError("--price is for --plan; give --plan 60, too, or leave it out")
+    if plan is not None and not 0 < plan < math.inf:
+        raise UsageError(f"--plan {plan:g} is no duration; give seconds above 0, such as 60")
+    if price is not None and not 0 <= price < math.inf:
+        raise UsageError(f"--price {price:g} is no price; give a number of 0 or more")
+    if plan is not None and call.config is None:
+        call.chosen.setdefault("output", "not-written")  # a plan keeps nothing
+    config = call.build(GenerateDataConfig)
+    call.check(config, dry_run=dry_run, as_json=as_json, resume=resume)
+    if plan is not None:
+        _print_plan(config, plan, price, as_json=as_json)
+        return
+    with progress_bars() as progress:
+        directory = run(config, resume=resume, progress=progress)
+    text = (directory / "result.json").read_text("utf-8")
+    if as_json:
+        echo(text.strip())
+        return
+    result = json.loads(text)
+    counts = f"{result['num_records']:,} records, {result['num_tokens']:,} tokens"
+    stdout.print(f"{directory / 'data'}: {counts}; metrics are in {directory}/result.json")
+
+
+def _print_plan(
+    config: "GenerateDataConfig", seconds: float, price: float | None, *, as_json: bool
+) -> None:
+    from paceline.cli.plan_table import plan_table
+    from paceline.data.distillation_data import plan_run
+
+    with progress_bars() as progress:
+        result = plan_run(config, seconds, price, progress)
+    if as_json:
+        echo(result.model_dump_json(indent=2))
+    else:
+        stdout.print(plan_table(result))
+
+
+@MAKE.verb("paceline.train:AlignConfig", "paceline.train:align", page="run", resume=True)
+def align(folder: Path, config: "AlignConfig") -> "Shown":
+    """Train a draft to match its target.
+
+    Needs text and a budget: --config configs/align/quick.yaml, or --set data.train=FILE
+    --max-seconds 360. Writes the aligned draft to OUTPUT/draft, and its figures to OUTPUT.
+    """
+    from paceline.cli.result_tables import alignment_table
+    from paceline.records import RunDirectory
+
+    result = RunDirectory(folder).read_result()
+    if result is not None and result["after"] is not None:
+        yield alignment_table(result, config.evaluation)
+    elif not config.loads_target:
+        yield "no evaluation, which needs the target: measure the draft on its server"
+    else:
+        yield "no evaluation: set data.held_out or data.held_out_from_train to compare drafts"
+    yield f"{folder / 'draft'}: the aligned draft; metrics are in {folder}/result.json"
+
+
+@MAKE.verb("paceline.train.sweep:SweepConfig", "paceline.train.sweep:sweep", page="run")
+def sweep(result: "Sweep", config: "SweepConfig") -> "Shown":
+    """Compare many alignment runs in a table.
+
+    Runs `align` once for each row, column and seed of the file. Intervals are over seeds. Needs a
+    file; see configs/sweep.
+    """
+    from paceline.cli.result_tables import sweep_tables
+
+    yield sweep_tables(result)
+    yield f"metrics are in {config.output}/sweep.json"
+
+
+@MAKE.verb("paceline.export:ExportConfig", "paceline.export:export", as_json=True)
+def export(result: "Exported", _config: "ExportConfig") -> "Shown":
+    """Export a draft for an engine.
+
+    Loads the export again and compares its logits with the draft's. Exit code 1: they differ.
+    """
+    checks = result.checks
+    yield (
+        f"{result.path}: {checks.num_positions} positions compared, logits differ by at most "
+        f"{checks.largest_difference:.1e} of the largest, same top token in {checks.agreement:.1%}"
+    )
+    if checks.stored is not None:
+        yield (
+            f"run in {checks.stored}: finite, top token of float32 in {checks.stored_agreement:.1%}"
+        )
+    if result.served is not None:
+        yield result.served
+    for note in result.notes:
+        yield f"note: {note}"
+    if result.command is not None:
+        yield result.command
+
+
+@MAKE.command()
+def task(
+    name: Annotated[str, typer.Argument(help="Task, such as arithmetic or translation.")],
+    out: Annotated[Path, typer.Option(help="Output file (.jsonl).")],
+    split: Annotated[str, typer.Option(help="train or test; the two are disjoint.")] = "train",
+    count: Annotated[int, typer.Option(help="Number of examples.")] = 1000,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an existing file.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    overrides: options.Overrides = None,
+) -> None:
+    """Write a task's examples to a file.
+
+    Each line holds a prompt and its reference answer, as `pretrain` and `align` read them.
+    """
+    from paceline.data.input_checks import check_output_file
+    from paceline.tasks import build_task, write_examples
+
+    if split not in ("train", "test"):
+        raise UsageError(f"split must be train or test, got {split}")
+    if count >= sys.maxsize:
+        raise UsageError(f"--count {count} is too large; give the number of examples to write")
+    check_output_file(out)
+    if out.exists() and not overwrite:
+        raise UsageError(f"{out} exists already; choose another file or add --overwrite")
+    values: dict[str, Any] = {"task": given(name)}
+    for override in overrides or ():
+        apply_override(values, override)
+    num_distinct = write_examples(build_task(values), split, count, out, seed)
+    repeats = "" if num_distinct == count else f", {num_distinct} distinct"
+    stdout.print(f"{out}: {count} examples{repeats}")
+    if num_distinct < count / 2:
+        stderr.print(
+            f"paceline: warning: only {num_distinct} of {count} examples are distinct; lower "
+            "--count or make the task larger, for example with --set max_terms=6 for arithmetic"
+        )
+
+
+@MAKE.command()
+def corpus(
+    out: Annotated[Path, typer.Option(help="Directory to write the files to.")],
+    package: Annotated[
+        list[str] | None, typer.Option(help="Add docstrings of this installed package; repeatable.")
+    ] = None,
+    dictionary: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write only translation and summary pairs, from this Ding dictionary; see "
+            "docs/guides/garden.md."
+        ),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
+) -> None:
+    """Write Python's documentation as training text.
+
+    Also writes held-out text and prompts, and questions and source code as other domains. With
+    --dictionary, writes pairs for encoder-decoders instead.
+    """
+    from paceline.data import python_docs as docs
+    from paceline.data.input_checks import check_output_directory
+    from paceline.data.python_docs import PythonTasks, write_python_tasks
+    from paceline.tasks.docstrings import PairFiles, write_pairs
+
+    names = (*docs.PythonDocs._fields, *PythonTasks._fields, "pretraining")
+    if dictionary is not None:
+        names = PairFiles._fields
+    check_output_directory(out)  # this and the packages first: the rest takes seconds
+    written = [path for name in names if (path := out / f"{name}.jsonl").exists()]
+    if written and not overwrite:
+        raise UsageError(
+            f"{written[0]} exists already; choose another directory or add --overwrite"
+        )
+    for name in package or ():
+        docs.package_places(name)
+    if dictionary is not None:
+        _print_sizes(write_pairs(out, dictionary, tuple(package or ()))._asdict(), "pairs")
+        return
+    files = docs.write_python_docs(out)._asdict() | write_python_tasks(out)._asdict()
+    files["pretraining"] = out / "pretraining.jsonl"
+    docs.write_package_docs(files["pretraining"], package or ())
+    _print_sizes(files, "documents")
+
+
+def _print_sizes(files: dict[str, Path], unit: str) -> None:
+    for name, path in files.items():
+        with path.open(encoding="utf-8") as stream:
+            stdout.print(f"{path}: {sum(1 for _ in stream):,} {unit}, {name}")

@@ -1,0 +1,239 @@
+"""InputChecks of a configuration's inputs before expensive work starts.
+
+They take seconds: they read configurations, tokenizers, weight headers and texts, and test paths.
+Each configuration of a long command has a method `check` that runs them. The function that does
+the work calls it by `checked`, so a Python program gets the same errors as the command line.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tempfile
+import warnings
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from paceline.data.prompts import CorpusConfig, read_records, stream_records
+from paceline.engines.client import api_key, root_of
+from paceline.engines.process import check_choice
+from paceline.errors import InputNote, ModelLoadError, StorageError, UsageError
+from paceline.models.compatibility import check_same_vocabulary, no_rollback
+from paceline.models.inspection import ModelFacts, inspect_model, read_header, state_keeper
+from paceline.models.loading import find_device, load_tokenizer
+from paceline.records import storage_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from paceline.data.examples import Example
+    from paceline.data.prompts import Record
+    from paceline.engines.commands import EngineChoice
+    from paceline.models.inspection import Header
+
+_MAX_RECORDS = 20_000  # records read to check a text
+FLOAT32_BYTES = 4
+
+
+_passed: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+def checked(config: Any, *, resume: bool = False) -> None:
+    """Check a configuration's inputs, unless this object passed before.
+
+    Warnings other than notes are left to the work itself.
+
+    Args:
+        config: A configuration with a method `check`.
+        resume: The run directory may hold a run of this configuration.
+
+    Raises:
+        UsageError: an input cannot be used.
+        StorageError: the output cannot be written.
+    """
+    if _passed.get(id(config)) is config:
+        return
+    caught: list[warnings.WarningMessage] = []
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            config.check(**({"resume": True} if resume else {}))
+    finally:
+        for each in caught:
+            if issubclass(each.category, InputNote):
+                warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+    _passed[id(config)] = config
+
+
+def note(text: str) -> None:
+    """Warn of inputs that may not be what the user meant."""
+    warnings.warn(text, InputNote, stacklevel=3)
+
+
+class InputChecks:
+    """Runs checks of a configuration's inputs. Each model and text is checked once.
+
+    Attributes:
+        lines: A line per result.
+        headers: Headers of the models by path.
+        example: The first training text with its tokenizer, if there is one.
+    """
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.headers: dict[str, Header] = {}
+        self.example: tuple[Example, Any] | None = None
+        self._models: dict[str, ModelFacts] = {}
+        self._texts: set[str] = set()
+
+    def device(self, name: str) -> None:
+        """Check that the device exists; raises UsageError."""
+        self.lines.append(f"device: {find_device(name)}")
+
+    def model(self, role: str, path: str | Path) -> ModelFacts:
+        """Check configuration, tokenizer and weight headers of a model; raises UsageError."""
+        if (known := self._models.get(str(path))) is not None:
+            return known
+        header = self.headers[str(path)] = read_header(path)
+        found = self._models[str(path)] = inspect_model(path, header)
+        if found.tokenizer is None:
+            raise ModelLoadError(
+                f"the {role} {path} has no tokenizer files; copy tokenizer.json and "
+                "tokenizer_config.json from the model it was created from"
+            )
+        size = f", {found.num_parameters:,} parameters" if found.num_parameters else ""
+        limit = "no limit" if found.max_length is None else f"{found.max_length:,} tokens"
+        layers = f"{found.architecture} of {found.num_layers} layers"
+        if found.num_encoder_layers:
+            layers = (
+                f"{found.architecture} of {found.num_encoder_layers} encoder and "
+                f"{found.num_layers} decoder layers"
+            )
+        self.lines.append(f"{role}: {path}, {layers}{size}, context {limit}")
+        return found
+
+    def pair(self, target: str, draft: str | None) -> list[ModelFacts]:
+        """Check target and draft, and that they share a tokenizer; raises UsageError."""
+        models = [self.model("target", target)]
+        if draft is not None:
+            models.append(self.model("draft", draft))
+        if len(models) == 2 and all(model.tokenizer is not None for model in models):
+            check_same_vocabulary(*cast("Any", models))
+        sizes = [model.num_parameters for model in models]
+        if len(sizes) == 2 and 0 < sizes[0] < sizes[1]:
+            note(
+                f"the draft {draft} has more parameters than the target {target}; are target "
+                "and draft swapped?"
+            )
+        return models
+
+    def drafting(self, *paths: str | None) -> None:
+        """Check that these models can draft and verify drafts; raises UnsupportedModelError."""
+        for path in paths:
+            if path is not None and (name := state_keeper(path)) is not None:
+                raise no_rollback(name)
+
+    def tokenizer(self, role: str, path: str) -> Any:
+        """Check that a tokenizer can be loaded; raises ModelLoadError."""
+        tokenizer = load_tokenizer(path, alone=True)
+        self.lines.append(f"{role}: {path}, a tokenizer of {len(tokenizer):,} tokens")
+        return tokenizer
+
+    def engine(self, choice: EngineChoice) -> None:
+        """Check a server, or the program that starts it; raises UsageError."""
+        check_choice(choice)
+        if choice.url is not None:
+            self.key(choice)
+
+    def key(self, server: Any) -> None:
+        """Check the API key for a server's settings, and say where it goes; raises UsageError."""
+        variable = getattr(server, "api_key_env", None)
+        if variable is None:
+            return
+        urls = [server.url] if isinstance(server.url, str) else server.url
+        api_key(variable, urls)
+        note(f"sends the key in ${variable} to {', '.join(map(root_of, urls))}")
+
+    def text(self, name: str, corpus: CorpusConfig | str) -> None:
+        """Check that a text can be read, up to a number of records; raises PromptError."""
+        corpus = corpus if isinstance(corpus, CorpusConfig) else CorpusConfig(path=corpus)
+        if corpus.path in self._texts:
+            return
+        self._texts.add(corpus.path)
+        count = sum(1 for _ in first_records(corpus, _MAX_RECORDS))
+        bound = "" if count < (corpus.limit or _MAX_RECORDS) else "at least "
+        self.lines.append(f"{name}: {corpus.path}, {bound}{count:,} texts")
+
+    def output(self, path: Path, num_bytes: int = 0) -> None:
+        """Check a directory as `check_output_directory`, with its errors."""
+        self._can_be_written(path, check_output_directory(path, num_bytes), num_bytes)
+
+    def file(self, path: Path) -> None:
+        """Check a file as `check_output_file`, with its errors."""
+        self._can_be_written(path, check_output_file(path), 0)
+
+    def _can_be_written(self, path: Path, free: int, num_bytes: int) -> None:
+        need = f", about {size_in_words(num_bytes)} needed" if num_bytes else ""
+        self.lines.append(f"output: {path} can be written, {size_in_words(free)} free{need}")
+
+
+def first_records(corpus: CorpusConfig, count: int) -> Iterable[Record]:
+    """The first records of a corpus, at most `count`."""
+    if corpus.path.lower().endswith((".txt", ".jsonl")):
+        return itertools.islice(stream_records(corpus), count)
+    limit = min(corpus.limit or count, count)
+    return read_records(corpus.model_copy(update={"limit": limit}))
+
+
+def check_output_directory(path: Path, num_bytes: int = 0, name: str = "output") -> int:
+    """Check write access and free space; returns the free bytes. `name` is used in messages.
+
+    Raises:
+        UsageError: the path, or a part of it, is a file.
+        StorageError: it cannot be written, or has less than `num_bytes` free.
+    """
+    if path.is_file():
+        raise UsageError(f"{name} {path} is a file; choose a directory")
+    free = _free_above(path, name, path)
+    if free < num_bytes:
+        raise StorageError(
+            f"{name} {path} needs about {size_in_words(num_bytes)}, but only "
+            f"{size_in_words(free)} are free; free space or choose another path"
+        )
+    return free
+
+
+def check_output_file(path: Path, name: str = "output") -> int:
+    """Check that a file can be written; returns the free bytes.
+
+    Raises:
+        UsageError: the path is a directory or a device, or a part of it is a file.
+        StorageError: it cannot be written.
+    """
+    if path.is_dir():
+        raise UsageError(f"{name} {path} is a directory; name a file")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{name} {path} is not a regular file; name another")
+    return _free_above(path.parent, name, path)
+
+
+def _free_above(folder: Path, name: str, path: Path) -> int:
+    """Free bytes in the nearest existing directory, in which a new entry can be made."""
+    with storage_errors(path):
+        while not folder.exists():
+            folder = folder.parent
+        if not folder.is_dir():
+            raise UsageError(
+                f"{name} {path} cannot be created: {folder} is a file; choose another path"
+            )
+        Path(tempfile.mkdtemp(dir=folder, prefix=".paceline-")).rmdir()
+        return shutil.disk_usage(folder).free
+
+
+def size_in_words(num_bytes: float) -> str:
+    """Such as 1.5 GB."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.1f} {unit}"
+    return f"{num_bytes / 1e3:.1f} kB"

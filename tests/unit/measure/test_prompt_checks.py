@@ -1,0 +1,102 @@
+"""A Python program gets the errors of the command line, before weights are read."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aligning import write_pair
+from paceline.bench import BenchConfig, bench
+from paceline.bench.tune import TuneConfig, tune
+from paceline.config import validate
+from paceline.data.distillation_data import generate_data
+from paceline.data.requests import GenerateDataConfig
+from paceline.errors import InputNote, PromptError, StorageError, UsageError
+from paceline.measure import MeasureConfig, VerifyConfig, measure, verify_losslessness
+from paceline.measure.bounds import BoundsConfig, bounds
+from paceline.measure.perplexity import PerplexityConfig, perplexity
+from paceline.measure.predicted_frontier import AnalyzeConfig, analyze
+from paceline.train import AlignConfig, PretrainConfig, align, pretrain
+
+VERBS: dict[Callable[..., Any], type[Any]] = {
+    measure: MeasureConfig,
+    analyze: AnalyzeConfig,
+    verify_losslessness: VerifyConfig,
+    bounds: BoundsConfig,
+    perplexity: PerplexityConfig,
+    generate_data: GenerateDataConfig,
+    bench: BenchConfig,
+    tune: TuneConfig,
+    align: AlignConfig,
+    pretrain: PretrainConfig,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(autouse=True)
+def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading the weights of any model is a fault of the test."""
+
+    def refuse(*_args: object, **_kwargs: object) -> None:
+        pytest.fail("weights were read")
+
+    monkeypatch.setattr("paceline.models.loading.AutoModelForCausalLM.from_pretrained", refuse)
+
+
+def config_of(verb: Callable[..., Any], folder: Path, output: Path, text: Path) -> Any:
+    """A configuration of the verb that reads this text."""
+    pair = {"target": str(folder / "target"), "draft": str(folder / "draft")}
+    run = {"output": output, "num_steps": 1, "batch_size": 2, "data": {"train": str(text)}}
+    task = {"task": {"task": "text", "corpus": str(text)}, "output": output}
+    prompts = {"prompts": str(text), "max_prompt_tokens": 8, "max_new_tokens": 8}
+    values: dict[str, Any] = {
+        "bounds": pair | prompts | {"output": output},
+        "perplexity": {"model": pair["target"], "text": str(text)},
+        "generate_data": {"target": pair["target"], "output": output} | prompts,
+        "bench": pair | task,
+        "tune": pair | task | {"max_latency": 0.9},
+        "align": pair | run,
+        "pretrain": run | {"model": pair["target"]},
+    }
+    return validate(VERBS[verb], values.get(verb.__name__, pair | prompts))
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.__name__)
+def test_a_text_that_is_missing_is_one_line(folder: Path, tmp_path: Path, verb: Callable[..., Any]):
+    config = config_of(verb, folder, tmp_path / "out", tmp_path / "missing.jsonl")
+    with pytest.raises(PromptError, match=r"missing\.jsonl") as caught:
+        verb(config)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("verb", [measure, align, bench], ids=lambda verb: verb.__name__)
+def test_a_draft_that_is_missing_is_one_line(
+    folder: Path, tmp_path: Path, verb: Callable[..., Any]
+):
+    config = config_of(verb, folder, tmp_path / "out", folder / "corpus.jsonl")
+    with pytest.raises(UsageError, match=r"^no/where"):
+        verb(config.model_copy(update={"draft": "no/where"}))
+
+
+def test_a_disk_without_space_for_checkpoints_is_one_line(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    class Full:
+        free = 1
+
+    monkeypatch.setattr("shutil.disk_usage", lambda _path: Full)
+    with pytest.raises(StorageError, match="needs about"):
+        align(config_of(align, folder, tmp_path / "out", folder / "corpus.jsonl"))
+
+
+def test_a_draft_larger_than_its_target_is_noted(folder: Path, tmp_path: Path):
+    config = config_of(measure, folder, tmp_path, folder / "corpus.jsonl")
+    swapped = config.model_copy(update={"target": config.draft, "draft": config.target})
+    with pytest.warns(InputNote, match="are target and draft swapped"):
+        swapped.check()
