@@ -35,8 +35,9 @@ from paceline.models.loading import load_tokenizer, shapes_at
 from paceline.models.prepare import TrainingWriter, choose_writer
 from paceline.records import RunDirectory
 from paceline.train import AlignConfig
-from paceline.train.run import takes_bfloat16
-from paceline.train.step import Stepper, StepPlan
+from paceline.train.loss import StepPlan
+from paceline.train.run import TrainingRun
+from paceline.train.step import Stepper
 from pairing import ratio, show
 
 if TYPE_CHECKING:
@@ -141,8 +142,8 @@ class Ours:
         accelerator = Accelerator()
         shapes = shapes_at(options.target)
         with tempfile.TemporaryDirectory() as folder:
-            run = RunDirectory(Path(folder))
-            bfloat16 = takes_bfloat16(config, shapes, accelerator, run)
+            run = TrainingRun(config, RunDirectory(Path(folder)), accelerator)
+            bfloat16 = run.takes_bfloat16(shapes)
         target = load_model(options.target, dtype="bfloat16" if bfloat16 else "float32")
         draft = load_model(options.draft, dtype="float32")
         chosen = choose_writer(draft, options.batch)

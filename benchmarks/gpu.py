@@ -33,7 +33,7 @@ from accelerate import Accelerator
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from paceline.core.block import DrawPlan, DrawRequest, JudgeRequest
+from paceline.core.block import DrawPlan, DrawRequest, VerifyRequest
 from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams
 from paceline.core.stats import DecodeStats
@@ -41,15 +41,16 @@ from paceline.data import read_prompts
 from paceline.data.collate import Row
 from paceline.data.python_docs import write_python_docs
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
-from paceline.decode.block import draw, judge
+from paceline.decode.block import draw, verify
 from paceline.measure.measure_config import MeasureConfig
 from paceline.measure.measurement import measure_models
 from paceline.models import load_model, prepare_for_decoding, wrap_model
 from paceline.models.prepare import in_fixed_shapes
 from paceline.rng import named_generator
 from paceline.train import AlignConfig, align
+from paceline.train.loss import StepPlan
 from paceline.train.pretrain import PretrainConfig, pretrain
-from paceline.train.step import Stepper, StepPlan
+from paceline.train.step import Stepper
 from pairing import paired_seconds, ratio, seconds, show
 from speculative_vs_assisted import fix_block_length, transformers_tokens
 
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from paceline.core.drafted import Drafted
+    from paceline.core.block import Drafted
     from paceline.decode.decoder import Decoder
     from paceline.models import CausalModel
 
@@ -209,7 +210,7 @@ def report_waiting(ready: tuple[CausalModel, CausalModel], gamma: int) -> None:
         return drawn
 
     def block() -> None:
-        judge(target, JudgeRequest([1], drafted(), [gamma], Lossless(), sampling))
+        verify(target, VerifyRequest([1], drafted(), [gamma], Lossless(), sampling))
         target.rollback([gamma + 1])
 
     for name, work in (("drafting", lambda: drafted().tokens_BG.tolist()), ("block", block)):

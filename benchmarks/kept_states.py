@@ -23,8 +23,8 @@ from paceline.models import load_model
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.train import AlignConfig
 from paceline.train.align import Planner
+from paceline.train.loss import VocabularySample
 from paceline.train.step import Stepper
-from paceline.train.vocabulary_subset_loss import VocabularySample
 from pairing import paired_seconds, ratio, show
 
 

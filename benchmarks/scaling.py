@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from paceline.core.fused import Head, chunked_loss_of_logits
+from paceline.core.fused import Head, chunked_loss
 from paceline.models import prepare_for_decoding, wrap_model
-from paceline.native.divergence_kernels import losses_and_slopes
+from paceline.native.kernels import losses_and_slopes
 from paceline.native.structures import DivergenceKind, Term
 
 if TYPE_CHECKING:
@@ -56,13 +56,17 @@ def loss_of(vocab_size: int) -> tuple[float, float]:
     terms = [Term(DivergenceKind.FORWARD_KL, 1.0, 0.0)]
     labels, weights = torch.zeros(TOKENS, dtype=torch.int64), torch.ones(TOKENS)
 
-    def slopes(logits_CV: Tensor, rows: slice) -> Tensor:
+    def loss_of_chunk(hidden_CD: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        logits_CV = hidden_CD @ weight.detach().to(hidden_CD.dtype).T
         theirs = hidden.detach()[rows] @ target.T
-        return losses_and_slopes(terms, theirs, logits_CV, labels[rows], weights[rows])
+        losses_C = losses_and_slopes(terms, theirs, logits_CV, labels[rows], weights[rows])
+        return losses_C, logits_CV
 
     def step() -> None:
         with torch.autocast("cpu", torch.bfloat16):
-            loss = chunked_loss_of_logits(hidden, Head(weight), slopes, weights, chunk_size=CHUNK)
+            loss = chunked_loss(
+                hidden, Head(weight), loss_of_chunk, weights, chunk_size=CHUNK, part_size=2048
+            )
         loss.backward()
         hidden.grad = weight.grad = None
 

@@ -8,7 +8,7 @@ import torch
 
 from paceline.config import validate
 from paceline.records import read_jsonl
-from paceline.train.align_config import AlignConfig
+from paceline.train.config import AlignConfig
 from tiny import tiny_pair
 
 _SENTENCES = (

@@ -25,7 +25,7 @@ _PROCESS = textwrap.dedent("""
     def counting(step, file):
         def counted(self, *arguments):
             figures = step(self, *arguments)
-            models = (self.target, self.draft)
+            models = (self.target, self.model)
             of_models = ([*m.hf.parameters()] if m else [] for m in models)
             weights = ({id(w): w for w in each}.values() for each in of_models)
             states = self.optimizer.state.values()

@@ -3,14 +3,14 @@
 from typing import Any
 
 from paceline.core.backend import Backend
-from paceline.native.backend import NativeBackend
+from paceline.native.kernels import NativeBackend
 
 PYTORCH = Backend()
 """Leaves everything to PyTorch."""
 
 
-class JudgesInPyTorch(NativeBackend):
+class VerifiesInPyTorch(NativeBackend):
     """The C library for probabilities and drawing alone."""
 
-    def verify(self, *_args: Any) -> None:
+    def verify_lossless(self, *_args: Any, **_named: Any) -> None:
         return None

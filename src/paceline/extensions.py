@@ -18,12 +18,13 @@ import sys
 import types
 from functools import cache
 from importlib.machinery import PathFinder
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast, get_args
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, WrapSerializer, WrapValidator
 from pydantic.fields import FieldInfo
 
 from paceline.config import describe
+from paceline.core.rules import AnyRule, Rule
 from paceline.permissions import IMPORTS, Given, Origin, allow, allowed
 
 if TYPE_CHECKING:
@@ -218,3 +219,10 @@ def _serialized(value: Any, mode: str) -> dict[str, Any]:
     if isinstance(value, Named):
         return {IMPORT: path, **vars(value)}
     return {IMPORT: path, **TypeAdapter(kind).dump_python(value, mode=cast("Any", mode))}
+
+
+if TYPE_CHECKING:
+    RuleChoice: TypeAlias = Rule
+else:
+    RuleChoice = variants(AnyRule, "rule", Rule)
+    """A field of a configuration: a built-in rule, or `{import: package.module:Name, ...}`."""

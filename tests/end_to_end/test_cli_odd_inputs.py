@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import SlowerWarning, StorageError
-from paceline.native import checked
+from paceline.native import library
 from paceline.records import storage_errors
 from printed import one_line
 
@@ -245,13 +245,13 @@ def no_library(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], str]:
 
     def warning(cache: Path) -> str:
         monkeypatch.setenv("PACELINE_CACHE", str(cache))
-        checked.compiled.cache_clear()
+        library.compiled.cache_clear()
         with pytest.warns(SlowerWarning) as caught:
-            assert checked.compiled() is None
+            assert library.compiled() is None
         return str(caught[0].message)
 
     yield warning  # pyright: ignore[reportReturnType]
-    checked.compiled.cache_clear()
+    library.compiled.cache_clear()
 
 
 def test_a_cache_that_is_a_file_is_not_a_missing_compiler(no_library: Any, tmp_path: Path):

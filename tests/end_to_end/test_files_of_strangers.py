@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
-from paceline.core.rules import RuleChoice
 from paceline.decode.strategies import DecodingConfig, Speculative
 from paceline.engines.vllm_plugin import read_rule
 from paceline.errors import ConfigError
-from paceline.extensions import imported
+from paceline.extensions import RuleChoice, imported
 from paceline.permissions import IMPORTS, Origin, given
 from paceline.tasks import build_task
 from report_runs import bench_run
@@ -186,7 +185,7 @@ def test_a_rule_that_results_name_is_written_as_it_was_read():
     assert found.model_dump(mode="json")["strategy"]["rule"] == RULE
 
 
-@pytest.mark.parametrize("key", ["accept", "__class__", "a b", "x or print()", "name"])
+@pytest.mark.parametrize("key", ["accept_at", "__class__", "a b", "x or print()", "name"])
 def test_settings_of_a_named_rule_are_names_of_fields(key: str):
     with pytest.raises(ValueError, match="is no name of a field"):
         TypeAdapter(RuleChoice).validate_python(RULE | {key: 1}, context=Origin.RESULTS)

@@ -18,8 +18,8 @@ TESTS = Path(__file__).parents[1]
 FILES = [
     # kernels
     "unit/native/test_divergence_kernels.py",
-    "unit/native/test_rule_form.py",
-    "unit/native/test_verification_kernels.py",
+    "unit/native/test_kernels.py",
+    "unit/core/test_rules_in_blocks.py",
     "unit/models/llama/test_forward.py",
     "unit/models/llama/test_int8.py",
     # sessions

@@ -267,7 +267,7 @@ def test_gkd_trains_on_text_of_the_draft_as_the_last_step_left_it(
     settings["precision"] = str(precision).removeprefix("torch.")
     run = align(align_config(folder, tmp_path / "run", **settings))
     drafts = [folder / "draft"]
-    drafts += [run / "checkpoints" / f"step-{step:08d}" / "draft" for step in (1, 2)]
+    drafts += [run / "checkpoints" / f"step-{step:08d}" / "model" for step in (1, 2)]
     for draft, rows in zip(drafts, seen, strict=True):
         for row in rows:
             written = list(row.tokens[row.trained_from :])

@@ -22,7 +22,7 @@ from paceline.models import prepare_for_decoding, wrap_model
 from paceline.models.llama.cpu import NativeLlama
 from paceline.models.prepare import in_fixed_shapes
 from paceline.native import compiled
-from paceline.native.backend import NativeBackend
+from paceline.native.kernels import NativeBackend
 from tiny import tiny_hf
 
 GREEDY = SamplingParams(temperature=0)
@@ -84,8 +84,8 @@ def test_text_is_that_of_a_triple_loop(
     kind: str,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    in_c = Mock(wraps=NativeLlama.judge)
-    monkeypatch.setattr(NativeLlama, "judge", lambda *given: in_c(*given))
+    in_c = Mock(wraps=NativeLlama.__call__)
+    monkeypatch.setattr(NativeLlama, "__call__", lambda *given: in_c(*given))
     models = [PREPARED[kind](wrap_model(model)) for model in both()]
     # filters have no effect at temperature 0
     sampling = GREEDY.model_copy(update={"top_k": 1, "top_p": 0.5}) if kind == "plain" else GREEDY

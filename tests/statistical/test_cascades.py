@@ -18,22 +18,9 @@ from torch import Tensor
 
 import exact
 import exact_cascades as cascades
+from all_rules import THRESHOLDS, stating
 from paceline.core.rule_base import Position
-from paceline.core.rules import (
-    BiLDRule,
-    Chow,
-    ChowLog,
-    Diff,
-    DiffLog,
-    Lossless,
-    Lossy,
-    Opt,
-    OptLog,
-    Rule,
-    TokenV1,
-    TokenV2,
-    TokenV3,
-)
+from paceline.core.rules import BiLDRule, Chow, Lossless, Lossy, Opt, Rule, TokenV2
 from paceline.core.sampling import SamplingParams
 from paceline.decode import (
     Adaptive,
@@ -47,20 +34,7 @@ from paceline.decode import (
 from paceline.decode.decoder import Decoder
 from paceline.decode.draft_policies import AnyPolicy
 
-# Thresholds at which each rule defers at some contexts of the pair and not at others.
-RULES: list[tuple[Rule, str, float]] = [
-    (BiLDRule(1.9), "bild", 1.9),
-    (Chow(0.52), "chow", 0.52),
-    (ChowLog(1.2), "chow_log", 1.2),
-    (Diff(0.05), "diff", 0.05),
-    (DiffLog(0.05), "diff_log", 0.05),
-    (Opt(0.2), "opt", 0.2),
-    (OptLog(0.3), "opt_log", 0.3),
-    (TokenV1(0.3), "token_v1", 0.3),
-    (TokenV2(0.3), "token_v2", 0.3),
-    (TokenV3(0.5), "token_v3", 0.5),
-    (Lossy(0.4, "tuned"), "tuned", 0.4),
-]
+RULES = [(stating(name, alpha), name, alpha) for name, alpha in THRESHOLDS.items()]
 COOL = exact.Shaping(temperature=0.7)
 ALL = exact.Shaping(temperature=1.3, top_k=4, top_p=0.9, repetition_penalty=1.2)
 rules = pytest.mark.parametrize(("rule", "name", "alpha"), RULES, ids=[str(r) for r, *_ in RULES])
@@ -239,8 +213,8 @@ def test_a_sequence_cascade_keeps_probable_responses_and_lets_the_target_answer_
 class BonusFromTarget(Chow):
     """Takes the bonus from p, as a lossless rule does."""
 
-    def aim(self, at: Position) -> Tensor:
-        aim = super().aim(at)
+    def pi_at(self, at: Position) -> Tensor:
+        aim = super().pi_at(at)
         return torch.cat([aim[:, :-1], at.target[:, -1:]], 1)
 
 
@@ -252,7 +226,7 @@ class TemperedConfidence(Chow):
 class ForgetsWhatWasGivenUp(TokenV2):
     """Renormalises what is left of q, where eta p belongs."""
 
-    def aim(self, at: Position) -> Tensor:
+    def pi_at(self, at: Position) -> Tensor:
         lost = self.defers(Position.of(at.target, at.draft))
         left = at.draft.masked_fill(lost, 0)
         return left / left.sum(-1, keepdim=True).clamp(min=1e-9)
@@ -275,7 +249,7 @@ class WeighsWithTwiceTheDistance(Opt):
 class UntunedAim(Lossy):
     """The paper's aim with beta 1, normalised: not what the procedure makes."""
 
-    def aim(self, at: Position) -> Tensor:
+    def pi_at(self, at: Position) -> Tensor:
         kept = torch.minimum(at.draft, at.target / (1 - self.alpha))
         aim = torch.maximum(kept, at.target)
         return aim / aim.sum(-1, keepdim=True)

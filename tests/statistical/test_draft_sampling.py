@@ -18,8 +18,7 @@ from torch import Tensor
 import exact
 import exact_cascades as cascades
 from paceline.core import block
-from paceline.core.block import Judgement
-from paceline.core.drafted import Drafted
+from paceline.core.block import Drafted, VerifiedRows
 from paceline.core.rule_base import Position
 from paceline.core.rules import (
     BiLDRule,
@@ -147,24 +146,24 @@ class ScoresWithTheTargetsSampling(SpeculativeDecoder):
         return Drafted(tokens_BG, torch.stack(scored, 1) if scored else probs_BGV), counts
 
 
-class JudgesWithTheDraftsSampling(SpeculativeDecoder):
+class VerifiesWithTheDraftsSampling(SpeculativeDecoder):
     """One temperature for both halves of a block, where there are two."""
 
-    def _judge(
+    def _verify(
         self,
         target: ModelSession,
         texts: Sequence[Text],
         drafted: Drafted,
         num_drafted: Sequence[int],
         seen_BV: Tensor | None,
-    ) -> Judgement:
+    ) -> VerifiedRows:
         with patch.object(self, "sampling", self.draft_sampling):
-            return super()._judge(target, texts, drafted, num_drafted, seen_BV)
+            return super()._verify(target, texts, drafted, num_drafted, seen_BV)
 
 
 @pytest.mark.parametrize("gamma", [1, 4])
 @pytest.mark.parametrize("setting", ["greedy at 1", "cold", "few"])
-@pytest.mark.parametrize("mutant", [ScoresWithTheTargetsSampling, JudgesWithTheDraftsSampling])
+@pytest.mark.parametrize("mutant", [ScoresWithTheTargetsSampling, VerifiesWithTheDraftsSampling])
 def test_a_q_that_is_not_the_proposal_is_caught(
     mutant: type[SpeculativeDecoder], setting: str, gamma: int
 ):

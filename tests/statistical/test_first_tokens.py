@@ -199,7 +199,7 @@ class FirstFromTarget(SpeculativeDecoder):
 
     def __init__(self, *given: object, **named: object) -> None:
         super().__init__(*given, **named)  # pyright: ignore[reportArgumentType]
-        self.judges_first = False
+        self.verifies_first = False
 
 
 @pytest.mark.parametrize("prompt", FAR, ids=str)

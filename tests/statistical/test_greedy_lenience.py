@@ -92,34 +92,34 @@ def test_a_greedy_draft_has_one_text(rule: Rule, vectors: exact.RuleVectors, gam
 class ComparesOneHot(Lenient):
     """The fault that this page is about: p at temperature 0 in place of p untempered."""
 
-    def accept(self, at: Position) -> Tensor:
-        return super().accept(Position.of(at.target, at.draft))
+    def accept_at(self, at: Position) -> Tensor:
+        return super().accept_at(Position.of(at.target, at.draft))
 
 
 class ComparesWithTheDraft(Lenient):
     """f(p_raw) against max q."""
 
-    def accept(self, at: Position) -> Tensor:
+    def accept_at(self, at: Position) -> Tensor:
         return (self.relaxed(at.target_raw) >= at.draft.amax(-1, keepdim=True)).float()
 
 
 class LeavesOutLenience(Lenient):
     """p_raw against its maximum: only ties are kept."""
 
-    def accept(self, at: Position) -> Tensor:
+    def accept_at(self, at: Position) -> Tensor:
         return (at.target_raw >= at.target_raw.amax(-1, keepdim=True)).float()
 
 
 class KeepsWithProbability(Lenient):
     """min(1, f(p_raw) / max p_raw): a coin, where there is none."""
 
-    def accept(self, at: Position) -> Tensor:
+    def accept_at(self, at: Position) -> Tensor:
         peak = at.target_raw.amax(-1, keepdim=True)
         return (self.relaxed(at.target_raw) / peak).clamp(max=1)
 
 
 class RecoversBySampling(Lenient):
-    def recover(self, at: Position) -> Tensor:
+    def residual_at(self, at: Position) -> Tensor:
         return at.target_raw
 
 
@@ -158,5 +158,5 @@ def test_untempered_probabilities_are_those_before_filters(monkeypatch: pytest.M
     rule, vectors = RULES[2]
     pair = Pair(1, exact.Shaping(temperature=0, top_k=2), PLAIN)
     assert smallest_p_value(texts_of(rule, pair, 3), pair.speculative(vectors, 3)) > ODDS
-    mutant = type("Cut", (Lenient,), {"accept": cut})("exponential", 0.4)
+    mutant = type("Cut", (Lenient,), {"accept_at": cut})("exponential", 0.4)
     assert smallest_p_value(texts_of(mutant, pair, 3), pair.speculative(vectors, 3)) < ODDS

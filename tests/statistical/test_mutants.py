@@ -18,10 +18,9 @@ from torch import Tensor
 import exact
 from paceline.core import block
 from paceline.core import sampling as core_sampling
-from paceline.core.drafted import Drafted, Verdict
+from paceline.core.block import Drafted, Verified, verify
 from paceline.core.rule_base import Position
 from paceline.core.rules import Lenient, Lossless, Lossy, capped_ratio
-from paceline.core.verification import verify
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.decode.text import Text
 from paceline.models.contract import ModelSession
@@ -33,22 +32,22 @@ COUNT = 1000
 
 
 class RecoversFromTarget(Lossless):
-    def recover(self, at: Position) -> Tensor:
+    def residual_at(self, at: Position) -> Tensor:
         return at.target
 
 
 class SoftmaxesTheResidual(Lossless):
-    def recover(self, at: Position) -> Tensor:
+    def residual_at(self, at: Position) -> Tensor:
         return (at.target - at.draft).clamp(min=0).softmax(-1)
 
 
 class AcceptsTheWrongWayRound(Lossless):
-    def accept(self, at: Position) -> Tensor:
+    def accept_at(self, at: Position) -> Tensor:
         return capped_ratio(at.draft, at.target)
 
 
 class AcceptsEverything(Lossless):
-    def accept(self, at: Position) -> Tensor:
+    def accept_at(self, at: Position) -> Tensor:
         return torch.ones_like(at.target)
 
 
@@ -150,7 +149,7 @@ def test_a_returned_q_that_is_not_the_proposal_is_caught(shaping: exact.Shaping,
     assert p_value(Lossless(), gamma, Pair(1, shaping), ReturnsUnshapedDraft) < ODDS
 
 
-def bonus_from_draft(pair: Pair) -> Callable[..., Verdict]:
+def bonus_from_draft(pair: Pair) -> Callable[..., Verified]:
     table = pair.draft._log_probs.exp().float()
 
     def mutant(drafted: Drafted, num_drafted_B: Tensor, p: Tensor, *rest: Any):

@@ -15,27 +15,14 @@ from pairs import ODDS, PROMPT, Pair, length, table
 
 import exact
 import exact_cascades as cascades
+from all_rules import THRESHOLDS, stating
 from backends import PYTORCH
 from paceline.core.backend import using
 from paceline.core.rule_base import Bonus, Rule
-from paceline.core.rules import (
-    BiLDRule,
-    Chow,
-    ChowLog,
-    Diff,
-    DiffLog,
-    Lenient,
-    Lossless,
-    Lossy,
-    Opt,
-    OptLog,
-    TokenV1,
-    TokenV2,
-    TokenV3,
-)
+from paceline.core.rules import Chow, Lenient, Lossless, Lossy, TokenV3
 from paceline.decode import Confident, SpeculativeDecoder, speculative
 from paceline.errors import UsageError
-from paceline.native.backend import NativeBackend
+from paceline.native.kernels import NativeBackend
 
 COUNT = 3000
 PLAIN = exact.Shaping()
@@ -62,16 +49,11 @@ RULES: list[tuple[Rule, cascades.Vectors]] = [
     (Lenient("exponential", 0.4), near(exact.lenient("exponential", 0.4))),
     (Lossy(0.5, 1.6), near(exact.lossy(0.5, 1.6))),
     (Lossy(0.6, "tuned"), aimed("tuned", 0.6)),
-    (BiLDRule(1.9), aimed("bild", 1.9)),
-    (Chow(0.52), aimed("chow", 0.52)),
-    (ChowLog(1.2), aimed("chow_log", 1.2)),
-    (Diff(0.05), aimed("diff", 0.05)),
-    (DiffLog(0.05), aimed("diff_log", 0.05)),
-    (Opt(0.2), aimed("opt", 0.2)),
-    (OptLog(0.3), aimed("opt_log", 0.3)),
-    (TokenV1(0.3), aimed("token_v1", 0.3)),
-    (TokenV2(0.3), aimed("token_v2", 0.3)),
-    (TokenV3(0.5), aimed("token_v3", 0.5)),
+    *(
+        (stating(name, alpha), aimed(name, alpha))
+        for name, alpha in THRESHOLDS.items()
+        if name != "tuned"
+    ),
 ]
 rules = pytest.mark.parametrize(("rule", "vectors"), RULES, ids=[str(rule) for rule, _ in RULES])
 BACKENDS = {"native": NativeBackend(), "torch": PYTORCH}
@@ -156,7 +138,7 @@ class FirstFromTheRule(SpeculativeDecoder):
 
     def __init__(self, *given: object) -> None:
         super().__init__(*given, bonus="target")  # pyright: ignore[reportArgumentType]
-        self.judges_first = True
+        self.verifies_first = True
 
 
 class BonusFromTheRule(SpeculativeDecoder):
@@ -164,7 +146,7 @@ class BonusFromTheRule(SpeculativeDecoder):
 
     def __init__(self, *given: object) -> None:
         super().__init__(*given)  # pyright: ignore[reportArgumentType]
-        self.judges_first = False
+        self.verifies_first = False
 
 
 AIMED = [(rule, vectors) for rule, vectors in RULES if rule.needs_draft_at_bonus]

@@ -23,10 +23,10 @@ class Half(Rule):
     share: float = 0.5
     name_of_it: str = "half"
 
-    def accept(self, at):
+    def accept_at(self, at):
         return at.target * 0 + self.share
 
-    def recover(self, at):
+    def residual_at(self, at):
         return at.target
 
 class Derived(Lossless):

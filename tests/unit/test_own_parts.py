@@ -23,10 +23,10 @@ from paceline.train.objectives import Compared, DivergenceTerm
 class DividesByNothing(Rule):
     """Recovers from 0 / 0 where the draft has no mass."""
 
-    def accept(self, at: Position) -> Tensor:
+    def accept_at(self, at: Position) -> Tensor:
         return torch.zeros_like(at.target)
 
-    def recover(self, at: Position) -> Tensor:
+    def residual_at(self, at: Position) -> Tensor:
         return at.target / at.target.new_zeros(())
 
 
@@ -56,7 +56,7 @@ def models() -> tuple[TableModel, TableModel]:
 
 
 def test_a_rule_that_recovers_from_no_distribution_is_named():
-    with pytest.raises(UsageError, match=r"the rule DividesByNothing.*`recover` that sums to 0"):
+    with pytest.raises(UsageError, match=r"rule DividesByNothing.*`residual_at` that sums to 0"):
         SpeculativeDecoder(*models(), DividesByNothing()).generate([[1]], 8)
 
 

@@ -11,7 +11,7 @@ import pytest
 from forked import Program
 from paceline.errors import GenerationError
 from paceline.processes import in_processes
-from paceline.train.guard import StopRequest
+from paceline.train.loop import StopRequest
 
 
 def _interrupted(item: int) -> bool:
@@ -43,7 +43,7 @@ _LEFT = textwrap.dedent("""
     from pathlib import Path
     from paceline.errors import GenerationError
     from paceline.processes import in_processes
-    from paceline.train.guard import StopRequest
+    from paceline.train.loop import StopRequest
 
     def train(path):
         with StopRequest() as request:

@@ -10,22 +10,9 @@ import paceline  # noqa: F401 - before torch, whose libraries PACELINE_CPU limit
 import torch
 from torch import Tensor
 
+from all_rules import ALL_RULES
 from paceline.core import divergences
-from paceline.core.rules import (
-    BiLDRule,
-    Chow,
-    ChowLog,
-    Diff,
-    DiffLog,
-    Lenient,
-    Lossless,
-    Lossy,
-    Opt,
-    OptLog,
-    TokenV1,
-    TokenV2,
-    TokenV3,
-)
+from paceline.core.rules import BiLDRule, Diff, Lossless, Opt
 from paceline.core.sampling import SamplingParams, to_probs
 from paceline.decode import (
     Adaptive,
@@ -40,12 +27,6 @@ from paceline.decode import (
 from paceline.models import wrap_model
 from tiny import tiny_hf, tiny_pair
 
-RULES = [
-    Lossless(),
-    *(Lenient(kind, 0.4) for kind in ("linear", "square", "exponential")),
-    *(Lossy(0.3), Lossy(0.3, 0.8), Lossy(0.3, "tuned"), BiLDRule(1.5), Chow(0.6), ChowLog(2.0)),
-    *(Diff(0.1), DiffLog(0.3), Opt(0.4), OptLog(0.5), TokenV1(0.2), TokenV2(0.2), TokenV3(0.6)),
-]
 SAMPLINGS = {
     "greedy": SamplingParams(temperature=0),
     "t1": SamplingParams(),
@@ -78,7 +59,7 @@ def core() -> dict[str, Any]:
         found["probs"][name] = digest(to_probs(p_logits, sampling))
     p, q = (logits.softmax(-1) for logits in (p_logits, q_logits))
     raws = {"target_raw": p_logits.mul(0.8).softmax(-1), "draft_raw": q_logits.mul(0.8).softmax(-1)}
-    for rule in RULES:
+    for rule in ALL_RULES:
         for kind, raw in (("plain", {}), ("raw", raws)):
             parts = [rule.accept_probs(p, q, **raw), rule.residual(p, q, **raw)]
             parts += [rule.induced_distribution(p, q, **raw)]
@@ -144,7 +125,7 @@ def decoders() -> dict[str, Any]:
     for kind, (target, draft) in (("plain", plain), ("fast", fast)):
         for name, sampling in SAMPLINGS.items():
             found[f"{kind} {name} alone"] = texts(AutoregressiveDecoder(target, sampling))
-            for rule in RULES:
+            for rule in ALL_RULES:
                 decoder = SpeculativeDecoder(target, draft, rule, 3, sampling)
                 found[f"{kind} {name} {rule}"] = texts(decoder)
         found |= {f"{kind} {name}": value for name, value in others(target, draft).items()}

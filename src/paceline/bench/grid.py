@@ -9,10 +9,10 @@ from pydantic import Field, field_validator, model_validator
 
 from paceline.config import StrictModel
 from paceline.core.rule_base import Bonus
-from paceline.core.rules import RuleChoice
 from paceline.core.sampling import SamplingParams
 from paceline.decode.draft_policies import FixedLength, PolicyChoice
 from paceline.decode.strategies import AnyStrategy, Autoregressive, DecodingConfig, Speculative
+from paceline.extensions import RuleChoice
 
 StrategyChoice = Annotated[AnyStrategy, Field(discriminator="strategy")]
 

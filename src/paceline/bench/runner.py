@@ -29,8 +29,8 @@ from paceline.bench.workbench import (
 )
 from paceline.data.input_checks import checked
 from paceline.decode import AutoregressiveDecoder
-from paceline.decode.result import count_blocks
 from paceline.decode.strategies import build_decoder
+from paceline.decode.text import count_blocks
 from paceline.errors import ContextLengthError
 from paceline.measure.latency import has_room, time_request, warm_up
 from paceline.models.loading import load_tokenizer

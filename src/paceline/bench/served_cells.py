@@ -15,13 +15,13 @@ from pydantic import TypeAdapter
 
 from paceline.bench.cell import Cell, failed_row
 from paceline.bench.schema import Baseline, ExampleRow
-from paceline.core.rules import RuleChoice
 from paceline.decode.strategies import Autoregressive, Speculative
 from paceline.engines.commands import Drafting, Room, Setup, check_draft_path
 from paceline.engines.contract import Request
 from paceline.engines.process import check_choice, started
 from paceline.engines.servers import BLOCKS, VllmServer, examined, stream_answer
 from paceline.errors import EngineError
+from paceline.extensions import RuleChoice
 from paceline.measure.engine_costs import costs_of_blocks
 from paceline.progress import silent
 from paceline.records import append_jsonl

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from paceline.export import ExportConfig, Exported
     from paceline.models import HfModel
     from paceline.train import AlignConfig, PretrainConfig
-    from paceline.train.layer_search import KeptLayers
+    from paceline.train.initial_draft import KeptLayers
     from paceline.train.sweep import Sweep, SweepConfig
 
 MAKE = Group("Make drafts and data")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from paceline.measure.results import IntervalRow
     from paceline.measure.trajectory import TrajectoryRow
     from paceline.measure.verdict import Verdict
-    from paceline.train.align_config import Evaluation
+    from paceline.train.config import Evaluation
     from paceline.train.sweep import Sweep
 
 

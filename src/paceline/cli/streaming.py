@@ -13,8 +13,8 @@ from paceline.cli.html_report import write_html
 from paceline.data.prompts import Record
 from paceline.data.tokens import encode
 from paceline.decode import AutoregressiveDecoder
-from paceline.decode.result import count_blocks
 from paceline.decode.strategies import build_decoder
+from paceline.decode.text import count_blocks
 from paceline.errors import PromptError, UsageError
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.answer_text import AnswerStream

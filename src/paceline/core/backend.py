@@ -14,9 +14,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paceline.core.drafted import Drafted, Uniforms, Verdict
-    from paceline.core.rule_base import Rule
-
 
 class Backend:
     """The default backend: leaves every operation to PyTorch."""
@@ -37,16 +34,15 @@ class Backend:
         """One token per row by inverse CDF. -> [B]."""
         return None
 
-    def verify(
+    def verify_lossless(
         self,
-        drafted: Drafted,
-        num_drafted_B: Tensor,
         target_BHV: Tensor,
-        rule: Rule,
-        uniforms: Uniforms,
-        target_raw_BHV: Tensor | None,
-    ) -> Verdict | None:
-        """See `core.verification.verify`."""
+        draft_BPV: Tensor,
+        drafted_BG: Tensor,
+        num_drafted_B: Tensor,
+        uniforms: tuple[Tensor, Tensor],
+    ) -> tuple[Tensor, Tensor] | None:
+        """`core.block.verify` for `Lossless`: numbers of accepted tokens, next tokens, [B] each."""
         return None
 
 

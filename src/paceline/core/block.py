@@ -1,9 +1,11 @@
-"""Draft and verify a block: requests, and their PyTorch implementation.
+"""Draft and verify a batch of blocks: requests, results and their PyTorch implementation.
 
-Requests hold lists of tokens. `draw_ahead` and `judge_block` work on tensors only and never force a
-host sync, so that CUDA graphs can capture them.
+Requests hold lists of tokens. `draw_ahead` and `verify_block` work on tensors and never force a
+host sync on a GPU, so that CUDA graphs can capture them. Rows may have drafted fewer tokens than
+the widest row; positions beyond a row's count are ignored.
 
-Shape suffixes: B batch, N new tokens, G drawn ones, H verified positions (G + 1), V vocabulary.
+Shape suffixes: B batch, N new tokens, G gamma (widest block), H verified positions (G + 1),
+P positions of the draft (G, or one more), V vocabulary.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.core.drafted import Drafted, Uniforms, Verdict
+from paceline.core.backend import registered
+from paceline.core.rule_base import Position
 from paceline.core.rules import Lossless
 from paceline.core.sampling import (
     UNTEMPERED,
@@ -24,7 +27,7 @@ from paceline.core.sampling import (
     sample,
     to_probs,
 )
-from paceline.core.verification import verify, verify_greedy
+from paceline.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,6 +35,47 @@ if TYPE_CHECKING:
     from paceline.core.rule_base import Rule
 
 _LOSSLESS = Lossless()
+
+
+class Drafted(NamedTuple):
+    """Drafted tokens and their distributions.
+
+    Attributes:
+        tokens_BG: The tokens.
+        probs_BPV: The distributions they were drawn from; None after greedy drafting. P is G, or
+            G + 1 with the distribution after the last token.
+        raw_BPV: Untempered distributions; None if not requested or equal to `probs_BPV`.
+    """
+
+    tokens_BG: Tensor
+    probs_BPV: Tensor | None
+    raw_BPV: Tensor | None = None
+
+    def to(self, device: torch.device) -> Drafted:
+        """Move to a device."""
+        tokens_BG, *rest = self
+        return Drafted(
+            tokens_BG.to(device), *(None if part is None else part.to(device) for part in rest)
+        )
+
+
+class Uniforms(NamedTuple):
+    """Numbers in [0, 1): one per drafted token, and one per row for the token after the block."""
+
+    accept_BG: Tensor
+    next_B: Tensor
+
+    def to(self, device: torch.device) -> Uniforms:
+        """Move to a device."""
+        return Uniforms(self.accept_BG.to(device), self.next_B.to(device))
+
+
+class Verified(NamedTuple):
+    """Per row: number of accepted tokens, the token after them, and whether it is a bonus token."""
+
+    num_accepted_B: Tensor
+    next_tokens_B: Tensor
+    is_bonus_B: Tensor
 
 
 class DrawPlan(NamedTuple):
@@ -86,7 +130,7 @@ class UniformRows(NamedTuple):
         return Uniforms(*(torch.tensor(numbers, dtype=torch.float64) for numbers in self))
 
 
-class JudgeRequest(NamedTuple):
+class VerifyRequest(NamedTuple):
     """Process each row's newest token and its drafted tokens, then verify the drafted ones.
 
     Attributes:
@@ -109,7 +153,7 @@ class JudgeRequest(NamedTuple):
     seen_BV: Tensor | None = None
 
     @property
-    def asked_rule(self) -> Rule:
+    def applied_rule(self) -> Rule:
         """The rule in effect: `Lossless` for greedy verification."""
         return _LOSSLESS if self.uniforms is None else self.rule
 
@@ -119,7 +163,7 @@ class JudgeRequest(NamedTuple):
         return self.seen_BV is None and (self.uniforms is None or _is_plain(self.sampling))
 
 
-class Judgement(NamedTuple):
+class VerifiedRows(NamedTuple):
     """Per row: number of accepted tokens, and the token that follows them."""
 
     num_accepted: list[int]
@@ -170,7 +214,7 @@ def draw_ahead(
     )
 
 
-def judge_block(
+def verify_block(
     logits_BHV: Tensor,
     drafted: Drafted,
     num_drafted_B: Tensor,
@@ -178,8 +222,8 @@ def judge_block(
     sampling: SamplingParams,
     uniforms: Uniforms | None,
     seen_BV: Tensor | None = None,
-) -> Verdict:
-    """Verify drafted tokens against the target's logits; arguments as in `JudgeRequest`."""
+) -> Verified:
+    """Verify drafted tokens against the target's logits; arguments as in `VerifyRequest`."""
     device = logits_BHV.device
     drafted, num_drafted_B = drafted.to(device), num_drafted_B.to(device)
     if seen_BV is not None:
@@ -192,3 +236,109 @@ def judge_block(
     if rule.reads_raw(sampling):
         target_raw_BHV = to_probs(logits_BHV, UNTEMPERED)
     return verify(drafted, num_drafted_B, target_BHV, rule, uniforms.to(device), target_raw_BHV)
+
+
+def verify(
+    drafted: Drafted,
+    num_drafted_B: Tensor,
+    target_BHV: Tensor,
+    rule: Rule,
+    uniforms: Uniforms,
+    target_raw_BHV: Tensor | None = None,
+) -> Verified:
+    """Accept drafted tokens until the first rejection, then recover; if all are accepted, a bonus.
+
+    A rule that states pi is lossless with respect to pi, and the bonus token also follows pi.
+
+    Shapes: `drafted` with distributions, at G + 1 positions if the rule needs the draft at the
+    bonus; target probabilities [B, G + 1, V], the last after all drafted tokens; `target_raw_BHV`
+    None: equal to `target_BHV`. -> [B] each.
+    Paper: Zhou et al. 2023, algorithm A.1; Narasimhan et al. 2024, algorithm 4.
+    """
+    draft_BPV = drafted.probs_BPV
+    assert draft_BPV is not None, "drawn tokens come with their distributions"
+    positions = Position.of(target_BHV, draft_BPV, target_raw_BHV, drafted.raw_BPV)
+    if rule.needs_draft_at_bonus and not rule.entrywise:
+        pi_BHV = rule.pi_at(positions)
+        assert pi_BHV is not None, "a rule without pi takes the bonus from the target"
+        positions, rule = Position.of(pi_BHV, draft_BPV), _LOSSLESS
+    if type(rule) is Lossless:
+        result = registered().verify_lossless(
+            positions.target, draft_BPV, drafted.tokens_BG, num_drafted_B, uniforms
+        )
+        if result is not None:
+            return Verified(*result, result[0] == num_drafted_B)
+    num_accepted_B = _count_accepted(drafted, num_drafted_B, positions, rule, uniforms)
+    is_bonus_B = num_accepted_B == num_drafted_B
+    next_BV = _distribution_at(positions, num_accepted_B, is_bonus_B, rule)
+    return Verified(num_accepted_B, sample(next_BV, uniforms.next_B), is_bonus_B)
+
+
+def _distribution_at(
+    positions: Position, index_B: Tensor, is_bonus_B: Tensor, rule: Rule
+) -> Tensor:
+    """What each row's next token follows, [B, V]: the rule's pi or the target, or the residual."""
+    num_drafts = positions.draft.shape[1]
+    if num_drafts == 0:
+        return _rows_at(positions.target, index_B)
+    at = positions.each(lambda probs: _rows_at(probs, index_B.clamp(max=probs.shape[1] - 1)))
+    # On a GPU a test would force a host sync, so both are computed for all rows.
+    on_cpu = index_B.device.type == "cpu"
+    any_bonus = not on_cpu or bool(is_bonus_B.any())
+    bonus_BV = rule.pi_at(at) if any_bonus and rule.needs_draft_at_bonus else at.target
+    assert bonus_BV is not None, "a rule without pi takes the bonus from the target"
+    if on_cpu and bool(is_bonus_B.all()):
+        return bonus_BV
+    residual_BV = rule.residual_at(at)
+    _check_residual(residual_BV, is_bonus_B, rule)
+    return torch.where(is_bonus_B[:, None], bonus_BV, residual_BV) if any_bonus else residual_BV
+
+
+def _check_residual(residual_BV: Tensor, unused_B: Tensor, rule: Rule) -> None:
+    """Raise a UsageError if `residual_at` returned no distribution; not on a GPU: it would sync."""
+    if residual_BV.device.type != "cpu":
+        return
+    sums_B = residual_BV.sum(-1)
+    if not bool((sums_B.isfinite() & (sums_B > 0) | unused_B).all()):
+        raise UsageError(
+            f"the rule {rule} returned a distribution from `residual_at` that sums to 0 or is not "
+            "finite; it must sum to 1 wherever a token can be rejected, also where q is 0"
+        )
+
+
+def verify_greedy(drafted_BG: Tensor, num_drafted_B: Tensor, best_BH: Tensor) -> Verified:
+    """`verify` for a lossless rule at temperature 0, from the target's most likely tokens only.
+
+    Shapes: drafted [B, G], best [B, G + 1]: the target's most likely token at each position.
+    """
+    gamma = drafted_BG.shape[1]
+    agrees_BG = (drafted_BG == best_BH[:, :gamma]) & _was_drafted(gamma, num_drafted_B)
+    num_accepted_B = agrees_BG.long().cumprod(-1).sum(-1)
+    next_tokens_B = best_BH.gather(1, num_accepted_B[:, None])[:, 0]
+    return Verified(num_accepted_B, next_tokens_B, num_accepted_B == num_drafted_B)
+
+
+def _count_accepted(
+    drafted: Drafted, num_drafted_B: Tensor, positions: Position, rule: Rule, uniforms: Uniforms
+) -> Tensor:
+    """Length of each row's accepted prefix, [B]. Positions: [B, G or G + 1, V]."""
+    drafted_BG = drafted.tokens_BG
+    gamma = drafted_BG.shape[1]
+    at = positions.each(lambda probs: probs[:, :gamma])
+    accept_probs_BG = rule.accept_tokens_at(at, drafted_BG[..., None]).squeeze(-1)
+    # float64: in float32 a uniform just below 1 would round to 1 and reject a certain token.
+    accepted_BG = uniforms.accept_BG.double() < accept_probs_BG.double()
+    return (accepted_BG & _was_drafted(gamma, num_drafted_B)).long().cumprod(-1).sum(-1)
+
+
+def _rows_at(probs_BNV: Tensor, positions_B: Tensor) -> Tensor:
+    """The distribution at each row's position. [B, N, V] -> [B, V]."""
+    batch, num_positions, _ = probs_BNV.shape
+    flat_B = torch.arange(batch, device=positions_B.device) * num_positions + positions_B
+    # index_select copies whole rows; indexing with tensors gathers entry by entry.
+    return probs_BNV.flatten(0, 1).index_select(0, flat_B)
+
+
+def _was_drafted(gamma: int, num_drafted_B: Tensor) -> Tensor:
+    """Mask of the tokens that each row drafted, [B, G]."""
+    return torch.arange(gamma, device=num_drafted_B.device) < num_drafted_B[:, None]

@@ -16,7 +16,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    ChunkLoss = Callable[[Tensor, slice], Tensor]
+    ChunkLoss = Callable[[Tensor, slice], tuple[Tensor, Tensor]]
 
 
 class Head(NamedTuple):
@@ -46,6 +46,11 @@ class Head(NamedTuple):
         old_V, offset_V = getattr(self, name), offset_V.to(self.weight_VD)
         return self._replace(**{name: offset_V if old_V is None else old_V + offset_V})
 
+    def detached(self) -> Head:
+        """The head without gradients."""
+        bias = None if self.bias_V is None else self.bias_V.detach()
+        return self._replace(weight_VD=self.weight_VD.detach(), bias_V=bias)
+
     def to(self, dtype: torch.dtype) -> Head:
         """The head in this dtype."""
         tensors = (self.weight_VD, self.bias_V, self.offset_V)
@@ -61,11 +66,19 @@ class Head(NamedTuple):
             cap * torch.tanh(values.to(torch.promote_types(values.dtype, torch.float32)) / cap)
         ).to(values.dtype)
 
+    def projected(self, hidden_ND: Tensor) -> Tensor:
+        """The projection, without cap and offset, in the weight's dtype. [N, D] -> [N, V]."""
+        return F.linear(hidden_ND.to(self.weight_VD.dtype), self.weight_VD, self.bias_V)
+
+    def logits_of(self, projected_NV: Tensor) -> Tensor:
+        """The logits of a projection: with cap and offset. [N, V] -> [N, V]."""
+        logits_NV = self.capped(projected_NV, self.cap)
+        return logits_NV if self.offset_V is None else logits_NV + self.offset_V
+
     def logits(self, hidden_ND: Tensor, vocab_size: int | None = None) -> Tensor:
         """The first `vocab_size` logits, in the weight's dtype. [N, D] -> [N, V]."""
-        weight, bias, cap, offset = self.rows(slice(vocab_size))
-        logits = self.capped(F.linear(hidden_ND.to(weight.dtype), weight, bias), cap)
-        return logits if offset is None else logits + offset
+        head = self.rows(slice(vocab_size))
+        return head.logits_of(head.projected(hidden_ND))
 
     def slopes(self, logits_NV: Tensor) -> Tensor | None:
         """Derivative of the logits by the projection, [N, V]; None without a cap, where it is 1."""
@@ -79,26 +92,6 @@ class Head(NamedTuple):
         return self.logits(hidden_ND, vocab_size).float().log_softmax(-1)
 
 
-_PART = 2048  # rows of the head that are cast at a time
-
-
-class Needs(NamedTuple):
-    """Which gradients to compute."""
-
-    hidden: bool
-    weight: bool
-    bias: bool
-
-
-class Gradients(NamedTuple):
-    """A loss with its gradients."""
-
-    loss: Tensor
-    hidden_ND: Tensor | None
-    weight_VD: Tensor | None
-    bias_V: Tensor | None
-
-
 def chunked_loss(
     hidden_ND: Tensor,
     head: Head,
@@ -107,86 +100,22 @@ def chunked_loss(
     *,
     chunk_size: int = 256,
     vocab_size: int | None = None,
+    part_size: int | None = None,
 ) -> Tensor:
     """Weighted sum of token losses, a scalar; the forward pass computes the gradients, too.
 
-    `loss_of_chunk(draft_log_probs_CV, rows)` returns the losses [C] of the tokens in the slice
-    `rows`; it computes the target's side for these tokens only.
+    `loss_of_chunk(hidden_CD, rows)` returns the losses [C] of the tokens in the slice `rows`, and
+    the gradient of their weighted sum by the head's projection, [C, V]. Under autocast, hidden
+    states and gradient have its dtype.
+
+    `vocab_size`: number of the head's rows that have logits; None: all. `part_size`: number of rows
+    whose gradients are computed at a time, and added in float32; None: all, as autograd does it.
 
     Shapes: hidden [N, D], weights [N] -> scalar.
-    Cost: one pass over the head per chunk forward and one backward; memory [chunk_size, V].
+    Cost: a product with the head per chunk, and two for the gradients; memory [chunk_size, V].
     """
-
-    def compute(hidden_ND: Tensor, head: Head, needs: Needs) -> Gradients:
-        weight, bias = head.weight_VD.requires_grad_(needs.weight), head.bias_V
-        bias = None if bias is None else bias.requires_grad_(needs.bias)
-        grad_ND = torch.zeros_like(hidden_ND) if needs.hidden else None
-        total = hidden_ND.new_zeros((), dtype=torch.float32)
-        with torch.enable_grad():
-            for rows in chunks(len(hidden_ND), chunk_size):
-                hidden = hidden_ND[rows].requires_grad_(needs.hidden)
-                log_probs = head.log_probs(hidden, vocab_size)
-                loss = (loss_of_chunk(log_probs, rows) * weights_N[rows]).sum()
-                if loss.requires_grad:
-                    torch.autograd.backward(loss)  # accumulates weight.grad and bias.grad
-                if grad_ND is not None and hidden.grad is not None:
-                    grad_ND[rows] = hidden.grad
-                total += loss.detach()
-        return Gradients(total, grad_ND, weight.grad, None if bias is None else bias.grad)
-
-    return _ChunkedLoss.apply(hidden_ND, head.weight_VD, head.bias_V, head, compute)  # pyright: ignore
-
-
-def chunked_loss_of_logits(
-    hidden_ND: Tensor,
-    head: Head,
-    slopes_of_chunk: ChunkLoss,
-    weights_N: Tensor,
-    *,
-    chunk_size: int = 256,
-    vocab_size: int | None = None,
-) -> Tensor:
-    """`chunked_loss` for losses that compute their own gradients, without autograd.
-
-    `slopes_of_chunk(draft_logits_CV, rows)` returns the losses [C] of the tokens in `rows` and
-    overwrites the logits with the gradients of the weighted losses. Under autocast, logits and
-    gradients have its dtype.
-    """
-
-    def compute(hidden_ND: Tensor, head: Head, needs: Needs) -> Gradients:
-        kind = hidden_ND.device.type
-        dtype = head.weight_VD.dtype
-        if torch.is_autocast_enabled(kind):
-            dtype = torch.get_autocast_dtype(kind)
-        grad_VD = torch.zeros_like(head.weight_VD) if needs.weight else None
-        grad_V = torch.zeros_like(head.bias_V) if needs.bias and head.bias_V is not None else None
-        grad_ND = torch.zeros_like(hidden_ND, dtype=torch.float32) if needs.hidden else None
-        total = hidden_ND.new_zeros((), dtype=torch.float32)
-        width = len(head.weight_VD[:vocab_size])
-        with torch.autocast(kind, enabled=False):
-            # One buffer for all chunks: allocating one per chunk fragments the heap.
-            buffer_CV = hidden_ND.new_empty(min(chunk_size, len(hidden_ND)), width, dtype=dtype)
-            for rows in chunks(len(hidden_ND), chunk_size):
-                hidden_CD = hidden_ND[rows].to(dtype)
-                logits_CV = buffer_CV[: len(hidden_CD)]
-                for part in chunks(width, _PART):
-                    logits_CV[:, part] = head.rows(part).to(dtype).logits(hidden_CD)
-                slopes_CV = head.rows(slice(vocab_size)).slopes(logits_CV)
-                total += (slopes_of_chunk(logits_CV, rows) * weights_N[rows]).sum()
-                if slopes_CV is not None:
-                    logits_CV *= slopes_CV
-                for part in chunks(width, _PART):
-                    grad_CP = logits_CV[:, part]
-                    if grad_ND is not None:
-                        grad_ND[rows] += grad_CP @ head.weight_VD[part].to(dtype)
-                    if grad_VD is not None:
-                        grad_VD[part] += grad_CP.T @ hidden_CD
-                if grad_V is not None:
-                    grad_V[:width] += logits_CV.sum(0, dtype=torch.float32)
-        grad_ND = None if grad_ND is None else grad_ND.to(hidden_ND.dtype)
-        return Gradients(total, grad_ND, grad_VD, grad_V)
-
-    return _ChunkedLoss.apply(hidden_ND, head.weight_VD, head.bias_V, head, compute)  # pyright: ignore
+    sizes = chunk_size, vocab_size, part_size
+    return _ChunkedLoss.apply(hidden_ND, *head[:2], loss_of_chunk, weights_N, sizes)  # pyright: ignore
 
 
 def chunks(count: int, size: int) -> list[slice]:
@@ -201,19 +130,44 @@ class _ChunkedLoss(torch.autograd.Function):
         hidden_ND: Tensor,
         weight_VD: Tensor,
         bias_V: Tensor | None,
-        head: Head,
-        compute: Callable[[Tensor, Head, Needs], Gradients],
+        loss_of_chunk: ChunkLoss,
+        weights_N: Tensor,
+        sizes: tuple[int, int | None, int | None],
     ) -> Tensor:
-        bias_V = None if bias_V is None else bias_V.detach()
-        head = head._replace(weight_VD=weight_VD.detach(), bias_V=bias_V)
-        found = compute(hidden_ND.detach(), head, Needs(*ctx.needs_input_grad[:3]))
-        ctx.gradients = found[1:]  # not save_for_backward: backward may return them without a copy
-        return found.loss
+        chunk_size, vocab_size, part_size = sizes
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        kind, dtype = hidden_ND.device.type, weight_VD.dtype
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
+        wide = torch.promote_types(hidden_ND.dtype, torch.float32)
+        grad_ND = torch.zeros_like(hidden_ND, dtype=wide) if needs_hidden else None
+        grad_VD = torch.zeros_like(weight_VD) if needs_weight else None
+        grad_V = torch.zeros_like(bias_V) if needs_bias and bias_V is not None else None
+        total = hidden_ND.new_zeros((), dtype=torch.float32)
+        width = len(weight_VD[:vocab_size])
+        parts = chunks(width, part_size or width)
+        sum_dtype = dtype if part_size is None else torch.float32
+        for rows in chunks(len(hidden_ND), chunk_size):
+            hidden_CD = hidden_ND[rows].to(dtype)
+            losses_C, slopes_CV = loss_of_chunk(hidden_CD, rows)
+            total += (losses_C * weights_N[rows]).sum()
+            for part in parts:
+                slopes_CP = slopes_CV[:, part]
+                if grad_ND is not None:
+                    grad_ND[rows] += slopes_CP @ weight_VD[part].to(dtype)
+                if grad_VD is not None:
+                    grad_VD[part] += slopes_CP.T @ hidden_CD
+            if grad_V is not None:
+                grad_V[:width] += slopes_CV.sum(0, dtype=sum_dtype)
+        grad_ND = None if grad_ND is None else grad_ND.to(hidden_ND.dtype)
+        # not save_for_backward: backward may return them without a copy
+        ctx.gradients = grad_ND, grad_VD, grad_V
+        return total
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         scale = grad_outputs[0]
         gradients, ctx.gradients = ctx.gradients, None
-        if scale.device.type == "cpu" and scale == 1:  # on the CPU this forces no sync
-            return (*gradients, None, None)
-        return (*(None if each is None else each * scale for each in gradients), None, None)
+        if scale.device.type != "cpu" or scale != 1:  # the value is read only where it is no sync
+            gradients = [None if each is None else each * scale for each in gradients]
+        return (*gradients, None, None, None)

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 from pydantic import ConfigDict
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Bonus: TypeAlias = Literal["rule", "target"]
 """What the bonus token and the first token of a text follow."""
@@ -51,6 +54,17 @@ class Position(NamedTuple):
             draft if draft_raw is None else draft_raw,
         )
 
+    def each(self, select: Callable[[Tensor], Tensor]) -> Position:
+        """The position with a part of each distribution; raw ones that are equal stay the same."""
+        target, draft = select(self.target), select(self.draft)
+        target_raw = None if self.target_raw is self.target else select(self.target_raw)
+        draft_raw = None if self.draft_raw is self.draft else select(self.draft_raw)
+        return Position.of(target, draft, target_raw, draft_raw)
+
+    def of_tokens(self, tokens: Tensor) -> Position:
+        """The probabilities of these tokens, [..., V] -> [..., K]."""
+        return self.each(lambda probs: probs.gather(-1, tokens))
+
 
 class Sampling(Protocol):
     """The properties of `SamplingParams` that decide which distributions a rule reads."""
@@ -60,15 +74,6 @@ class Sampling(Protocol):
 
     @property
     def untempered(self) -> bool: ...
-
-
-class NativeForm(NamedTuple):
-    """A rule's kind and parameters in native/rules.c."""
-
-    kind: str
-    alpha: float = 0.0
-    beta: float = 0.0
-    target_bonus: bool = False
 
 
 class Rule(ABC):
@@ -109,20 +114,28 @@ class Rule(ABC):
         return self.uses_confidence and not sampling.untempered
 
     @abstractmethod
-    def accept(self, at: Position) -> Tensor:
+    def accept_at(self, at: Position) -> Tensor:
         """Acceptance probability of each token, [..., V]; V may be a subset for entrywise rules."""
 
     @abstractmethod
-    def recover(self, at: Position) -> Tensor:
+    def residual_at(self, at: Position) -> Tensor:
         """Distribution of the token that replaces a rejected one, [..., V]; sums to 1."""
 
-    def aim(self, at: Position) -> Tensor | None:
+    def pi_at(self, at: Position) -> Tensor | None:
         """The distribution pi that the rule states, [..., V]; None if it states none."""
         return None
 
-    def native_form(self) -> NativeForm | None:
-        """The rule's native implementation; None: PyTorch. Not inherited by subclasses."""
-        return None
+    def induced_at(self, at: Position) -> Tensor:
+        """Distribution of a token at a drafted position: q a + (1 - sum q a) r, [..., V]."""
+        accepted = at.draft * self.accept_at(at)
+        rejected = (1 - accepted.sum(-1, keepdim=True)).clamp(min=0)
+        return accepted + rejected * self.residual_at(at)
+
+    def accept_tokens_at(self, at: Position, tokens: Tensor) -> Tensor:
+        """`accept_at` of these tokens only, [..., K] -> [..., K]."""
+        if self.entrywise and at.target_raw is at.target:
+            return self.accept_at(at.of_tokens(tokens))
+        return self.accept_at(at).gather(-1, tokens)
 
     def accept_probs(
         self,
@@ -132,8 +145,8 @@ class Rule(ABC):
         target_raw: Tensor | None = None,
         draft_raw: Tensor | None = None,
     ) -> Tensor:
-        """Call `accept`. Probabilities [..., V] -> [..., V]; `*_raw` None: untempered."""
-        return self.accept(Position.of(target_probs, draft_probs, target_raw, draft_raw))
+        """`accept_at` these probabilities, [..., V] -> [..., V]; `*_raw` None: untempered."""
+        return self.accept_at(Position.of(target_probs, draft_probs, target_raw, draft_raw))
 
     def residual(
         self,
@@ -143,8 +156,8 @@ class Rule(ABC):
         target_raw: Tensor | None = None,
         draft_raw: Tensor | None = None,
     ) -> Tensor:
-        """Call `recover`. Shapes as in `accept_probs`."""
-        return self.recover(Position.of(target_probs, draft_probs, target_raw, draft_raw))
+        """`residual_at` these probabilities; shapes as in `accept_probs`."""
+        return self.residual_at(Position.of(target_probs, draft_probs, target_raw, draft_raw))
 
     def pi(
         self,
@@ -154,8 +167,8 @@ class Rule(ABC):
         target_raw: Tensor | None = None,
         draft_raw: Tensor | None = None,
     ) -> Tensor | None:
-        """Call `aim`. Shapes as in `accept_probs`."""
-        return self.aim(Position.of(target_probs, draft_probs, target_raw, draft_raw))
+        """`pi_at` these probabilities; shapes as in `accept_probs`."""
+        return self.pi_at(Position.of(target_probs, draft_probs, target_raw, draft_raw))
 
     def induced_distribution(
         self,
@@ -165,14 +178,8 @@ class Rule(ABC):
         target_raw: Tensor | None = None,
         draft_raw: Tensor | None = None,
     ) -> Tensor:
-        """Call `induced`. Shapes as in `accept_probs`."""
-        return self.induced(Position.of(target_probs, draft_probs, target_raw, draft_raw))
-
-    def induced(self, at: Position) -> Tensor:
-        """Distribution of a token at a drafted position: q a + (1 - sum q a) r, [..., V]."""
-        accepted = at.draft * self.accept(at)
-        rejected = (1 - accepted.sum(-1, keepdim=True)).clamp(min=0)
-        return accepted + rejected * self.recover(at)
+        """`induced_at` these probabilities; shapes as in `accept_probs`."""
+        return self.induced_at(Position.of(target_probs, draft_probs, target_raw, draft_raw))
 
 
 @dataclass(frozen=True)
@@ -207,25 +214,19 @@ class TargetBonus(Rule):
     def reads_raw(self, sampling: Sampling) -> bool:
         return self.drafted.reads_raw(sampling)
 
-    def accept(self, at: Position) -> Tensor:
-        return self.drafted.accept(at)
+    def accept_at(self, at: Position) -> Tensor:
+        return self.drafted.accept_at(at)
 
-    def recover(self, at: Position) -> Tensor:
-        return self.drafted.recover(at)
+    def accept_tokens_at(self, at: Position, tokens: Tensor) -> Tensor:
+        return self.drafted.accept_tokens_at(at, tokens)
 
-    def native_form(self) -> NativeForm | None:
-        form = own_native_form(self.drafted)
-        return None if form is None else form._replace(target_bonus=True)
+    def residual_at(self, at: Position) -> Tensor:
+        return self.drafted.residual_at(at)
 
 
 def with_bonus(rule: Rule, bonus: Bonus) -> Rule:
     """The rule with this bonus; an exact rule already follows the target everywhere."""
     return rule if bonus == "rule" or rule.exact else TargetBonus(rule)
-
-
-def own_native_form(rule: Rule) -> NativeForm | None:
-    """The native form that the rule's own class, not a base class, defines."""
-    return rule.native_form() if "native_form" in vars(type(rule)) else None
 
 
 def as_read(rule: Rule, at: Position, sampling: Sampling) -> Position:

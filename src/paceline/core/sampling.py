@@ -1,19 +1,18 @@
-"""Convert logits to probabilities, and sample tokens.
+"""Convert logits to probabilities, sample tokens, and restrict logits to part of the vocabulary.
 
 Target and draft share this code, in float32: a draft equal to its target has bit-identical
 probabilities.
 """
 
-# B batch, N positions, V vocabulary
+# B batch, N positions, V vocabulary, K tokens of a subset
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from pydantic import Field
+from pydantic import BaseModel, Field
 from torch import Tensor
 
-from paceline.config import StrictModel
 from paceline.core.backend import registered
 from paceline.errors import UsageError
 
@@ -22,10 +21,13 @@ if TYPE_CHECKING:
 
 # Entries summed at a time; for larger tensors allocation costs more than arithmetic.
 _SUM_ENTRIES = 1 << 20
+BANNED_LOGIT = -1e4
+"""Logit of a token that a model may not emit, in training: probability 0 with a finite log."""
+
 _COLDEST = torch.finfo(torch.float32).tiny
 
 
-class SamplingParams(StrictModel):
+class SamplingParams(BaseModel, frozen=True, extra="forbid"):
     """Sampling parameters, as in transformers and vLLM; `top_k` 0 disables top-k."""
 
     temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
@@ -195,3 +197,19 @@ def _sample(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     below_B1 = cdf_BV[..., -1:].nextafter(cdf_BV.new_zeros(()))
     # The first entry above the point adds to the sum, so its token has mass.
     return torch.searchsorted(cdf_BV, torch.minimum(points_B1, below_B1), right=True).squeeze(-1)
+
+
+def spread(logits: Tensor, tokens_K: Tensor, vocab_size: int) -> Tensor:
+    """Logits of the subset as logits of all tokens, -inf elsewhere. [..., K] -> [..., V]."""
+    whole = logits.new_full((*logits.shape[:-1], vocab_size), -torch.inf)
+    return whole.index_copy_(-1, tokens_K, logits)
+
+
+def limited(logits: Tensor, tokens_K: Tensor) -> Tensor:
+    """Logits of all tokens, set to -inf outside of the subset, [..., V]."""
+    return spread(logits[..., tokens_K], tokens_K, logits.shape[-1])
+
+
+def as_list(values: Tensor) -> list[Any]:
+    """Nested lists of plain numbers, which are faster than tensors for a few rows."""
+    return values.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.divergences import tvd
-from paceline.core.vocabulary_subset import BANNED_LOGIT
+from paceline.core.sampling import BANNED_LOGIT
 
 Estimator = Literal["exact", "sampled", "uniform"]
 

@@ -225,7 +225,7 @@ class Answerer:
         for model in (self.target, self.draft):
             if model is not None:
                 check_fits(model, *lengths, ("max_prompt_tokens", "max_new_tokens"), "the model")
-        room = self._decoder(1.0).room([0])  # includes one block
+        room = self._decoder(1.0).remaining_context([0])  # includes one block
         wanted = sum(lengths) if self.target.decoder_prompt is None else 1 + config.max_new_tokens
         if room is not None and wanted > room + 1:
             raise ContextLengthError(

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from paceline.core.block import DrawPlan, DrawRequest
-from paceline.core.lists import as_list
 from paceline.core.sampling import (
     SamplingParams,
     apply_repetition_penalty,
+    as_list,
     sample,
     seen_tokens,
     to_probs,

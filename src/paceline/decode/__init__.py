@@ -3,19 +3,17 @@
 - `autoregressive`: one target pass per token, the baseline of every comparison
 - `speculative`: the draft proposes a block, the target verifies it in one pass
 - `block`: draws or verifies the tokens of a block with a session
-- `drafting`, `draft_policies`: how many tokens a block drafts
-- `cascade`, `sequence_cascade`: the draft generates, and defers to the target when not confident
-- `text`: the state of one text: token budget, random streams, blocks
-- `result`: `Generation` and `Block`, which the caller receives
+- `draft_policies`: how many tokens a block drafts
+- `cascade`: the draft generates, and defers to the target when not confident
+- `text`: the state of one text, and `Generation` and `Block`, which the caller receives
 - `strategies`: configuration of all strategies
 """
 
 from paceline.decode.autoregressive import AutoregressiveDecoder
-from paceline.decode.cascade import BigLittleDecoder, OracleCascade, TokenCascade
+from paceline.decode.cascade import BigLittleDecoder, OracleCascade, SequenceCascade, TokenCascade
 from paceline.decode.draft_policies import Adaptive, Confident, FixedLength
-from paceline.decode.result import Block, Generation
-from paceline.decode.sequence_cascade import SequenceCascade
 from paceline.decode.speculative import SpeculativeDecoder
+from paceline.decode.text import Block, Generation
 
 __all__ = [
     "Adaptive",

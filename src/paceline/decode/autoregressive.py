@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.core.block import DrawPlan, DrawRequest
-from paceline.core.lists import as_list
+from paceline.core.sampling import as_list
 from paceline.decode.block import draw
 from paceline.decode.decoder import BatchSlots, Decoder
 
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from paceline.core.sampling import SamplingParams
-    from paceline.decode.result import Block
-    from paceline.decode.text import Text
+    from paceline.decode.text import Block, Text
     from paceline.models.contract import Model
 
 

@@ -1,8 +1,9 @@
 """The two halves of a block: the draft's session draws tokens, the target's session verifies them.
 
-A session with a faster implementation serves the whole request (`take_draw`, `take_judge`).
-Otherwise the session only computes logits, and the functions of `core.block` do the rest:
-`core.verification.verify` uses native/verification.c where possible, else the rule's own methods.
+A session with a faster implementation serves the whole request (`take_draw`, `take_verify`).
+Otherwise the session only computes logits, and the functions of `core.block` do the rest.
+
+Shape suffixes: B batch, N new tokens, G drafted, P positions, V vocabulary.
 """
 
 from __future__ import annotations
@@ -11,12 +12,20 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.core.block import Judgement, draw_ahead, judge_block
-from paceline.core.lists import as_list
+from paceline.core.block import (
+    Drafted,
+    DrawPlan,
+    DrawRequest,
+    VerifiedRows,
+    draw_ahead,
+    verify_block,
+)
+from paceline.core.sampling import as_list
 
 if TYPE_CHECKING:
-    from paceline.core.block import DrawRequest, JudgeRequest
-    from paceline.core.drafted import Drafted
+    from collections.abc import Callable, Sequence
+
+    from paceline.core.block import VerifyRequest
     from paceline.models.contract import ModelSession
 
 
@@ -37,14 +46,14 @@ def draw(session: ModelSession, request: DrawRequest) -> Drafted:
     )
 
 
-def judge(session: ModelSession, request: JudgeRequest) -> Judgement:
+def verify(session: ModelSession, request: VerifyRequest) -> VerifiedRows:
     """Process newest and drafted tokens in one pass and verify; raises as `ModelSession.extend`."""
-    judgement = session.take_judge(request)
-    if judgement is not None:
-        return judgement
+    verified = session.take_verify(request)
+    if verified is not None:
+        return verified
     tokens_BG = request.drafted.tokens_BG
     newest_B1 = torch.tensor(request.newest, device=tokens_BG.device)[:, None]
-    verdict = judge_block(
+    blocks = verify_block(
         session.extend(torch.cat([newest_B1, tokens_BG], 1)),
         request.drafted,
         torch.tensor(request.num_drafted),
@@ -53,4 +62,57 @@ def judge(session: ModelSession, request: JudgeRequest) -> Judgement:
         None if request.uniforms is None else request.uniforms.tensors(),
         request.seen_BV,
     )
-    return Judgement(as_list(verdict.num_accepted_B), as_list(verdict.next_tokens_B))
+    return VerifiedRows(as_list(blocks.num_accepted_B), as_list(blocks.next_tokens_B))
+
+
+def draft_while_confident(
+    session: ModelSession,
+    request: DrawRequest,
+    max_lengths: Sequence[int],
+    goes_on: Callable[[float], bool],
+) -> tuple[Drafted, list[int]]:
+    """Draft each row up to its maximum length, or until `goes_on` rejects the next token.
+
+    `request` is for the longest row and is served one token at a time. `goes_on` gets the
+    untempered max q at a position. Returns drafted tokens, and how many are valid in each row.
+    """
+    unread, plan, uniforms, seen_BV = request
+    one_token = DrawPlan(1, plan.sampling, raw=True)
+    lengths = list(max_lengths)
+    seen_BV = None if seen_BV is None else seen_BV.clone()
+    passes: list[Drafted] = []
+    while len(passes) < max(lengths):
+        position = len(passes)
+        column = None if uniforms is None else [[numbers[position]] for numbers in uniforms]
+        drawn = draw(session, DrawRequest(unread, one_token, column, seen_BV))
+        passes.append(drawn)
+        for row, confidence in enumerate(_confidence(drawn)):
+            if position < lengths[row] and not goes_on(confidence):
+                lengths[row] = position
+        if seen_BV is not None:
+            seen_BV.scatter_(1, drawn.tokens_BG.to(seen_BV.device), value=True)
+        unread = as_list(drawn.tokens_BG)
+    length = max(lengths)
+    if plan.after_last and len(passes) == length:
+        # no row stopped early, so the distribution after the last token needs another pass
+        nothing: list[list[float]] | None = None if uniforms is None else [[] for _ in uniforms]
+        last = DrawPlan(0, plan.sampling, after_last=True, raw=True)
+        passes.append(draw(session, DrawRequest(unread, last, nothing, seen_BV)))
+    return _concatenated(passes, length, length + plan.after_last), lengths
+
+
+def _confidence(drawn: Drafted) -> list[float]:
+    probs_B1V = drawn.probs_BPV if drawn.raw_BPV is None else drawn.raw_BPV
+    assert probs_B1V is not None, "a draft without probs_BPV has raw_BPV"
+    return as_list(probs_B1V[:, 0].amax(-1))
+
+
+def _concatenated(passes: Sequence[Drafted], num_tokens: int, num_positions: int) -> Drafted:
+    tokens_BG = torch.cat([drawn.tokens_BG for drawn in passes], 1)[:, :num_tokens]
+    probs = [drawn.probs_BPV for drawn in passes if drawn.probs_BPV is not None]
+    raws = [drawn.raw_BPV for drawn in passes if drawn.raw_BPV is not None]
+    return Drafted(
+        tokens_BG,
+        torch.cat(probs, 1)[:, :num_positions].contiguous() if probs else None,
+        torch.cat(raws, 1)[:, :num_positions].contiguous() if raws else None,
+    )

@@ -1,34 +1,43 @@
-"""Token-level cascades: the draft generates, and defers to the target when it is not confident.
+"""Cascades: the draft generates, and defers to the target when it is not confident.
 
 TokenCascade       the draft generates while confident, then the target generates one token
-OracleCascade      both models process every token, so the rule sees both distributions
 BigLittleDecoder   as TokenCascade, and the target rolls back from the first token it disagrees with
+OracleCascade      both models process every token, so the rule sees both distributions
+SequenceCascade    the target answers again if the draft's response is improbable
 """
 
 # B batch, V vocabulary
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from paceline.core.cascade_rules import BiLDRule, BinaryCascade
-from paceline.core.lists import as_list
 from paceline.core.rule_base import STRICT, Position, Rule
-from paceline.core.sampling import UNTEMPERED, sample, to_probs
-from paceline.decode.arguments import real
+from paceline.core.rules import BiLDRule, BinaryCascade
+from paceline.core.sampling import (
+    UNTEMPERED,
+    SamplingParams,
+    as_list,
+    sample,
+    seen_tokens,
+    to_probs,
+)
+from paceline.decode.arguments import check_models, real
+from paceline.decode.autoregressive import AutoregressiveDecoder
+from paceline.decode.decoder import Decoder, shared_context
 from paceline.decode.draft_policies import Confident
 from paceline.decode.speculative import SpeculativeDecoder
 from paceline.errors import UsageError
+from paceline.models.compatibility import check_same_vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from paceline.core.sampling import SamplingParams
-    from paceline.decode.result import Block
-    from paceline.decode.text import Text
+    from paceline.decode.text import Block, Text
     from paceline.models.contract import Model, ModelSession
 
 MOST_DRAFTED = 10
@@ -38,13 +47,13 @@ MOST_DRAFTED = 10
 class _CascadeRule(Rule):
     """Rules that do not depend on the probability of the drafted token itself."""
 
-    def recover(self, at: Position) -> Tensor:
+    def residual_at(self, at: Position) -> Tensor:
         return at.target
 
 
 @dataclass(frozen=True, config=STRICT)
 class _KeepAll(_CascadeRule):
-    def accept(self, at: Position) -> Tensor:
+    def accept_at(self, at: Position) -> Tensor:
         return torch.ones_like(at.target)
 
 
@@ -60,7 +69,7 @@ class BiLDRollback(_CascadeRule):
     threshold: float
     uses_confidence = True
 
-    def accept(self, at: Position) -> Tensor:
+    def accept_at(self, at: Position) -> Tensor:
         rolled_back = BiLDRule(self.threshold).defers(at)
         return (~rolled_back).float().expand_as(at.target)
 
@@ -83,7 +92,7 @@ class _ConfidentDraft(SpeculativeDecoder):
             for text, new in zip(texts, generated, strict=True):
                 yield text, text.add_unverified(new, None)
             return
-        num_kept, next_tokens = self._judge(target, texts, drafted, num_drafted, seen_BV)
+        num_kept, next_tokens = self._verify(target, texts, drafted, num_drafted, seen_BV)
         self._roll_back(target, draft, texts, num_kept)
         rows = zip(texts, generated, ended, num_kept, next_tokens, strict=True)
         for text, new, has_ended, count, last in rows:
@@ -189,3 +198,99 @@ class OracleCascade(SpeculativeDecoder):
     def _distributions(self, logits_BV: Tensor, seen_BV: Tensor | None) -> tuple[Tensor, Tensor]:
         logits_BV = self._penalized(logits_BV, seen_BV)
         return to_probs(logits_BV, self.sampling), to_probs(logits_BV, UNTEMPERED)
+
+
+class SequenceCascade(Decoder):
+    """Keeps the draft's response if q(response) >= 1 - alpha; else the target generates its own.
+
+    q(response) is the product of the untempered probabilities of its tokens, or with `normalise`
+    their geometric mean, which does not depend on the length.
+
+    Paper: Narasimhan et al. 2024, equation 1 (SeqCascade [Chow]); the mean after Gupta et al. 2024.
+    """
+
+    def __init__(
+        self,
+        target: Model,
+        draft: Model,
+        alpha: float,
+        sampling: SamplingParams | None = None,
+        *,
+        normalise: bool = False,
+    ) -> None:
+        real("alpha", alpha, 0, 1)
+        check_models(target=target, draft=draft)
+        shared_vocab_size = check_same_vocabulary(target, draft)
+        super().__init__(target, sampling)
+        self.vocab_size = shared_vocab_size
+        self.draft = draft
+        self.alpha = alpha
+        self.normalise = normalise
+        self._rewriter = AutoregressiveDecoder(target, self.sampling)
+        self._rewriter.vocab_size = shared_vocab_size
+
+    def _models(self) -> tuple[Model, ...]:
+        return self.target, self.draft
+
+    def _usable_length(self) -> int | None:
+        return shared_context(self.target, self.draft)
+
+    @torch.inference_mode()
+    def blocks(
+        self, texts: Sequence[Text], batch_size: int | None = None
+    ) -> Iterator[tuple[Text, Block]]:
+        deferred: list[Text] = []
+        size = batch_size or len(texts)
+        for start in range(0, len(texts), size):
+            responding = texts[start : start + size]
+            responses = self._draft_responses(responding)
+            for text, response in zip(responding, responses, strict=True):
+                if response.is_kept(self.alpha, normalise=self.normalise):
+                    yield text, text.add_unverified(response.tokens, None)
+                else:
+                    deferred.append(text)
+        if deferred:
+            yield from self._rewriter.blocks(deferred, batch_size)
+
+    def _draft_responses(self, texts: Sequence[Text]) -> list[_Response]:
+        session = self._start_session(self.draft)
+        responses = [_Response() for _ in texts]
+        rows = list(range(len(texts)))
+        logits_BV = session.prefill([text.prompt for text in texts])
+        while True:
+            live = [(texts[row], responses[row]) for row in rows]
+            if self.sampling.repetition_penalty != 1:
+                tokens = [text.context + response.tokens for text, response in live]
+                logits_BV = self._penalized(logits_BV, seen_tokens(tokens, logits_BV.shape[-1]))
+            numbers = [text.draw_draft(1)[0] for text, _ in live]
+            uniforms_B = torch.tensor(numbers, dtype=torch.float64)
+            tokens_B = sample(to_probs(logits_BV, self.sampling), uniforms_B.to(logits_BV.device))
+            probs_BV = to_probs(logits_BV, UNTEMPERED)
+            logs = as_list(probs_BV.gather(-1, tokens_B[:, None])[:, 0].log())
+            for (text, response), token, log in zip(live, as_list(tokens_B), logs, strict=True):
+                forced = text.forced(len(response.tokens))
+                response.tokens.append(token if forced is None else forced)
+                response.log_prob += log if forced is None else 0.0
+            kept = [
+                at
+                for at, (text, drafted) in enumerate(live)
+                if not text.ends_within(drafted.tokens)
+            ]
+            if not kept:
+                return responses
+            if len(kept) < len(rows):
+                session.keep_rows(kept)
+                rows = [rows[at] for at in kept]
+            newest_B1 = torch.tensor([[responses[row].tokens[-1]] for row in rows])
+            logits_BV = session.extend(newest_B1)[:, -1]
+
+
+class _Response:
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.log_prob = 0.0
+
+    def is_kept(self, alpha: float, *, normalise: bool) -> bool:
+        score = self.log_prob / len(self.tokens) if normalise else self.log_prob
+        # compare logarithms, because the probability of a long text underflows
+        return score >= (math.log1p(-alpha) if alpha < 1 else -math.inf)

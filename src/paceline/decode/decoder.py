@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paceline.core.lists import as_list
 from paceline.core.sampling import (
     SamplingParams,
     apply_repetition_penalty,
+    as_list,
     likeliest,
     sample,
     seen_tokens,
@@ -24,8 +24,7 @@ from paceline.models.contract import decoder_prompt_of, forced_eos_of, max_sourc
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from paceline.decode.result import Block, Generation
-    from paceline.decode.text import Text
+    from paceline.decode.text import Block, Generation, Text
     from paceline.models.contract import Model, ModelSession
 
 
@@ -33,13 +32,13 @@ class Decoder(ABC):
     """A target with sampling parameters; subclasses implement `blocks`.
 
     Attributes:
-        judges_first: True if a text's first token comes from its first block. If False, the first
+        verifies_first: True if a text's first token comes from its first block. If False, the first
             token is sampled from the target's pass over the prompt.
         forces_eos: Whether a text that reaches `max_new_tokens` ends with the target's
             `forced_eos`. Set it to False where texts must be samples of the target's distribution.
     """
 
-    judges_first = False
+    verifies_first = False
     forces_eos = True
 
     def __init__(self, target: Model, sampling: SamplingParams | None) -> None:
@@ -92,9 +91,9 @@ class Decoder(ABC):
         texts = self._start([prompt], max_new_tokens, seed, eos_token_ids)
         return (block for _, block in self.blocks(texts))
 
-    def room(self, prompt: Sequence[int]) -> int | None:
+    def remaining_context(self, prompt: Sequence[int]) -> int | None:
         """New tokens that fit after this prompt; None if the model sets no limit."""
-        return self._limits().room(prompt)
+        return self._limits().remaining_context(prompt)
 
     def context_in_words(self) -> str:
         """The maximum text length as a phrase for messages."""
@@ -187,7 +186,7 @@ class Decoder(ABC):
         texts: Sequence[Text],
         *sessions: ModelSession,
     ) -> Iterator[tuple[Text, Block]]:
-        if self.judges_first:
+        if self.verifies_first:
             for session in sessions:  # a block processes the last token of the prompt itself
                 session.rollback([int(row in rows) for row in range(len(session.lengths))])
             return

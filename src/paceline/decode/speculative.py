@@ -20,26 +20,22 @@ from typing import TYPE_CHECKING, get_args
 import torch
 from torch import Tensor
 
-from paceline.core.block import DrawPlan, DrawRequest, JudgeRequest, UniformRows
-from paceline.core.drafted import Drafted
-from paceline.core.lists import as_list
+from paceline.core.block import Drafted, DrawPlan, DrawRequest, UniformRows, VerifyRequest
 from paceline.core.rule_base import Bonus, Rule, with_bonus
 from paceline.core.rules import Lossless
-from paceline.core.sampling import SamplingParams, proposal_params
+from paceline.core.sampling import SamplingParams, as_list, proposal_params
 from paceline.decode.arguments import check_models, instance, one_of, whole
-from paceline.decode.block import draw, judge
+from paceline.decode.block import draft_while_confident, draw, verify
 from paceline.decode.decoder import BatchSlots, Decoder, shared_context
 from paceline.decode.draft_policies import DraftPolicy, FixedLength
-from paceline.decode.drafting import draft_while_confident
 from paceline.errors import UsageError
 from paceline.models.compatibility import check_block, check_rollback, check_same_vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from paceline.core.block import Judgement
-    from paceline.decode.result import Block
-    from paceline.decode.text import Text
+    from paceline.core.block import VerifiedRows
+    from paceline.decode.text import Block, Text
     from paceline.models.contract import Model, ModelSession
 
 
@@ -81,7 +77,7 @@ class SpeculativeDecoder(Decoder):
         self.draft = draft
         self.rule = instance("rule", rule, Rule) or Lossless()
         self.bonus: Bonus = one_of("bonus", bonus, get_args(Bonus))
-        self._judged = with_bonus(self.rule, self.bonus)
+        self._applied_rule = with_bonus(self.rule, self.bonus)
         self.gamma = gamma
         self.policy = instance("policy", policy, DraftPolicy) or FixedLength()
         self.draft_sampling = proposal_params(
@@ -89,7 +85,7 @@ class SpeculativeDecoder(Decoder):
         )
         # At temperature 0 a lossless rule accepts only the target's argmax, whatever q is.
         self._verifies_argmax = self.sampling.greedy and self.rule.exact
-        self.judges_first = self._judged.num_undrafted == 0
+        self.verifies_first = self._applied_rule.num_undrafted == 0
         self._drafts_argmax = self._verifies_argmax and self.draft_sampling.greedy
 
     def _models(self) -> tuple[Model, ...]:
@@ -123,7 +119,7 @@ class SpeculativeDecoder(Decoder):
     ) -> Iterator[tuple[Text, Block]]:
         seen_BV = self._seen(texts)
         drafted, num_drafted = self._propose(draft, texts, seen_BV)
-        num_accepted, next_tokens = self._judge(target, texts, drafted, num_drafted, seen_BV)
+        num_accepted, next_tokens = self._verify(target, texts, drafted, num_drafted, seen_BV)
         self._roll_back(target, draft, texts, num_accepted)
         tokens_of_rows = as_list(drafted.tokens_BG)
         rows = zip(texts, tokens_of_rows, num_accepted, next_tokens, num_drafted, strict=True)
@@ -149,7 +145,7 @@ class SpeculativeDecoder(Decoder):
         """Draft every row; also returns how many of the drafted tokens are valid in each row."""
         lengths = [self._most_drafted(text) for text in texts]
         gamma = max(lengths)
-        if gamma == 0 and not self._judged.needs_draft_at_bonus:
+        if gamma == 0 and not self._applied_rule.needs_draft_at_bonus:
             empty = torch.zeros(len(texts), 0, dtype=torch.int64)
             return Drafted(empty, torch.zeros(len(texts), 0, self.vocab_size)), lengths
         uniforms = None
@@ -159,8 +155,8 @@ class SpeculativeDecoder(Decoder):
         plan = DrawPlan(
             gamma,
             self.draft_sampling,
-            after_last=self._judged.needs_draft_at_bonus,
-            raw=self._judged.uses_confidence,
+            after_last=self._applied_rule.needs_draft_at_bonus,
+            raw=self._applied_rule.uses_confidence,
         )
         request = DrawRequest(unread_tokens(draft, texts), plan, uniforms, seen_BV)
         if self.policy.stops_early:
@@ -170,7 +166,7 @@ class SpeculativeDecoder(Decoder):
     def _most_drafted(self, text: Text) -> int:
         # A block emits at most one token more than it drafts, so it drafts at most remaining - 1.
         # A first token that the rule verifies is always drafted.
-        least = int(self.judges_first and not text.tokens)
+        least = int(self.verifies_first and not text.tokens)
         most = min(self.gamma, max(text.remaining - 1, least))
         if most == 0:
             return 0
@@ -181,24 +177,24 @@ class SpeculativeDecoder(Decoder):
             )
         return wanted
 
-    def _judge(
+    def _verify(
         self,
         target: ModelSession,
         texts: Sequence[Text],
         drafted: Drafted,
         num_drafted: Sequence[int],
         seen_BV: Tensor | None,
-    ) -> Judgement:
+    ) -> VerifiedRows:
         uniforms = None
         if not self._verifies_argmax:
             gamma = drafted.tokens_BG.shape[1]
             accept = [text.draw_accept(self.gamma)[:gamma] for text in texts]
             uniforms = UniformRows(accept, [text.draw_choice() for text in texts])
         newest = [text.newest(1)[0] for text in texts]
-        return judge(
+        return verify(
             target,
-            JudgeRequest(
-                newest, drafted, num_drafted, self._judged, self.sampling, uniforms, seen_BV
+            VerifyRequest(
+                newest, drafted, num_drafted, self._applied_rule, self.sampling, uniforms, seen_BV
             ),
         )
 

@@ -8,13 +8,19 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from paceline.config import Options, StrictModel
 from paceline.core.rule_base import Bonus, Rule
-from paceline.core.rules import Diff, Lossless, RuleChoice
+from paceline.core.rules import Diff, Lossless
 from paceline.core.sampling import SamplingParams, proposal_params
 from paceline.decode.autoregressive import AutoregressiveDecoder
-from paceline.decode.cascade import MOST_DRAFTED, BigLittleDecoder, OracleCascade, TokenCascade
+from paceline.decode.cascade import (
+    MOST_DRAFTED,
+    BigLittleDecoder,
+    OracleCascade,
+    SequenceCascade,
+    TokenCascade,
+)
 from paceline.decode.draft_policies import FixedLength, PolicyChoice
-from paceline.decode.sequence_cascade import SequenceCascade
 from paceline.decode.speculative import SpeculativeDecoder
+from paceline.extensions import RuleChoice
 
 if TYPE_CHECKING:
     from paceline.decode.decoder import Decoder
@@ -56,7 +62,10 @@ class Speculative(StrictModel):
 
 
 class TokenByToken(StrictModel):
-    """`TokenCascade`."""
+    """The draft generates while it is confident; else the target generates one token.
+
+    See `TokenCascade`.
+    """
 
     strategy: Literal["token_cascade"] = "token_cascade"
     alpha: Share
@@ -64,7 +73,10 @@ class TokenByToken(StrictModel):
 
 
 class ResponseByResponse(StrictModel):
-    """`SequenceCascade`."""
+    """The draft answers; the target answers instead if the draft's response is improbable.
+
+    See `SequenceCascade`.
+    """
 
     strategy: Literal["sequence_cascade"] = "sequence_cascade"
     alpha: Share
@@ -72,7 +84,10 @@ class ResponseByResponse(StrictModel):
 
 
 class BigLittle(StrictModel):
-    """`BigLittleDecoder`."""
+    """The draft generates while it is confident; the target rolls back where the two diverge.
+
+    See `BigLittleDecoder`.
+    """
 
     strategy: Literal["big_little"] = "big_little"
     fallback: Share
@@ -81,7 +96,7 @@ class BigLittle(StrictModel):
 
 
 class Oracle(StrictModel):
-    """`OracleCascade`."""
+    """Both models process every token, and the rule chooses between them: see `OracleCascade`."""
 
     strategy: Literal["oracle_cascade"] = "oracle_cascade"
     rule: RuleChoice = Diff(0.0)

@@ -1,4 +1,4 @@
-"""The state of one text during generation: token budget, random streams, blocks so far.
+"""A text during generation (token budget, random streams, blocks so far), and its results.
 
 Each text has its own random streams, and each block takes a fixed number of values from them.
 The result therefore does not depend on the other texts of the batch.
@@ -6,22 +6,72 @@ The result therefore does not depend on the other texts of the batch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 
-from paceline.core.lists import as_list
+from paceline.core.sampling import as_list
+from paceline.core.stats import DecodeStats
 from paceline.decode.arguments import seeds_of, token_lists, whole
-from paceline.decode.result import Block, Generation, count_blocks
 from paceline.errors import ContextLengthError, PromptError
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from paceline.decode.result import Source, StopReason
-
 _UNIFORMS_PER_DRAW = 64
+
+StopReason = Literal["eos", "length", "context"]
+"""A stop token, `max_new_tokens`, or the model's context length."""
+
+Source = Literal["prefill", "accepted", "recovered", "bonus", "kept", "deferred"]
+"""Where a token came from. `prefill` is the target's pass over the prompt, which gives the first
+token if the rule is lossless or there is no draft. In cascades, which do not verify tokens, `kept`
+is a token of the draft and `deferred` one of the target."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A finished text: its new tokens (including a stop token), stop reason and counts."""
+
+    tokens: list[int]
+    stop_reason: StopReason
+    stats: DecodeStats
+
+
+@dataclass(frozen=True)
+class Block:
+    """The tokens that one draft-verify round adds to a text, with their sources.
+
+    Attributes:
+        num_drafted: Drafted tokens of the block, including those after a stop token.
+        num_accepted_behind_stop: Accepted tokens after a stop token; they are not part of the text.
+    """
+
+    tokens: tuple[int, ...]
+    sources: tuple[Source, ...]
+    num_drafted: int
+    num_accepted_behind_stop: int = 0
+
+
+def count_blocks(blocks: Sequence[Block]) -> DecodeStats:
+    """Count tokens by source, and blocks by number of accepted tokens."""
+    target_blocks = [block for block in blocks if block.sources[-1] not in ("prefill", "kept")]
+    accepted = [block.sources.count("accepted") for block in target_blocks]
+    sources = [source for block in blocks for source in block.sources]
+    return DecodeStats(
+        num_blocks=len(target_blocks),
+        num_drafted=sum(block.num_drafted for block in blocks),
+        num_accepted=sum(accepted),
+        num_recovered=sources.count("recovered"),
+        num_bonus=sources.count("bonus"),
+        num_prefill_tokens=sources.count("prefill"),
+        num_kept=sources.count("kept"),
+        num_deferred=sources.count("deferred"),
+        num_accepted_behind_stop=sum(block.num_accepted_behind_stop for block in blocks),
+        accepted_histogram=tuple(map(accepted.count, range(max(accepted, default=-1) + 1))),
+    )
 
 
 class Limits(NamedTuple):
@@ -47,7 +97,7 @@ class Limits(NamedTuple):
         """The decoder's tokens before the first new one."""
         return list(prompt if self.decoder_prompt is None else self.decoder_prompt)
 
-    def room(self, prompt: Sequence[int]) -> int | None:
+    def remaining_context(self, prompt: Sequence[int]) -> int | None:
         """New tokens that fit after this prompt; None: no limit."""
         return None if self.max_length is None else self.max_length - len(self.context(prompt))
 
@@ -208,8 +258,8 @@ def start_texts(
     seeds = seeds_of(seed, len(prompts))
     texts: list[Text] = []
     for row, (prompt, row_seed) in enumerate(zip(prompts, seeds, strict=True)):
-        room = _room(prompt, limits, row if len(prompts) > 1 else None)
-        budget = max_new_tokens if room is None else min(max_new_tokens, room)
+        fitting = _fitting(prompt, limits, row if len(prompts) > 1 else None)
+        budget = max_new_tokens if fitting is None else min(max_new_tokens, fitting)
         texts.append(
             Text(
                 prompt,
@@ -224,7 +274,7 @@ def start_texts(
     return texts
 
 
-def _room(prompt: Sequence[int], limits: Limits, row: int | None) -> int | None:
+def _fitting(prompt: Sequence[int], limits: Limits, row: int | None) -> int | None:
     """New tokens that fit after this prompt; raises if it cannot be used. `row`: its number."""
     if not prompt:
         raise PromptError(f"prompt {row or 0} is empty; every prompt needs at least one token")
@@ -240,9 +290,9 @@ def _room(prompt: Sequence[int], limits: Limits, row: int | None) -> int | None:
         raise ContextLengthError(
             f"{name} has {len(prompt):,} tokens and the encoder holds {longest}; {advice}"
         )
-    room = limits.room(prompt)
-    if room is not None and room < 1:
+    remaining = limits.remaining_context(prompt)
+    if remaining is not None and remaining < 1:
         raise ContextLengthError(
             f"{name} has {len(prompt):,} tokens and {limits.in_words}; {advice}"
         )
-    return room
+    return remaining

@@ -22,12 +22,12 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from paceline.config import describe, parse_yaml
-from paceline.core.rules import RuleChoice
 from paceline.core.sampling import SamplingParams
 from paceline.engines.commands import RULE_IS_SET
 from paceline.engines.commands import RULE_VARIABLE as VARIABLE
 from paceline.engines.vllm_rules import rejection_sample_v1, rejection_sample_v2
 from paceline.errors import ConfigError
+from paceline.extensions import RuleChoice
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -217,9 +217,9 @@ def _accepted(rule: Rule, greedy_rule: Rule, rows: _Rows, uniform_N: Tensor) -> 
     position = rows.position(rule)
     if rule.entrywise and not rule.uses_confidence:
         position = Position.of(*(values.gather(-1, drafted_N1) for values in position[:2]))
-        chance_N = rule.accept(position)[:, 0]
+        chance_N = rule.accept_at(position)[:, 0]
     else:
-        chance_N = rule.accept(position).gather(-1, drafted_N1)[:, 0]
+        chance_N = rule.accept_at(position).gather(-1, drafted_N1)[:, 0]
     kept_N = torch.where(rows.is_greedy, _kept_greedily(greedy_rule, rows), uniform_N < chance_N)
     return kept_N & (rows.drafted_N >= 0)
 
@@ -234,7 +234,7 @@ def _kept_greedily(rule: Rule, rows: _Rows) -> Tensor:
     target_raw = raw_NV.softmax(-1, dtype=torch.float32)
     one_hots = (F.one_hot(tokens, target_raw.shape[-1]) for tokens in (best_N, drafted_N))
     target, draft = (one_hot.to(target_raw) for one_hot in one_hots)
-    accepted = rule.accept(Position.of(target, draft, target_raw))
+    accepted = rule.accept_at(Position.of(target, draft, target_raw))
     return accepted.gather(-1, drafted_N[:, None])[:, 0] == 1
 
 
@@ -245,7 +245,7 @@ def _drawn(rule: Rule, rows: _Rows, judged_B: Tensor, noise_BV: Tensor) -> Tenso
     sample.
     """
     position = rows.position(rule)
-    recovered = rule.recover(position)
+    recovered = rule.residual_at(position)
     probs_BV = torch.where(judged_B[:, None], recovered, position.target)
     drawn_B = (probs_BV.to(noise_BV) / noise_BV).argmax(-1)
     return torch.where(rows.is_greedy, rows.target_NV.argmax(-1), drawn_B)

@@ -8,13 +8,12 @@ Nothing is decoded, so the scores apply to any gamma.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.core.rules import Lossless
 from paceline.core.sampling import (
     apply_repetition_penalty,
     mark_seen,
@@ -22,7 +21,7 @@ from paceline.core.sampling import (
     seen_tokens,
     to_probs,
 )
-from paceline.core.speed import drafted_per_block, tokens_and_blocks
+from paceline.core.text_scores import TextScores, score_tokens
 from paceline.data.collate import batches_of_like_length
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.contract import decoder_contexts, decoder_prompt_of
@@ -37,42 +36,7 @@ if TYPE_CHECKING:
     ForcedLogits = Callable[[Sequence[Sequence[int]], Tensor], Tensor]
     """Logits before each token of completions: B prompts, tokens [B, T] -> [B, T, V]."""
 
-_UNDRAFTED = Lossless().num_undrafted
 _BATCH_SIZE = 4  # 4 rows of 64 tokens at a vocabulary of 50k take about 100 MB for both models
-
-
-class TextScores(NamedTuple):
-    """Scores at each position of each text, [B, T]; 0 after the end of a text.
-
-    Attributes:
-        acceptance_BT: sum_v min(p, q), p target, q draft.
-        survival_BT: min(1, q(y)/p(y)) of the text's token y.
-        greedy_draft_BT: p(argmax q), the acceptance with greedy drafting.
-        agreement_BT: 1 if both models have the same argmax before temperature and penalties.
-        mask_BT: True where there is text.
-    """
-
-    acceptance_BT: Tensor
-    survival_BT: Tensor
-    greedy_draft_BT: Tensor
-    agreement_BT: Tensor
-    mask_BT: Tensor
-
-    @property
-    def drafted(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Acceptance, survival and mask at the positions that a lossless engine drafts."""
-        scores = self.acceptance_BT, self.survival_BT, self.mask_BT
-        acceptance_BT, survival_BT, mask_BT = (score[:, _UNDRAFTED:] for score in scores)
-        return acceptance_BT, survival_BT, mask_BT
-
-    def tokens_and_blocks(self, gamma: int, budget_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Expected tokens and blocks of each text, [B] each; `budget_B` from `budgets_of`."""
-        return tokens_and_blocks(*self.drafted, gamma, budget=budget_B - _UNDRAFTED)
-
-    def drafted_per_block(self, gamma: int, budget_B: Tensor) -> float:
-        """Mean number of drafted tokens per block; below gamma if budgets end within blocks."""
-        _, survival_BT, mask_BT = self.drafted
-        return drafted_per_block(survival_BT, mask_BT, gamma, budget=budget_B - _UNDRAFTED)
 
 
 def budgets_of(writer: Model, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Tensor:
@@ -152,13 +116,7 @@ def _score_batch(
     seen_BTV = _seen(contexts, tokens_BT, vocab_size, sampling)
     p_BTV = to_probs(_penalised(target_logits_BTV, seen_BTV, sampling), sampling)
     q_BTV = to_probs(_penalised(draft_logits_BTV, seen_BTV, sampling), draft_sampling)
-    # 1 - TVD instead of the sum of minima: exactly 1 if p = q. Rounding must not make it negative.
-    acceptance_BT = (1 - 0.5 * (p_BTV - q_BTV).abs().sum(-1)).clamp(min=0)
-    index_BT1 = tokens_BT[..., None].to(p_BTV.device)
-    p_BT, q_BT = p_BTV.gather(-1, index_BT1), q_BTV.gather(-1, index_BT1)
-    survival_BT = (q_BT / p_BT.clamp(min=1e-30)).clamp(max=1).squeeze(-1)
-    greedy_BT = p_BTV.gather(-1, q_BTV.argmax(-1, keepdim=True)).squeeze(-1)
-    scores = (acceptance_BT, survival_BT, greedy_BT, agreement_BT.float())
+    scores = (*score_tokens(p_BTV, q_BTV, tokens_BT), agreement_BT.float())
     acceptance, survival, greedy_draft, agreement = (score.cpu() * mask_BT for score in scores)
     return TextScores(acceptance, survival, greedy_draft, agreement, mask_BT)
 

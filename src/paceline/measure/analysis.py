@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from paceline.core.bootstrap import Interval, ratio_interval
-from paceline.core.cascade_rules import BinaryCascade
 from paceline.core.divergences import total_variation
 from paceline.core.rule_base import Position, as_read
+from paceline.core.rules import BinaryCascade
 from paceline.core.sampling import UNTEMPERED, proposal_params, to_probs
 from paceline.core.speed import block_efficiency_from_text, drafted_per_block, judged_places
 from paceline.errors import UsageError
@@ -66,8 +66,8 @@ def rule_effect(
     if isinstance(rule, BinaryCascade):
         return _binary_effect(rule, at, tokens_T)
     given = at if sampling is None else as_read(rule, at, sampling)
-    kept = at.draft * rule.accept(given)
-    induced = rule.induced(given)
+    kept = at.draft * rule.accept_at(given)
+    induced = rule.induced_at(given)
     return RuleEffect(
         (1 - kept.sum(-1)).clamp(min=0),
         _share(_at(kept, tokens_T), _at(induced, tokens_T)),

@@ -31,9 +31,9 @@ import torch
 from pydantic import Field, model_validator
 
 from paceline.config import StrictModel
-from paceline.core.cascade_rules import Opt, OptLog
 from paceline.core.divergences import total_variation
 from paceline.core.rule_base import Position
+from paceline.core.rules import Opt, OptLog
 from paceline.core.sampling import to_probs
 from paceline.data.input_checks import InputChecks, checked
 from paceline.errors import UsageError, VocabularyMismatchError
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paceline.core.cascade_rules import BinaryCascade
+    from paceline.core.rules import BinaryCascade
     from paceline.core.sampling import SamplingParams
     from paceline.models import HfModel
     from paceline.models.contract import Model

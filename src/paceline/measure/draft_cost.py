@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from paceline.core.lists import as_list
-from paceline.core.sampling import SamplingParams
+from paceline.core.sampling import SamplingParams, as_list
 from paceline.core.speed import break_even_acceptance
 from paceline.measure.latency import PassTimer
 from paceline.models import prepare_for_decoding

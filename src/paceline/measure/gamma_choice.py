@@ -6,7 +6,7 @@ import statistics
 from typing import TYPE_CHECKING
 
 from paceline.core.bootstrap import LEAST_UNITS
-from paceline.decode.result import count_blocks
+from paceline.decode.text import count_blocks
 from paceline.measure.latency import time_request, warm_up
 from paceline.measure.results import TriedRow
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paceline.decode.decoder import Decoder
-    from paceline.decode.result import Block
+    from paceline.decode.text import Block
     from paceline.measure.results import GammaRow
     from paceline.progress import Progress
 

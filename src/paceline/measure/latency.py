@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from paceline.core.block import DrawPlan, DrawRequest, JudgeRequest, UniformRows
+from paceline.core.block import DrawPlan, DrawRequest, UniformRows, VerifyRequest
 from paceline.core.bootstrap import (
     Interval,
     least_values,
@@ -26,8 +26,8 @@ from paceline.core.rules import Lossless
 from paceline.core.sampling import proposal_params
 from paceline.core.speed import predicted_speedup
 from paceline.core.stats import DecodeStats
-from paceline.decode.block import draw, judge
-from paceline.decode.result import count_blocks
+from paceline.decode.block import draw, verify
+from paceline.decode.text import count_blocks
 from paceline.errors import ContextLengthError, UsageError
 from paceline.models.compatibility import check_rollback, check_same_vocabulary
 from paceline.models.contract import decoder_contexts, decoder_prompt_of
@@ -36,7 +36,7 @@ from paceline.progress import Progress, silent
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
 
-    from paceline.core.drafted import Drafted
+    from paceline.core.block import Drafted
     from paceline.core.sampling import SamplingParams
     from paceline.decode import Block
     from paceline.decode.decoder import Decoder
@@ -191,10 +191,10 @@ class PassTimer:
             drafted = self._draw("drafting", self._draft, gamma, self._draft_sampling)
             uniforms = None if self._sampling.greedy else UniformRows([[0.5] * gamma], [0.5])
             with self._timed("judging", gamma, self._target):
-                request = JudgeRequest(
+                request = VerifyRequest(
                     [self._token], drafted, [gamma], Lossless(), self._sampling, uniforms
                 )
-                judge(self._target, request)
+                verify(self._target, request)
 
     def _draw(
         self, name: str, session: ModelSession, count: int, sampling: SamplingParams
@@ -262,7 +262,7 @@ def warm_up(
     """
     prompt = max(prompts, key=len)
     tokens = max_new_tokens if torch.cuda.is_available() else min(_WARM_TOKENS, max_new_tokens)
-    free = decoder.room(prompt)
+    free = decoder.remaining_context(prompt)
     if free is not None and free < 1:
         raise ContextLengthError(
             f"a prompt has {len(prompt):,} tokens, but {decoder.context_in_words()}; use shorter "
@@ -330,7 +330,7 @@ def time_pairs(
 
 def has_room(decoder: Decoder, prompt: Sequence[int], max_new_tokens: int) -> bool:
     """True if the context has space for `max_new_tokens` after the prompt."""
-    free = decoder.room(prompt)
+    free = decoder.remaining_context(prompt)
     return free is None or free >= max_new_tokens
 
 

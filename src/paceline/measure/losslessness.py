@@ -156,8 +156,8 @@ class KeepsHalfOfTheRejected(Lossless):
 
     exact = False
 
-    def accept(self, at: Position) -> Tensor:
-        return 0.5 + 0.5 * super().accept(at)
+    def accept_at(self, at: Position) -> Tensor:
+        return 0.5 + 0.5 * super().accept_at(at)
 
 
 def verify_losslessness(config: VerifyConfig, progress: Progress = silent) -> LosslessnessReport:

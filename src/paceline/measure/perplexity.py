@@ -9,6 +9,7 @@ import torch
 
 from paceline.config import StrictModel
 from paceline.core.bootstrap import Interval, ratio_interval
+from paceline.core.text_scores import nats_of
 from paceline.data import CorpusConfig
 from paceline.data.input_checks import InputChecks, checked
 from paceline.data.prompts import corpus_fingerprint, read_records
@@ -129,11 +130,9 @@ def _window_nats(model: Model, inputs: Sequence[int], following: Sequence[int]) 
         for start in range(0, len(inputs), _CHUNK):
             tokens_N = torch.tensor(inputs[start : start + _CHUNK])
             logits_NV = session.extend(tokens_N[None])[0]
-            wanted_N1 = torch.tensor(following[start : start + len(tokens_N)])[:, None]
+            labels_N = torch.tensor(following[start : start + len(tokens_N)])
             precise = torch.promote_types(logits_NV.dtype, torch.float32)
-            log_probs_NV = logits_NV.to(precise).log_softmax(-1)
-            found_N1 = log_probs_NV.gather(-1, wanted_N1.to(log_probs_NV.device))
-            parts.append(-float(found_N1.double().sum()))
+            parts.append(nats_of(logits_NV.to(precise).log_softmax(-1), labels_N))
     return math.fsum(parts)
 
 

@@ -9,9 +9,9 @@ from pydantic import Field
 from paceline.config import StrictModel
 from paceline.core import rules as core_rules
 from paceline.core.rule_base import Bonus, with_bonus
-from paceline.core.rules import RuleChoice
 from paceline.data.input_checks import InputChecks, checked
 from paceline.environment import environment
+from paceline.extensions import RuleChoice
 from paceline.measure.analysis import analyze_rules
 from paceline.measure.latency import PassCosts, PassTimer
 from paceline.measure.measurement import usable_gammas

@@ -10,6 +10,7 @@ from paceline.config import StrictModel, read_json
 from paceline.errors import UsageError
 from paceline.models.loading import fingerprint
 from paceline.records import RunDirectory
+from paceline.train.checkpoint import saved_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -124,7 +125,7 @@ def stops_of(path: Path) -> Iterator[Stop]:
         state = read_json(checkpoint / "state.json")
         if state["step"] != last:
             label = f"step {state['step']}"
-            yield stop(label, state["step"], state["elapsed_s"], checkpoint / "draft")
+            yield stop(label, state["step"], state["elapsed_s"], saved_model(checkpoint))
     if result is not None:
         final = path / ("draft" if "draft" in result else "model")
         yield stop("end", last, result["elapsed_s"], final)

@@ -18,7 +18,7 @@ from paceline.models.hf.causal import CausalModel
 from paceline.models.loading import load_model
 from paceline.models.prepare import prepare_for_decoding
 from paceline.models.wrapping import wrap_model
-from paceline.native.backend import use_native_backend
+from paceline.native.kernels import use_native_backend
 
 use_native_backend()
 

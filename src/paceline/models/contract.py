@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
     Tokenizer: TypeAlias = PreTrainedTokenizerBase
 
-    from paceline.core.block import DrawRequest, Judgement, JudgeRequest
-    from paceline.core.drafted import Drafted
+    from paceline.core.block import Drafted, DrawRequest, VerifiedRows, VerifyRequest
     from paceline.core.fused import Head
 
 
@@ -82,7 +81,7 @@ class ModelSession(ABC):
         """
         return None
 
-    def take_judge(self, request: JudgeRequest) -> Judgement | None:
+    def take_verify(self, request: VerifyRequest) -> VerifiedRows | None:
         """As `take_draw`, for a request to verify drafted tokens."""
         return None
 

@@ -15,13 +15,10 @@ typedef struct {
 #define KIND(name) {#name, name}
 
 static const Fact FACTS[] = {
-    SIZE(Rule), AT(Rule, kind), AT(Rule, alpha), AT(Rule, beta),
-    AT(Rule, target_bonus),
-
-    SIZE(Block), AT(Block, rule), AT(Block, batch), AT(Block, gamma), AT(Block, places),
-    AT(Block, vocab), AT(Block, drafted), AT(Block, num_drafted), AT(Block, draft),
-    AT(Block, draft_raw), AT(Block, target), AT(Block, target_raw), AT(Block, accept_uniforms),
-    AT(Block, next_uniforms), AT(Block, room), AT(Block, num_accepted), AT(Block, next_tokens),
+    SIZE(Block), AT(Block, batch), AT(Block, gamma), AT(Block, places), AT(Block, vocab),
+    AT(Block, drafted), AT(Block, num_drafted), AT(Block, draft), AT(Block, target),
+    AT(Block, accept_uniforms), AT(Block, next_uniforms), AT(Block, num_accepted),
+    AT(Block, next_tokens),
 
     SIZE(Draft), AT(Draft, gamma), AT(Draft, places), AT(Draft, vocab), AT(Draft, temperature),
     AT(Draft, uniforms), AT(Draft, tokens), AT(Draft, probs), AT(Draft, raw),
@@ -40,7 +37,7 @@ static const Fact FACTS[] = {
 
     SIZE(Pass), AT(Pass, threads), AT(Pass, batch), AT(Pass, count), AT(Pass, width),
     AT(Pass, keep), AT(Pass, compact), AT(Pass, tokens), AT(Pass, lengths), AT(Pass, ends),
-    AT(Pass, cos), AT(Pass, sin), AT(Pass, keys), AT(Pass, values), AT(Pass, room),
+    AT(Pass, cos), AT(Pass, sin), AT(Pass, keys), AT(Pass, values), AT(Pass, columns),
     AT(Pass, logits), AT(Pass, states), AT(Pass, workspace),
 
     SIZE(Term), AT(Term, kind), AT(Term, weight), AT(Term, beta),
@@ -48,10 +45,6 @@ static const Fact FACTS[] = {
     SIZE(Losses), AT(Losses, terms), AT(Losses, num_terms), AT(Losses, rows), AT(Losses, vocab),
     AT(Losses, bytes), AT(Losses, target), AT(Losses, draft), AT(Losses, labels),
     AT(Losses, weights), AT(Losses, normalisers), AT(Losses, losses),
-
-    KIND(LOSSLESS), KIND(LENIENT_LINEAR), KIND(LENIENT_SQUARE), KIND(LENIENT_EXPONENTIAL),
-    KIND(LOSSY), KIND(LOSSY_TUNED), KIND(BILD), KIND(CHOW), KIND(CHOW_LOG), KIND(DIFF),
-    KIND(DIFF_LOG), KIND(OPT), KIND(OPT_LOG), KIND(TOKEN_V1), KIND(TOKEN_V2), KIND(TOKEN_V3),
 
     KIND(FORWARD_KL), KIND(REVERSE_KL), KIND(JSD), KIND(TVD), KIND(NEGATIVE_LOG_ACCEPTANCE),
     KIND(CROSS_ENTROPY),

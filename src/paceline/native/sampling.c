@@ -60,7 +60,7 @@ int64_t draw(const float *target, const float *draft, int64_t vocab, double unif
     return token;
 }
 
-float largest_of(const float *logits, int64_t vocab) {
+static float largest_of(const float *logits, int64_t vocab) {
     f8 largest[2] = {};
     largest[0] += -INFINITY, largest[1] += -INFINITY;
     int64_t i = 0;

@@ -5,8 +5,6 @@
 
 #include <stdint.h>
 
-float largest_of(const float *logits, int64_t vocab);
-
 /* Index of the first maximum of each row. */
 void best_tokens(const float *logits, int64_t rows, int64_t vocab, int64_t stride, int64_t *tokens);
 

@@ -15,9 +15,7 @@ import torch
 from paceline.native.structures import (
     Block,
     DivergenceKind,
-    Kind,
     Losses,
-    NativeRule,
     Term,
     c_layout,
     layout_fault,
@@ -80,14 +78,12 @@ def _verification_agrees(library: ctypes.CDLL, logits_NV: Tensor, others_NV: Ten
     next_1 = torch.tensor([middle], dtype=torch.float64)
     num_drafted_1 = torch.tensor([2])
     num_accepted_1, next_tokens_1 = torch.full((2, 1), -1)
-    target_NV, workspace_V = p_NV.clone(), torch.empty(_VOCAB)
-    block = Block(NativeRule(Kind.LOSSLESS, 0.0, 1.0), 1, 2, 2, _VOCAB)
+    block = Block(1, 2, 2, _VOCAB)
     block.drafted, block.num_drafted = drafted_G.data_ptr(), num_drafted_1.data_ptr()
-    block.draft, block.target = q_NV.data_ptr(), target_NV.data_ptr()
+    block.draft, block.target = q_NV.data_ptr(), p_NV.data_ptr()
     block.accept_uniforms, block.next_uniforms = accept_G.data_ptr(), next_1.data_ptr()
-    block.room = workspace_V.data_ptr()
     block.num_accepted, block.next_tokens = num_accepted_1.data_ptr(), next_tokens_1.data_ptr()
-    library.judge(ctypes.byref(block), 1)
+    library.verify(ctypes.byref(block), 1)
     return (int(num_accepted_1), int(next_tokens_1)) == (1, recovered)
 
 

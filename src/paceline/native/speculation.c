@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "sampling.h"
+#include "vectors.h"
 
 /* Probabilities; one-hot at the first maximum at temperature 0. */
 static void shape(const float *logits, int64_t rows, int64_t vocab, int64_t stride,
@@ -86,8 +87,37 @@ int64_t draw_ahead(const Model *model, Pass *pass, const Draft *draft) {
     return !empty;
 }
 
+/* uniform < min(1, p / q); accepts where q is 0 (never drawn). */
+INLINE int accepts(float p, float q, double uniform) {
+    float ratio = q > 0.0f && p / q < 1.0f ? p / q : 1.0f;
+    return uniform < (double)ratio;
+}
+
+static void verify_row(const Block *block, int64_t row) {
+    const int64_t *drafted = block->drafted + row * block->gamma;
+    const double *accept = block->accept_uniforms + row * block->gamma;
+    const float *p = block->target + row * (block->gamma + 1) * block->vocab;
+    const float *q = block->draft + row * block->places * block->vocab;
+    double uniform = block->next_uniforms[row];
+    int64_t accepted = 0, count = block->num_drafted[row], next = -1;
+    while (accepted < count && accepts(p[drafted[accepted]], q[drafted[accepted]], accept[accepted])) {
+        p += block->vocab;
+        q += block->vocab;
+        accepted++;
+    }
+    if (accepted < count) next = draw(p, q, block->vocab, uniform);
+    if (next < 0) next = draw(p, 0, block->vocab, uniform);
+    block->num_accepted[row] = accepted;
+    block->next_tokens[row] = next;
+}
+
+void verify(const Block *block, int64_t threads) {
+#pragma omp parallel for num_threads(threads) if (block->batch > 1)
+    for (int64_t row = 0; row < block->batch; row++) verify_row(block, row);
+}
+
 /* Accept tokens while they equal the target's argmax, which is also the next token. */
-static void judge_greedily(const Block *block, const float *logits, int64_t stride) {
+static void verify_greedily(const Block *block, const float *logits, int64_t stride) {
     int64_t gamma = block->gamma, rows = block->batch * (gamma + 1), best[rows];
     best_tokens(logits, rows, block->vocab, stride, best);
     for (int64_t b = 0; b < block->batch; b++) {
@@ -99,8 +129,8 @@ static void judge_greedily(const Block *block, const float *logits, int64_t stri
     }
 }
 
-int64_t judge_ahead(const Model *model, Pass *pass, const int64_t *newest, double temperature,
-                    const Block *block) {
+int64_t verify_ahead(const Model *model, Pass *pass, const int64_t *newest, double temperature,
+                     const Block *block) {
     int64_t gamma = block->gamma, count = gamma + 1, rows = block->batch * count, tokens[rows];
     for (int64_t b = 0; b < block->batch; b++) {
         tokens[b * count] = newest[b];
@@ -112,13 +142,11 @@ int64_t judge_ahead(const Model *model, Pass *pass, const int64_t *newest, doubl
     const float *logits = pass->logits;
     int64_t stride = model->vocab, threads = pass->threads;
     if (!block->next_uniforms) {
-        judge_greedily(block, logits, stride);
+        verify_greedily(block, logits, stride);
         return 1;
     }
     shape(logits, rows, block->vocab, stride, temperature, threads, block->target);
-    if (block->target_raw)
-        softmax(logits, rows, block->vocab, stride, 1.0f, threads, block->target_raw);
-    judge(block, threads);
+    verify(block, threads);
     for (int64_t b = 0; b < block->batch; b++)
         if (block->next_tokens[b] < 0) return 0;
     return 1;

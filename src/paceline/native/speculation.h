@@ -4,7 +4,6 @@
 #define PACELINE_SPECULATION_H
 
 #include "transformer.h"
-#include "verification.h"
 
 typedef struct {
     int64_t gamma, places, vocab; /* places: distributions per row, gamma or gamma + 1 */
@@ -19,10 +18,22 @@ typedef struct {
    the last token is also processed. Returns 0 if a distribution has no mass. */
 int64_t draw_ahead(const Model *model, Pass *pass, const Draft *draft);
 
+typedef struct {
+    int64_t batch, gamma, places, vocab;  /* places: draft distributions per row, at least gamma */
+    const int64_t *drafted, *num_drafted; /* [batch, gamma], [batch] */
+    const float *draft;                   /* [batch, places, vocab] */
+    float *target;                        /* [batch, gamma + 1, vocab] */
+    const double *accept_uniforms, *next_uniforms; /* [batch, gamma], [batch]; in [0, 1) */
+    int64_t *num_accepted, *next_tokens; /* results, [batch]; next_tokens is -1 without mass */
+} Block;
+
+/* Algorithm A.1 of Zhou et al. 2023: the lossless rule. Rows are independent. */
+void verify(const Block *block, int64_t threads);
+
 /* Process each row's newest token and its drafted tokens, then verify these: greedily without
-   uniforms, else by the rule. Writes block->target, and block->target_raw unless it is null.
-   Returns 0 if a distribution has no mass. */
-int64_t judge_ahead(const Model *model, Pass *pass, const int64_t *newest, double temperature,
-                    const Block *block);
+   uniforms, else by the lossless rule, and write block->target. Returns 0 if a distribution has no
+   mass. */
+int64_t verify_ahead(const Model *model, Pass *pass, const int64_t *newest, double temperature,
+                     const Block *block);
 
 #endif

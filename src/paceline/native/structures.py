@@ -14,49 +14,17 @@ _pointer, _int, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _double = ctypes.c_double
 
 
-class Kind(IntEnum):
-    """Rules; same order as in rules.h."""
-
-    LOSSLESS = 0
-    LENIENT_LINEAR = auto()
-    LENIENT_SQUARE = auto()
-    LENIENT_EXPONENTIAL = auto()
-    LOSSY = auto()
-    LOSSY_TUNED = auto()
-    BILD = auto()
-    CHOW = auto()
-    CHOW_LOG = auto()
-    DIFF = auto()
-    DIFF_LOG = auto()
-    OPT = auto()
-    OPT_LOG = auto()
-    TOKEN_V1 = auto()
-    TOKEN_V2 = auto()
-    TOKEN_V3 = auto()
-
-
-class NativeRule(ctypes.Structure):
-    """Parameters of a rule in rules.c."""
-
-    _fields_ = (("kind", _int), ("alpha", _double), ("beta", _double), ("target_bonus", _int))
-
-    @property
-    def needs_draft_at_bonus(self) -> bool:
-        return self.kind >= Kind.LOSSY_TUNED and not self.target_bonus
-
-
 def _typed(kind: Any, names: str) -> list[tuple[str, Any]]:
     return [(name, kind) for name in names.split()]
 
 
 class Block(ctypes.Structure):
-    """A block to verify and its results; see verification.h for shapes."""
+    """A block to verify and its results; see speculation.h for shapes."""
 
     _fields_ = (
-        ("rule", NativeRule),
         *_typed(_int, "batch gamma places vocab"),
-        *_typed(_pointer, "drafted num_drafted draft draft_raw target target_raw"),
-        *_typed(_pointer, "accept_uniforms next_uniforms room num_accepted next_tokens"),
+        *_typed(_pointer, "drafted num_drafted draft target"),
+        *_typed(_pointer, "accept_uniforms next_uniforms num_accepted next_tokens"),
     )
 
 
@@ -85,7 +53,7 @@ class Pass(ctypes.Structure):
     _fields_ = (
         *_typed(_int, "threads batch count width keep compact"),
         *_typed(_pointer, "tokens lengths ends cos sin keys values"),
-        ("room", _int),
+        ("columns", _int),
         *_typed(_pointer, "logits states workspace"),
     )
 
@@ -123,16 +91,16 @@ class Losses(ctypes.Structure):
     )
 
 
-_STRUCTURES: dict[str, type[ctypes.Structure]] = {
-    "Rule": NativeRule,
-    **{one.__name__: one for one in (Block, Draft, Matrix, Layer, Model, Pass, Term, Losses)},
-}
+_STRUCTURES: tuple[type[ctypes.Structure], ...] = (
+    *(Block, Draft, Matrix, Layer, Model, Pass, Term, Losses),
+)
 
 
 def python_layout() -> dict[str, int]:
     """Sizes in bytes, field offsets and enum values, by their names in C."""
-    facts = {kind.name: int(kind) for kinds in (Kind, DivergenceKind) for kind in kinds}
-    for name, structure in _STRUCTURES.items():
+    facts = {kind.name: int(kind) for kind in DivergenceKind}
+    for structure in _STRUCTURES:
+        name = structure.__name__
         facts[name] = ctypes.sizeof(structure)
         for field in structure._fields_:
             facts[f"{name}.{field[0]}"] = getattr(structure, field[0]).offset

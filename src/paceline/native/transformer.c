@@ -48,7 +48,7 @@ static void turn(float *head, const float *norm, float eps, int64_t size, const 
 
 /* Scores of num_keys (KEYS or 1) keys with `m` adjacent tokens' queries, `step` floats apart. */
 INLINE void score(const float *queries, int64_t step, const float *keys, int64_t size,
-                  float scaling, int m, int num_keys, float *scores, int64_t room) {
+                  float scaling, int m, int num_keys, float *scores, int64_t stride) {
     f8 sums[TOGETHER][KEYS] = {};
     for (int64_t i = 0; i < size; i += LANES)
         for (int k = 0; k < num_keys; k++) {
@@ -57,19 +57,19 @@ INLINE void score(const float *queries, int64_t step, const float *keys, int64_t
         }
     for (int t = 0; t < m; t++)
         if (num_keys == KEYS)
-            *(f4 *)(scores + t * room) =
+            *(f4 *)(scores + t * stride) =
                 sum_lanes_of(sums[t][0], sums[t][1], sums[t][2], sums[t][3]) * scaling;
         else
-            scores[t * room] = sum_lanes(sums[t][0]) * scaling;
+            scores[t * stride] = sum_lanes(sums[t][0]) * scaling;
 }
 
 INLINE void scored(const float *queries, int64_t step, const float *keys, int64_t size,
-                   int64_t count, float scaling, int m, float *scores, int64_t room) {
+                   int64_t count, float scaling, int m, float *scores, int64_t stride) {
     int64_t c = 0;
     for (; c + KEYS <= count; c += KEYS)
-        score(queries, step, keys + c * size, size, scaling, m, KEYS, scores + c, room);
+        score(queries, step, keys + c * size, size, scaling, m, KEYS, scores + c, stride);
     for (; c < count; c++)
-        score(queries, step, keys + c * size, size, scaling, m, 1, scores + c, room);
+        score(queries, step, keys + c * size, size, scaling, m, 1, scores + c, stride);
 }
 
 INLINE float largest_of(const float *scores, int64_t count) {
@@ -85,24 +85,24 @@ INLINE float largest_of(const float *scores, int64_t count) {
 }
 
 /* Sums over columns of score x value, for `parts` vectors of each value. */
-INLINE void weighted(const float *scores, int64_t room, const float *values, int64_t count,
+INLINE void weighted(const float *scores, int64_t stride, const float *values, int64_t count,
                      int64_t size, int m, int parts, f8 sums[TOGETHER][PARTS]) {
     for (int64_t c = 0; c < count; c++)
         for (int k = 0; k < parts; k++) {
             f8 value = *(const f8 *)(values + c * size + k * LANES);
-            for (int t = 0; t < m; t++) sums[t][k] += scores[t * room + c] * value;
+            for (int t = 0; t < m; t++) sums[t][k] += scores[t * stride + c] * value;
         }
 }
 
 /* Attention of `m` adjacent tokens; the last of `count` columns is the last token's own. `step`:
    floats between outputs. */
 INLINE void attend(const float *queries, int64_t query_step, const float *keys, const float *values,
-                   int64_t size, int64_t count, float scaling, int m, float *scores, int64_t room,
+                   int64_t size, int64_t count, float scaling, int m, float *scores, int64_t stride,
                    float *mixed, int64_t step, int64_t first) {
-    scored(queries, query_step, keys, size, count, scaling, m, scores, room);
+    scored(queries, query_step, keys, size, count, scaling, m, scores, stride);
     float share[TOGETHER];
     for (int t = 0; t < m; t++) {
-        float *mine = scores + t * room;
+        float *mine = scores + t * stride;
         int64_t own = count - m + 1 + t; /* columns that token t attends to */
         for (int64_t c = own; c < count + LANES; c++) mine[c] = -INFINITY; /* scores are padded */
         float largest = largest_of(mine, own);
@@ -119,9 +119,9 @@ INLINE void attend(const float *queries, int64_t query_step, const float *keys, 
         int parts = size - i < PARTS * LANES ? (int)(size - i) / LANES : PARTS;
         f8 sums[TOGETHER][PARTS] = {};
         if (parts == PARTS)
-            weighted(scores, room, values + i, count, size, m, PARTS, sums);
+            weighted(scores, stride, values + i, count, size, m, PARTS, sums);
         else
-            weighted(scores, room, values + i, count, size, m, parts, sums);
+            weighted(scores, stride, values + i, count, size, m, parts, sums);
         for (int t = 0; t < m; t++)
             for (int k = 0; k < parts; k++)
                 *(f8 *)(mixed + t * step + first + i + k * LANES) = sums[t][k] * share[t];
@@ -132,8 +132,8 @@ INLINE void attend(const float *queries, int64_t query_step, const float *keys, 
 static void attend_head(const Model *model, const Pass *pass, int64_t l, int64_t b, int64_t h,
                         int64_t from, int64_t to, const float *qkv, float *scores, float *mixed) {
     const int64_t H = model->query_heads, K = model->key_heads, S = model->head_size;
-    const int64_t N = pass->count, qkv_rows = (H + 2 * K) * S, room = pass->width + LANES;
-    int64_t window = model->layers[l].window, place = (b * K + h / (H / K)) * pass->room * S;
+    const int64_t N = pass->count, qkv_rows = (H + 2 * K) * S, stride = pass->width + LANES;
+    int64_t window = model->layers[l].window, place = (b * K + h / (H / K)) * pass->columns * S;
     const float *keys = pass->keys[l] + place, *values = pass->values[l] + place;
     for (int64_t j = from; j < to;) {
         int64_t t = b * N + j, end = pass->ends[b] - N + j + 1;
@@ -147,10 +147,10 @@ static void attend_head(const Model *model, const Pass *pass, int64_t l, int64_t
         /* padding before a row's first token attends to its own column only */
         int two = j + 1 < to && !slides && begin < end - 1;
         if (two)
-            attend(query, qkv_rows, k, v, S, end + 1 - begin, model->scaling, 2, scores, room, out,
+            attend(query, qkv_rows, k, v, S, end + 1 - begin, model->scaling, 2, scores, stride, out,
                    H * S, h * S);
         else
-            attend(query, qkv_rows, k, v, S, end - begin, model->scaling, 1, scores, room, out,
+            attend(query, qkv_rows, k, v, S, end - begin, model->scaling, 1, scores, stride, out,
                    H * S, h * S);
         j += 1 + two;
     }
@@ -218,7 +218,7 @@ void read_tokens(const Model *model, const Pass *pass) {
                 turn(head, h < H ? layer->query_norm : layer->key_norm, model->norm_eps, S,
                      pass->cos + position * (S / 2), pass->sin + position * (S / 2));
                 if (h >= H) {
-                    int64_t place = ((b * K + h - H) * pass->room + column) * S;
+                    int64_t place = ((b * K + h - H) * pass->columns + column) * S;
                     memcpy(pass->keys[l] + place, head, S * sizeof(float));
                     memcpy(pass->values[l] + place, head + K * S, S * sizeof(float));
                 }

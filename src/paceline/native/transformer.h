@@ -39,8 +39,8 @@ typedef struct {
     int64_t *lengths;                     /* [batch]: tokens per row after this pass */
     int64_t *ends;                        /* [batch]: the column after the last token */
     const float *cos, *sin;               /* [positions, head_size / 2] */
-    float *const *keys, *const *values;   /* per layer: [batch, key_heads, room, head_size] */
-    int64_t room;
+    float *const *keys, *const *values;   /* per layer: [batch, key_heads, columns, head_size] */
+    int64_t columns;
     float *logits;    /* [batch, keep, vocab]; -inf for tokens without a row in the head */
     float *states;    /* [batch, keep, hidden], inputs of the head, or null */
     float *workspace; /* `workspace_size` floats */

@@ -14,7 +14,6 @@ typedef float f4 __attribute__((vector_size(16), aligned(4), may_alias));
 typedef double d4 __attribute__((vector_size(32)));
 typedef signed char b8 __attribute__((vector_size(LANES), aligned(1), may_alias));
 typedef int32_t i8 __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef int64_t l4 __attribute__((vector_size(32)));
 
 INLINE f8 select8(i8 which, f8 yes, f8 no) { return (f8)((which & (i8)yes) | (~which & (i8)no)); }
 
@@ -23,14 +22,6 @@ INLINE f8 load8(const float *x, int64_t left) {
     if (left >= LANES) return *(const f8 *)x;
     f8 some = {};
     for (int64_t lane = 0; lane < left; lane++) some[lane] = x[lane];
-    return some;
-}
-
-/* Load four floats as float64; lanes from `left` on are 0. */
-INLINE d4 load4(const float *x, int64_t left) {
-    if (left >= 4) return __builtin_convertvector(*(const f4 *)x, d4);
-    d4 some = {};
-    for (int64_t lane = 0; lane < left; lane++) some[lane] = (double)x[lane];
     return some;
 }
 

@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING
 
 from paceline.data.examples import Lengths
 from paceline.data.prompts import corpus_fingerprint
-from paceline.data.replay import WritingClock
-from paceline.data.sources import BlendedText, Shard
-from paceline.data.tokens import encode_prompts
 from paceline.errors import ConfigError
 from paceline.models.compatibility import check_fits, check_same_tokenizer, check_same_vocabulary
 from paceline.models.drafts.restricted_head import count_tokens
@@ -21,43 +18,31 @@ from paceline.models.loading import (
     load_head,
     load_model,
     load_tokenizer,
-    model_directory,
     shapes_at,
     stored_dtype,
 )
 from paceline.models.prepare import prepare_for_training
 from paceline.progress import silent
 from paceline.rng import named_generator
-from paceline.train.checkpoint import CheckpointStore, read_optimizer, read_state, rewind_metrics
-from paceline.train.evaluation import AgreementEvaluator, held_out_text, text_name
-from paceline.train.freezing import freeze_embeddings, freeze_layers, train_all
-from paceline.train.loop import Parts
+from paceline.train.evaluation import held_out_evaluator
+from paceline.train.loop import TrainingLoop, train
+from paceline.train.loss import LossVocabulary, StepPlan, VocabularySample
 from paceline.train.objectives import UnderRule
-from paceline.train.run import run_training, takes_bfloat16, writer_of
-from paceline.train.step import Stepper, StepPlan
-from paceline.train.training_text import (
-    lengths_of,
-    pretraining_of,
-    records_of,
-    source_of,
-    stream_of,
-)
-from paceline.train.vocabulary_subset_loss import LossVocabulary, VocabularySample
+from paceline.train.run import open_run
+from paceline.train.step import Stepper
+from paceline.train.training_text import lengths_of, records_of, stream_of, text_of
+from paceline.train.weights import freeze_embeddings, freeze_layers, train_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from accelerate import Accelerator
-
-    from paceline.data.prompts import Record
-    from paceline.data.sources import ExampleStream
+    from paceline.data.examples import Example
     from paceline.models.hf.base import HfModel
     from paceline.progress import Progress
-    from paceline.records import RunDirectory
-    from paceline.train.align_config import AlignConfig
-    from paceline.train.checkpoint import TrainingState
+    from paceline.train.config import AlignConfig
     from paceline.train.objectives import Objective
+    from paceline.train.run import TrainingRun
 
 
 def align(
@@ -83,14 +68,11 @@ def align(
         TrainingError: training failed or was stopped; checkpoints are kept.
         StorageError: a file could not be written; checkpoints are kept.
     """
-    return run_training(
-        config,
-        partial(_set_up, config, texts),
-        partial(_inputs, config),
-        product="draft",
-        resume=resume,
-        progress=progress,
-    )
+    with open_run(config, _inputs(config), resume=resume, progress=progress) as run:
+        if run is not None:
+            loop = _set_up(config, run, texts)
+            train(loop, product="draft", stored_dtype=stored_dtype(config.draft))
+    return config.output
 
 
 def _inputs(config: AlignConfig) -> dict[str, str]:
@@ -105,85 +87,52 @@ def _inputs(config: AlignConfig) -> dict[str, str]:
     return marks
 
 
-def _set_up(
-    config: AlignConfig,
-    texts: Path | None,
-    accelerator: Accelerator,
-    run: RunDirectory,
-    progress: Progress,
-) -> tuple[Parts, TrainingState]:
+def _set_up(config: AlignConfig, run: TrainingRun, texts: Path | None) -> TrainingLoop:
+    """Models, optimizer, text and evaluation, as the latest checkpoint left them."""
     # the draft has the target's tokenizer
-    read = config.target if config.loads_target else config.draft
-    store = CheckpointStore(run.checkpoints, model_directory(read), config.checkpoints.keep)
-    checkpoint = store.latest()
-    if accelerator.is_main_process:
-        store.sweep()
-    state = read_state(checkpoint)
-    bfloat16 = takes_bfloat16(config, shapes_at(read), accelerator, run)
-    start = config.draft if checkpoint is None else checkpoint / "draft"
-    draft = load_model(start, dtype="float32", device=str(accelerator.device))
-    target = _load_target(config, accelerator, bfloat16=bfloat16)
-    vocab_size = _check_vocabulary(config, target, draft)
-    _check_lengths(config, target, draft)
-    _check_terms(config, draft)
-    _check_encoder_decoder(config, draft)
-    _choose_trained(config, draft)
+    reader = config.target if config.loads_target else config.draft
+    store = run.open_checkpoints(reader)
+    bfloat16 = run.takes_bfloat16(shapes_at(reader))
+    draft = run.load_trained(config.draft, store)
+    target = _load_target(config, run, bfloat16=bfloat16)
+    vocab_size = _check_pair(config, target, draft)
+    train_all(draft)
+    if config.freeze_embeddings:
+        freeze_embeddings(draft)
+    freeze_layers(draft, config.freeze_layers)
     draft = prepare_for_training(draft)
-    reader = target or draft
-    shard = Shard(accelerator.process_index, accelerator.num_processes)
     records, held_out = records_of(config)
-    stream = stream_of(config, records, reader, shard)
-    stepper = Stepper(draft, target, config, accelerator, vocab_size=vocab_size, bfloat16=bfloat16)
-    stepper.restore(read_optimizer(checkpoint))
-    pretraining = pretraining_of(config, reader, shard, run)
-    writing = WritingClock(state.writing_s)
-    generates = config.fixed_fraction < 1 and config.draft_fraction > 0
-    writer = writer_of(config, draft, accelerator, run) if generates else draft
-    source = source_of(config, stream, writer, reader, shard, progress, writing)
+    stream = stream_of(config, run, records, target or draft)
+    sizes = {"vocab_size": vocab_size, "bfloat16": bfloat16}
+    stepper = Stepper(draft, target, config, run.accelerator, **sizes)
+    text = text_of(config, run, stream, draft, target)
     evaluator = None
-    if accelerator.is_main_process:
-        rewind_metrics(run, state.step if checkpoint else -1)
-        evaluator = _evaluator(config, held_out, target, run, vocab_size, progress, texts)
-    parts = Parts(
-        config=config,
-        accelerator=accelerator,
-        stepper=stepper,
-        source=source if pretraining is None else BlendedText(source, stream, pretraining),
-        stream=stream,
-        plan=Planner(config, _vocabulary(config, stream, draft, vocab_size)),
-        run=run,
-        store=store,
-        stored_dtype=stored_dtype(config.draft),
+    if run.is_main and held_out is not None and target is not None:
+        evaluator = held_out_evaluator(config, run, held_out, target, vocab_size, texts)
+    return TrainingLoop(
+        run,
+        store,
+        stepper,
+        text,
+        Planner(config, _vocabulary(config, stream.examples, draft, vocab_size)),
         evaluator=evaluator,
         evaluate_every=config.evaluation.every_steps,
-        progress=progress,
-        writing=writing,
     )
-    return parts, state
 
 
-def _load_target(
-    config: AlignConfig, accelerator: Accelerator, *, bfloat16: bool
-) -> HfModel | None:
+def _load_target(config: AlignConfig, run: TrainingRun, *, bfloat16: bool) -> HfModel | None:
     """The target or its head, ready to be read; None if only its tokenizer is needed."""
     if not config.loads_target:
         return None
-    sharded = accelerator.num_processes > 1 and "target" in config.shard
+    sharded = run.shard.world_size > 1 and "target" in config.shard
     load = load_head if config.data.recorded_states else load_model
     target = load(
         config.target,
         dtype="bfloat16" if bfloat16 else "float32",
         # the full target may not fit on one device
-        device="cpu" if sharded else str(accelerator.device),
+        device="cpu" if sharded else str(run.accelerator.device),
     )
     return prepare_for_training(target, frozen=True)
-
-
-def _check_vocabulary(config: AlignConfig, target: HfModel | None, draft: HfModel) -> int:
-    """Number of tokens that target and draft share."""
-    if target is not None:
-        return check_same_vocabulary(target, draft)
-    return check_same_tokenizer(load_tokenizer(config.target, alone=True), draft)
 
 
 class Planner:
@@ -215,11 +164,16 @@ class Planner:
         ]
 
 
-def _choose_trained(config: AlignConfig, draft: HfModel) -> None:
-    train_all(draft)
-    if config.freeze_embeddings:
-        freeze_embeddings(draft)
-    freeze_layers(draft, config.freeze_layers)
+def _check_pair(config: AlignConfig, target: HfModel | None, draft: HfModel) -> int:
+    """Check what the models must fit. -> the number of tokens that they share."""
+    if target is not None:
+        vocab_size = check_same_vocabulary(target, draft)
+    else:
+        vocab_size = check_same_tokenizer(load_tokenizer(config.target, alone=True), draft)
+    _check_lengths(config, target, draft)
+    _check_terms(config, draft)
+    _check_encoder_decoder(config, draft)
+    return vocab_size
 
 
 def _check_lengths(config: AlignConfig, target: HfModel | None, draft: HfModel) -> None:
@@ -281,7 +235,7 @@ def _check_encoder_decoder(config: AlignConfig, draft: HfModel) -> None:
 
 
 def _vocabulary(
-    config: AlignConfig, stream: ExampleStream, draft: HfModel, vocab_size: int
+    config: AlignConfig, examples: Sequence[Example], draft: HfModel, vocab_size: int
 ) -> VocabularySample | None:
     """Sampler of the tokens that divergences are computed over; None: all tokens.
 
@@ -293,44 +247,5 @@ def _vocabulary(
         return VocabularySample(config.loss_vocabulary or default, tokens_K)
     if config.loss_vocabulary is None:
         return None
-    counts_V = count_tokens((example.tokens for example in stream.examples), vocab_size)
+    counts_V = count_tokens((example.tokens for example in examples), vocab_size)
     return VocabularySample(config.loss_vocabulary, counts_V.argsort(descending=True, stable=True))
-
-
-def _evaluator(
-    config: AlignConfig,
-    records: Sequence[Record] | None,
-    target: HfModel | None,
-    run: RunDirectory,
-    vocab_size: int,
-    progress: Progress,
-    texts: Path | None,
-) -> AgreementEvaluator | None:
-    settings = config.evaluation
-    if records is None or target is None or target.tokenizer is None:
-        return None
-    prompts = encode_prompts(
-        records,
-        target.tokenizer,
-        max_tokens=settings.max_prompt_tokens,
-        encoder=target.decoder_prompt is not None,
-        setting="evaluation.max_prompt_tokens",
-    )
-    prompts = prompts[: settings.num_prompts]
-    cache = run.path / "held_out.jsonl"
-    shared = None
-    if texts is not None:
-        name = text_name(config.target, target, prompts, settings, config.seed)
-        shared = texts / f"{name}.jsonl"
-    rows = held_out_text(
-        target, prompts, settings, cache, seed=config.seed, progress=progress, shared=shared
-    )
-    return AgreementEvaluator(
-        target,
-        rows,
-        settings.sampling,
-        gamma=settings.gamma,
-        vocab_size=vocab_size,
-        rule=settings.rule,
-        max_new_tokens=settings.max_new_tokens,
-    )

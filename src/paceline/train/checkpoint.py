@@ -1,6 +1,6 @@
 """Saves and restores checkpoints, and checks whether a run can be resumed.
 
-A checkpoint is a directory such as `step-00000100` with `draft/` (a float32 model directory),
+A checkpoint is a directory such as `step-00000100` with `model/` (a float32 model directory),
 `optimizer.pt` and `state.json`. No generator state is saved: all generators are keyed by the
 number of examples drawn, which is in `state.json`.
 """
@@ -24,13 +24,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from paceline.config import StrictModel
     from paceline.models.hf.base import HfModel
     from paceline.records import RunDirectory
-    from paceline.train.settings import TrainSettings
 
 # keys that a resumed run may change
 _MAY_CHANGE = {"output", "max_loss_ratio", "checkpoints", "chunk_tokens", *MAY_CHANGE}
 _BUDGET = {"num_steps", "max_seconds"}
+_MODEL, _OLD_MODEL = "model", "draft"  # directory of the model in a checkpoint
 
 
 @dataclass
@@ -52,7 +53,7 @@ class CheckpointStore:
     def __init__(self, directory: Path, tokenizer_source: Path, keep: int) -> None:
         self.directory = directory
         self.tokenizer_source = tokenizer_source
-        tokenizer_files(tokenizer_source)  # an error now instead of when the draft is saved
+        tokenizer_files(tokenizer_source)  # an error now instead of when a model is saved
         self.keep = keep
 
     def all(self) -> list[Path]:
@@ -63,17 +64,17 @@ class CheckpointStore:
         """The newest checkpoint, or None."""
         return next(reversed(self.all()), None)
 
-    def save(self, draft: HfModel, optimizer: dict[str, Any], state: TrainingState) -> Path:
+    def save(self, model: HfModel, optimizer: dict[str, Any], state: TrainingState) -> Path:
         """Write a checkpoint atomically, then delete the oldest ones beyond `keep`.
 
-        Draft and optimizer state must be unsharded.
+        Model and optimizer state must be unsharded.
 
         Raises:
             StorageError: it could not be written; earlier checkpoints are unchanged.
         """
         path = self.directory / f"step-{state.step:08d}"
         with atomic_directory(path) as scratch:
-            save_draft(draft, self.tokenizer_source, scratch / "draft")
+            save_draft(model, self.tokenizer_source, scratch / _MODEL)
             _save_optimizer(optimizer, scratch / "optimizer.pt")
             content = json.dumps(dataclasses.asdict(state))
             (scratch / "state.json").write_text(content + "\n", encoding="utf-8")
@@ -99,6 +100,12 @@ def _save_optimizer(optimizer: dict[str, Any], path: Path) -> None:
             raise
 
 
+def saved_model(checkpoint: Path) -> Path:
+    """The model in a checkpoint; it was called `draft` in earlier ones."""
+    model = checkpoint / _MODEL
+    return model if model.exists() else checkpoint / _OLD_MODEL
+
+
 def read_state(checkpoint: Path | None) -> TrainingState:
     """The state in a checkpoint, or the initial state without one."""
     if checkpoint is None:
@@ -121,7 +128,7 @@ def has_begun(run: RunDirectory) -> bool:
 
 def check_run_directory(
     run: RunDirectory,
-    config: TrainSettings,
+    config: StrictModel,
     inputs: Mapping[str, str] | None = None,
     *,
     resume: bool,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,13 +14,13 @@ from torch.nn.utils.rnn import pad_sequence
 
 from paceline.core.bootstrap import ratio_interval
 from paceline.core.divergences import total_variation
+from paceline.core.fused import chunks
 from paceline.core.rule_base import Position, as_read
-from paceline.core.rules import Lossless
-from paceline.core.sampling import to_probs
-from paceline.core.speed import block_efficiency_from_text
-from paceline.core.vocabulary_subset import spread
+from paceline.core.sampling import spread, to_probs
+from paceline.core.text_scores import TextScores, score_tokens
 from paceline.data.collate import batches_of_like_length, collate
 from paceline.data.sources import rows_of, sample_completions
+from paceline.data.tokens import encode_prompts
 from paceline.models.loading import fingerprint
 from paceline.records import atomic_write_text, locked, read_jsonl
 from paceline.rng import named_generator
@@ -33,15 +33,58 @@ if TYPE_CHECKING:
     from paceline.core.rule_base import Rule
     from paceline.core.sampling import SamplingParams
     from paceline.data.collate import Row
+    from paceline.data.prompts import Record
     from paceline.models.contract import TrainableModel
     from paceline.models.hf.base import HfModel
     from paceline.progress import Progress
-    from paceline.train.align_config import Evaluation
+    from paceline.train.config import AlignConfig, Evaluation
     from paceline.train.loop import Figures
+    from paceline.train.run import TrainingRun
 
-_UNDRAFTED = Lossless().num_undrafted
 _ROWS = 8  # texts per batch
 _CHUNK = 256  # positions per chunk of probabilities
+
+
+def held_out_evaluator(
+    config: AlignConfig,
+    run: TrainingRun,
+    records: Sequence[Record],
+    target: HfModel,
+    vocab_size: int,
+    texts: Path | None,
+) -> AgreementEvaluator | None:
+    """Evaluator on the target's answers to these records; None if it has no tokenizer.
+
+    `texts` is a directory of answers that several runs share; None: of this run only.
+    """
+    settings = config.evaluation
+    if target.tokenizer is None:
+        return None
+    prompts = encode_prompts(
+        records,
+        target.tokenizer,
+        max_tokens=settings.max_prompt_tokens,
+        encoder=target.decoder_prompt is not None,
+        setting="evaluation.max_prompt_tokens",
+    )
+    prompts = prompts[: settings.num_prompts]
+    shared = None
+    if texts is not None:
+        name = text_name(config.target, target, prompts, settings, config.seed)
+        shared = texts / f"{name}.jsonl"
+    cache = run.directory.path / "held_out.jsonl"
+    rows = held_out_text(
+        target, prompts, settings, cache, seed=config.seed, progress=run.progress, shared=shared
+    )
+    return AgreementEvaluator(
+        target,
+        rows,
+        settings.sampling,
+        gamma=settings.gamma,
+        vocab_size=vocab_size,
+        rule=settings.rule,
+        max_new_tokens=settings.max_new_tokens,
+    )
 
 
 def held_out_text(
@@ -110,16 +153,6 @@ def text_name(
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
-class PositionScores(NamedTuple):
-    """Scores per position; the last two are 0 without a rule."""
-
-    acceptance_N: Tensor  # sum_v min(p, q)
-    survival_N: Tensor  # min(1, q(y) / p(y)) for the text's token y
-    agreement_N: Tensor  # True if both models have the same argmax
-    rule_acceptance_N: Tensor  # sum_v q(v) a(v), a(v) the rule's acceptance probability
-    rule_tvd_N: Tensor  # TVD between the distribution induced by the rule and p
-
-
 class AgreementEvaluator:
     """Compares drafts with the target on fixed texts; the target processes them once."""
 
@@ -151,7 +184,7 @@ class AgreementEvaluator:
         self.lengths = [len(row.tokens) - row.trained_from for group in groups for row in group]
         self.target_hidden_ND = self._hidden(target)
 
-    def evaluate(self, draft: TrainableModel) -> Figures:
+    def evaluate(self, model: TrainableModel) -> Figures:
         """Evaluate a draft on these texts.
 
         expected_acceptance: mean over positions of sum_v min(p, q).
@@ -165,73 +198,53 @@ class AgreementEvaluator:
             induced distribution from the target; absent without a rule.
         Paper: Zhou et al. 2023, section 3.
         """
-        scores = self._scores(draft)
+        scores, under_rule = self._scores(model)
+        mask_BT = scores.mask_BT
         figures = {
-            "expected_acceptance": float(scores.acceptance_N.double().mean()),
-            "greedy_agreement": float(scores.agreement_N.double().mean()),
+            "expected_acceptance": float(scores.acceptance_BT[mask_BT].double().mean()),
+            "greedy_agreement": float(scores.agreement_BT[mask_BT].double().mean()),
             "num_tokens": float(len(self.labels_N)),
         }
         if len(self.lengths) > 1:
-            for name, values_N in (
-                ("expected_acceptance", scores.acceptance_N),
-                ("greedy_agreement", scores.agreement_N),
+            for name, values_BT in (
+                ("expected_acceptance", scores.acceptance_BT),
+                ("greedy_agreement", scores.agreement_BT),
             ):
-                interval = self._interval(values_N.double())
+                interval = self._interval(values_BT.double())
                 figures |= {f"{name}_low": interval.low, f"{name}_high": interval.high}
-        if self.rule is not None:
-            figures["rule_acceptance"] = float(scores.rule_acceptance_N.double().mean())
-            figures["rule_tvd"] = float(scores.rule_tvd_N.double().mean())
-        if max(self.lengths) > _UNDRAFTED:
-            budget = self.max_new_tokens or max(self.lengths)
-            figures["block_efficiency"] = block_efficiency_from_text(
-                self._drafted(scores.acceptance_N),
-                self._drafted(scores.survival_N),
-                self._drafted(torch.ones(len(self.labels_N))),
-                self.gamma,
-                budget=budget - _UNDRAFTED,
-            )
+        for name, values_BT in zip(("rule_acceptance", "rule_tvd"), under_rule, strict=False):
+            figures[name] = float(values_BT[mask_BT].double().mean())
+        if scores.drafted[-1].any():
+            budget_B = torch.tensor([self.max_new_tokens or max(self.lengths)])
+            tokens_B, blocks_B = scores.tokens_and_blocks(self.gamma, budget_B)
+            figures["block_efficiency"] = float(tokens_B.sum() / blocks_B.sum())
         return figures
 
-    def _interval(self, values_N: Tensor) -> Interval:
+    def _interval(self, values_BT: Tensor) -> Interval:
         """Interval of a mean of values in [0, 1]; texts are the independent units."""
-        sums_B = torch.stack([part.sum() for part in values_N.split(self.lengths)])
         rng = named_generator(0, "intervals of an evaluation")
-        return ratio_interval(sums_B, torch.tensor(self.lengths), rng=rng, most=1.0)
+        return ratio_interval(values_BT.sum(-1), torch.tensor(self.lengths), rng=rng, most=1.0)
 
     @torch.no_grad()
-    def _scores(self, draft: TrainableModel) -> PositionScores:
-        draft_hidden_ND = self._hidden(draft)
-        parts: list[tuple[Tensor, ...]] = []
-        for start in range(0, len(self.labels_N), _CHUNK):
-            rows = slice(start, start + _CHUNK)
-            target_log_probs_CV = self._log_probs(self.target, self.target_hidden_ND[rows])
-            draft_log_probs_CV = self._log_probs(draft, draft_hidden_ND[rows])
-            agreement_C = target_log_probs_CV.argmax(-1) == draft_log_probs_CV.argmax(-1)
-            target_probs_CV = to_probs(target_log_probs_CV, self.sampling)
-            draft_probs_CV = to_probs(draft_log_probs_CV, self.sampling)
-            acceptance_C = torch.minimum(target_probs_CV, draft_probs_CV).sum(-1)
-            labels_C1 = self.labels_N[rows, None]
-            label_probs_C1 = target_probs_CV.gather(-1, labels_C1).clamp(min=1e-30)
-            ratio_C1 = draft_probs_CV.gather(-1, labels_C1) / label_probs_C1
-            survival_C = ratio_C1.squeeze(-1).clamp(max=1)
-            under_rule = self._under_rule(target_log_probs_CV, draft_log_probs_CV)
-            parts.append((acceptance_C, survival_C, agreement_C, *under_rule))
-        columns = zip(*parts, strict=True)
-        return PositionScores(*(torch.cat(column).cpu() for column in columns))
-
-    def _under_rule(
-        self, target_log_probs_CV: Tensor, draft_log_probs_CV: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The rule's acceptance and its TVD from the target, [C] each; 0 without a rule."""
-        if self.rule is None:
-            zeros_C = target_log_probs_CV.new_zeros(len(target_log_probs_CV))
-            return zeros_C, zeros_C
-        both = target_log_probs_CV, draft_log_probs_CV
-        p_CV, q_CV = (to_probs(logs, self.sampling) for logs in both)
-        at = Position(p_CV, q_CV, *(logs.exp() for logs in both))
-        at = as_read(self.rule, at, self.sampling)
-        acceptance_C = (q_CV * self.rule.accept(at)).sum(-1)
-        return acceptance_C, total_variation(self.rule.induced(at), p_CV)
+    def _scores(self, model: TrainableModel) -> tuple[TextScores, list[Tensor]]:
+        """Scores of the texts, and with a rule its acceptance and TVD from the target, [B, T]."""
+        both = (self.target, self.target_hidden_ND), (model, self._hidden(model))
+        parts: list[Tensor] = []
+        for rows in chunks(len(self.labels_N), _CHUNK):
+            logs = [self._log_probs(each, hidden_ND[rows]) for each, hidden_ND in both]
+            probs = [to_probs(logs_CV, self.sampling) for logs_CV in logs]
+            agreement_C = logs[0].argmax(-1) == logs[1].argmax(-1)
+            columns = [*score_tokens(*probs, self.labels_N[rows]), agreement_C.float()]
+            if self.rule is not None:
+                at = Position(*probs, *(logs_CV.exp() for logs_CV in logs))
+                at = as_read(self.rule, at, self.sampling)
+                columns.append((probs[1] * self.rule.accept_at(at)).sum(-1))
+                columns.append(total_variation(self.rule.induced_at(at), probs[0]))
+            parts.append(torch.stack(columns, -1).cpu())
+        whole = pad_sequence(list(torch.cat(parts).split(self.lengths)), batch_first=True)
+        mask_BT = torch.arange(whole.shape[1]) < torch.tensor(self.lengths)[:, None]
+        acceptance, survival, greedy_draft, agreement, *under_rule = whole.unbind(-1)
+        return TextScores(acceptance, survival, greedy_draft, agreement, mask_BT), under_rule
 
     @torch.no_grad()
     def _hidden(self, model: TrainableModel) -> Tensor:
@@ -243,8 +256,3 @@ class AgreementEvaluator:
             return model.head.log_probs(hidden_CD, self.vocab_size)
         log_probs_CK = model.head.rows(model.draft_vocabulary).log_probs(hidden_CD)
         return spread(log_probs_CK, model.draft_vocabulary, self.vocab_size)
-
-    def _drafted(self, values_N: Tensor) -> Tensor:
-        """One zero-padded row per text, without its first token. [N] -> [B, T - 1]."""
-        rows_BT = pad_sequence(list(values_N.split(self.lengths)), batch_first=True)
-        return rows_BT[:, _UNDRAFTED:]

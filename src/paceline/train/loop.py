@@ -1,32 +1,45 @@
-"""The training loop: text, optimizer step, metrics and checkpoints, until the budget is spent."""
+"""The training loop: text, optimizer step, metrics and checkpoints, until the budget is spent.
+
+`LossGuard` ends a run that diverges, and `StopRequest` one that gets a signal.
+"""
 
 from __future__ import annotations
 
 import math
+import signal
+import statistics
+import threading
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
-from paceline.data.replay import WritingClock
 from paceline.errors import DivergedError, EngineError, PromptError, StoppedError
-from paceline.records import append_jsonl
-from paceline.train.guard import LossGuard, StopRequest
+from paceline.models.drafts.save import save_draft
+from paceline.models.loading import load_model
+from paceline.records import append_jsonl, read_jsonl
+from paceline.train.checkpoint import read_optimizer, read_state, rewind_metrics
 from paceline.train.optim import learning_rate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
 
-    from accelerate import Accelerator
-
+    from paceline.data.replay import WritingClock
     from paceline.data.sources import BatchSource, TextBatch, TextStream
     from paceline.models.hf.base import HfModel
-    from paceline.progress import Progress
-    from paceline.records import RunDirectory
-    from paceline.train.checkpoint import CheckpointStore, TrainingState
-    from paceline.train.settings import TrainSettings
-    from paceline.train.step import Stepper, StepPlan
+    from paceline.train.checkpoint import CheckpointStore
+    from paceline.train.loss import StepPlan
+    from paceline.train.run import TrainingRun
+    from paceline.train.step import StepFigures, Stepper
+
+    Plan = Callable[[float, int], StepPlan]
+    """The plan of a step at a position of the run in [0, 1], and a number of examples drawn."""
+
+_WINDOW = 50  # steps of the running median
+_SETTLED = 20  # minimum number of losses for a median
+_PATIENCE = 3  # consecutive bad steps, so that one outlier batch does not end the run
 
 Figures = dict[str, float]
 
@@ -36,28 +49,17 @@ class Evaluator(Protocol):
 
     headline: str
 
-    def evaluate(self, draft: HfModel) -> Figures:
+    def evaluate(self, model: HfModel) -> Figures:
         """Figures of the current model."""
         ...
 
 
-@dataclass(frozen=True)
-class Parts:
-    """Components of the training loop."""
+class TrainingText(NamedTuple):
+    """Where the text comes from, and the two numbers that are its state in a checkpoint."""
 
-    config: TrainSettings
-    accelerator: Accelerator
-    stepper: Stepper
     source: BatchSource
     stream: TextStream
-    run: RunDirectory
-    store: CheckpointStore
-    stored_dtype: torch.dtype | None  # of the saved model; None: as trained
-    plan: Callable[[float, int], StepPlan]  # of position in [0, 1] and number of examples drawn
-    evaluator: Evaluator | None  # only in the main process
-    evaluate_every: int | None  # steps; None: no evaluation during training
-    progress: Progress
-    writing: WritingClock = field(default_factory=WritingClock)  # updated by the source
+    writing: WritingClock
 
 
 class TrainingLoop:
@@ -68,21 +70,53 @@ class TrainingLoop:
     ends with the budget.
     """
 
-    def __init__(self, parts: Parts, state: TrainingState) -> None:
-        self.parts = parts
-        self.config = parts.config
-        self.state = state
-        self.guard = LossGuard(parts.config.max_loss_ratio, state.recent_losses, state.phase)
-        self.saved = parts.store.latest()
+    def __init__(
+        self,
+        run: TrainingRun,
+        store: CheckpointStore,
+        stepper: Stepper,
+        text: TrainingText,
+        plan: Plan,
+        *,
+        evaluator: Evaluator | None,
+        evaluate_every: int | None,
+    ) -> None:
+        """Continue from the latest checkpoint in `store`, if there is one.
+
+        `evaluator` is for the main process only. `evaluate_every` is the number of steps between
+        evaluations; None: no evaluation during training.
+        """
+        self.run = run
+        self.config = run.config
+        self.store = store
+        self.stepper = stepper
+        self.text = text
+        self.plan = plan
+        self.evaluator = evaluator
+        self.evaluate_every = evaluate_every
+        self.saved = store.latest()
+        self.state = state = read_state(self.saved)
+        self.guard = LossGuard(self.config.max_loss_ratio, state.recent_losses, state.phase)
         self._clock = 0.0  # monotonic time at elapsed_s = 0
         self._moved = 0.0  # monotonic time of the last schedule update
         self._rate = 0.0
         self._last_save_s = state.elapsed_s
-        parts.stream.num_drawn = state.num_drawn
+        stepper.restore(read_optimizer(self.saved))
+        text.stream.num_drawn = state.num_drawn
+        text.writing.seconds = state.writing_s
         # a larger time budget moves a resumed run back in its schedule
         state.time_position = min(state.time_position, self._time_spent())
+        if run.is_main:
+            rewind_metrics(run.directory, -1 if self.saved is None else state.step)
 
-    def run(self) -> None:
+    def figures_before(self) -> Figures | None:
+        """Figures of the untrained model: measured, or read from the metrics of a resumed run."""
+        if self.state.step == 0:
+            return self.evaluate()
+        rows = [row for row in read_jsonl(self.run.directory.metrics) if row["step"] == 0]
+        return rows[0]["evaluation"] if rows else None
+
+    def run_steps(self) -> None:
         """Train until the budget is spent, then save.
 
         Raises:
@@ -95,7 +129,7 @@ class TrainingLoop:
             while not self._finished():
                 self._advance()
                 stopped = self._agree(stopped=request.asked)
-                every = self.parts.evaluate_every
+                every = self.evaluate_every
                 if every is not None and self.state.step % every == 0 and not self._finished():
                     self.evaluate()
                 if stopped or self._finished() or self._save_is_due():
@@ -109,11 +143,11 @@ class TrainingLoop:
     def _advance(self) -> None:
         started = time.monotonic()
         self.state.step += 1
-        plan = self.parts.plan(self._position(), self.parts.stream.num_drawn)
+        plan = self.plan(self._position(), self.text.stream.num_drawn)
         batch = self._next_batch()
         self._moved = time.monotonic()
-        figures = self.parts.stepper.step(batch.rows, self._rate_of_step, plan)
-        self.state.num_drawn = self.parts.stream.num_drawn
+        figures = self.stepper.step(batch.rows, self._rate_of_step, plan)
+        self.state.num_drawn = self.text.stream.num_drawn
         self._move_schedule()
         self._write(
             {
@@ -134,10 +168,10 @@ class TrainingLoop:
     def _next_batch(self) -> TextBatch:
         """The step's text; on an error in it or of its servers, the state is saved first."""
         try:
-            return self.parts.source.next_batch(self._seconds_left())
+            return self.text.source.next_batch(self._seconds_left())
         except (PromptError, EngineError) as error:
             self.state.step -= 1
-            if self.parts.accelerator.num_processes > 1 or not self.state.step:
+            if self.run.accelerator.num_processes > 1 or not self.state.step:
                 raise
             self._save(always=True)
             cure = "correct the text" if isinstance(error, PromptError) else "start the server"
@@ -193,11 +227,11 @@ class TrainingLoop:
 
     def _agree(self, *, stopped: bool) -> bool:
         """Synchronise clock, schedule position and stop request over processes."""
-        if self.parts.accelerator.num_processes == 1:
+        if self.run.accelerator.num_processes == 1:
             return stopped
         state = self.state
         local = torch.tensor([[state.elapsed_s, state.time_position, float(stopped)]])
-        gathered = self.parts.accelerator.gather(local.to(self.parts.accelerator.device))
+        gathered = self.run.accelerator.gather(local.to(self.run.accelerator.device))
         assert isinstance(gathered, torch.Tensor)
         state.elapsed_s, state.time_position, asked = gathered.amax(0).tolist()
         return asked > 0
@@ -205,12 +239,12 @@ class TrainingLoop:
     def evaluate(self) -> Figures | None:
         """Evaluate the current model on the main process while the others wait."""
         figures = None
-        if self.parts.evaluator is not None:
-            figures = self.parts.evaluator.evaluate(self.parts.stepper.draft)
+        if self.evaluator is not None:
+            figures = self.evaluator.evaluate(self.stepper.model)
             self._write({"step": self.state.step, "evaluation": figures})
-            name = self.parts.evaluator.headline
+            name = self.evaluator.headline
             self._report(f"held-out {name.replace('_', ' ')} {figures[name]:.3f}")
-        self.parts.accelerator.wait_for_everyone()
+        self.run.accelerator.wait_for_everyone()
         return figures
 
     def _save_is_due(self) -> bool:
@@ -226,22 +260,138 @@ class TrainingLoop:
         self._last_save_s = self.state.elapsed_s
         if not (self.guard.calm or always):
             return
-        if not self.parts.stepper.is_finite():
+        if not self.stepper.is_finite():
             raise DivergedError(
-                f"weights of the draft are not finite after step {self.state.step}; the last good "
+                f"the weights are not finite after step {self.state.step}; the last good "
                 f"checkpoint is {self.saved}; restart with a smaller optimizer.learning_rate"
             )
-        draft, optimizer = self.parts.stepper.whole()
-        if self.parts.accelerator.is_main_process:
+        model, optimizer = self.stepper.whole()
+        if self.run.is_main:
             self.state.recent_losses, self.state.phase = list(self.guard.recent), self.guard.phase
-            self.state.writing_s = self.parts.writing.seconds
-            self.parts.store.save(draft, optimizer, self.state)
-        self.parts.accelerator.wait_for_everyone()
-        self.saved = self.parts.store.latest()
+            self.state.writing_s = self.text.writing.seconds
+            self.store.save(model, optimizer, self.state)
+        self.run.accelerator.wait_for_everyone()
+        self.saved = self.store.latest()
 
     def _write(self, row: dict[str, object]) -> None:
-        if self.parts.accelerator.is_main_process:
-            append_jsonl(self.parts.run.metrics, row)
+        if self.run.is_main:
+            append_jsonl(self.run.directory.metrics, row)
 
     def _report(self, note: str) -> None:
-        self.parts.progress("training", self._spent(), 1.0, note)
+        self.run.progress("training", self._spent(), 1.0, note)
+
+
+def train(loop: TrainingLoop, *, product: str, stored_dtype: torch.dtype | None) -> None:
+    """Evaluate, train and evaluate again; save the model as `product` in the run directory.
+
+    `stored_dtype` is the data type of the saved weights; None: as trained.
+
+    Raises:
+        TrainingError: training failed or was stopped; checkpoints are kept.
+        StorageError: a file could not be written; checkpoints are kept.
+    """
+    run = loop.run
+    run.progress("loading", 1, 1)
+    before = loop.figures_before()
+    loop.run_steps()
+    model, _ = loop.stepper.whole()
+    if run.is_main:
+        out = run.directory.path / product
+        save_draft(model, loop.store.tokenizer_source, out, stored_dtype)
+        after = None
+        if loop.evaluator is not None:
+            run.progress("evaluating", 0, 1)
+            saved = load_model(out, dtype="float32", device=str(run.accelerator.device))
+            after = loop.evaluator.evaluate(saved)
+            run.progress("evaluating", 1, 1)
+        rows = [row for row in read_jsonl(run.directory.metrics) if "loss" in row]
+        run.directory.write_result(
+            {
+                product: str(out),
+                "num_steps": loop.state.step,
+                "elapsed_s": round(loop.state.elapsed_s, 3),
+                "num_tokens": sum(row["num_tokens"] for row in rows),
+                "final_loss": rows[-1]["loss"],
+                "before": before,
+                "after": after,
+            }
+        )
+    run.accelerator.wait_for_everyone()
+
+
+class LossGuard:
+    """Ends a run whose loss or gradient is not finite, or whose loss explodes.
+
+    A loss is compared with the median of recent losses of its phase, because objectives differ in
+    scale. While a second objective is blended in, the loss grows at most linearly in the steps of
+    the phase and stays below twice that median.
+    """
+
+    def __init__(self, max_ratio: float, recent: Iterable[float] = (), phase: int = 0) -> None:
+        self.max_ratio = max_ratio
+        self.recent = deque(recent, maxlen=_WINDOW)
+        self.phase = phase
+        self.num_high = 0
+        self.num_bad_gradients = 0
+
+    @property
+    def calm(self) -> bool:
+        """True if the state is worth saving."""
+        return self.num_high == 0 and self.num_bad_gradients == 0
+
+    def check(self, step: int, figures: StepFigures, saved: Path | None, *, phase: int = 0) -> None:
+        """Check one step; `saved` is the last good checkpoint.
+
+        Raises:
+            DivergedError: training diverged; the message names the last good checkpoint.
+        """
+        if not math.isfinite(figures.loss):
+            raise _failure(f"the loss became {figures.loss} at step {step}", saved)
+        bad = not math.isfinite(figures.gradient_norm)
+        self.num_bad_gradients = self.num_bad_gradients + 1 if bad else 0
+        if self.num_bad_gradients >= _PATIENCE:
+            raise _failure(
+                f"the gradient was not finite in {_PATIENCE} steps, up to step {step}", saved
+            )
+        if phase != self.phase:
+            self.phase = phase
+            self.recent.clear()
+        median = statistics.median(self.recent) if len(self.recent) >= _SETTLED else math.inf
+        high = figures.loss > self.max_ratio * median
+        self.num_high = self.num_high + 1 if high else 0
+        if self.num_high >= _PATIENCE:
+            raise _failure(
+                f"the loss exploded: {figures.loss:.4g} at step {step}, median {median:.4g}", saved
+            )
+        if not high:
+            self.recent.append(figures.loss)
+
+
+def _failure(what: str, saved: Path | None) -> DivergedError:
+    where = f"the last good checkpoint is {saved}" if saved else "no checkpoint was saved yet"
+    remedy = "restart from it" if saved else "restart"
+    return DivergedError(f"{what}; {where}; {remedy} with a smaller optimizer.learning_rate")
+
+
+class StopRequest:
+    """Defers SIGINT and SIGTERM to the end of a step; a second signal interrupts immediately."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopRequest:
+        # only the main thread can install signal handlers
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._ask)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, *_: object) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True

@@ -1,9 +1,10 @@
 """Training objectives: one divergence or a weighted sum of divergences.
 
-The formulas are in `core.divergences`, `core.tvd_plus_plus` and `core.rule_losses`.
+The formulas are in `core.divergences`, `core.tvd_plus_plus` and `core.rule_losses`. TVD++ also
+needs token draws and reward moments of the whole batch, which `Policies` computes before the loss.
 """
 
-# C tokens of a chunk, K drawn tokens per position, V vocabulary
+# C tokens of a chunk, K drawn tokens per position, N trained positions, V vocabulary
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
@@ -14,19 +15,26 @@ from pydantic import Field, field_validator, model_validator
 
 from paceline.config import StrictModel
 from paceline.core import divergences
+from paceline.core.divergences import RuleLoss, rule_loss
 from paceline.core.rule_base import Position
-from paceline.core.rule_losses import RuleLoss, rule_loss
-from paceline.core.rules import RuleChoice
+from paceline.core.sampling import sample
 from paceline.core.top_k_tail import TopScores, coarsened, log_coverage
-from paceline.core.tvd_plus_plus import Estimator, RewardMoments, tvd_plus_plus
+from paceline.core.tvd_plus_plus import (
+    Estimator,
+    RewardMoments,
+    reward_moments,
+    tvd_plus_plus,
+)
 from paceline.errors import UsageError
-from paceline.extensions import IMPORT, variants
+from paceline.extensions import IMPORT, RuleChoice, variants
 from paceline.native.structures import DivergenceKind, Term
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch import Tensor
+
+    AddUp = Callable[[Tensor], Tensor]
 
 
 class Policy(NamedTuple):
@@ -42,9 +50,10 @@ class Compared(NamedTuple):
     target_log_probs_CV: Tensor | None  # None if the objective uses labels only
     draft_log_probs_CV: Tensor
     labels_C: Tensor  # indices among the V tokens
-    policy: Policy | None = None  # for TVD++
+    policy: Policy | None = None  # of the term, for TVD++
     log_coverage_C: Tensor | None = None  # log of the target's mass on the V tokens; None: 0
     top: TopScores | None = None  # recorded scores of a served target
+    top_scale_C: Tensor | None = None  # factor of the losses that read them; None: 1
 
 
 class ObjectiveTerm(StrictModel, ABC):
@@ -57,6 +66,8 @@ class ObjectiveTerm(StrictModel, ABC):
         counts_acceptance: True if the term is a function of the acceptance, which depends on the
             target's mass on tokens that the draft does not propose.
         missed_weight: Loss per unit of this mass.
+        native_kind: The divergence in C that is the term's loss, not inherited by subclasses; None:
+            there is none.
         needs_all_tokens: Why the term needs the whole vocabulary; None: it does not.
     """
 
@@ -65,13 +76,10 @@ class ObjectiveTerm(StrictModel, ABC):
     reads_top: ClassVar[bool] = False
     counts_acceptance: ClassVar[bool] = False
     missed_weight: ClassVar[float] = 0.0
+    native_kind: ClassVar[DivergenceKind | None] = None
 
     @property
     def needs_all_tokens(self) -> str | None:
-        return None
-
-    def native_term(self) -> Term | None:
-        """The term's native implementation, not inherited by subclasses; None: PyTorch."""
         return None
 
     @abstractmethod
@@ -99,38 +107,34 @@ class DivergenceTerm(ObjectiveTerm):
         """Divergence per token, differentiable in the draft. Log-probs [..., V] -> [...]."""
 
     def per_token(self, at: Compared) -> Tensor:
-        found = self.divergence(self._seen_target(at), at.draft_log_probs_CV)
-        if found.shape != at.draft_log_probs_CV.shape[:-1]:
+        losses = self.divergence(self._seen_target(at), at.draft_log_probs_CV)
+        if losses.shape != at.draft_log_probs_CV.shape[:-1]:
             raise UsageError(
-                f"{type(self).__name__}.divergence returned shape {list(found.shape)} for "
+                f"{type(self).__name__}.divergence returned shape {list(losses.shape)} for "
                 f"log-probabilities {list(at.draft_log_probs_CV.shape)}; return one value per "
                 "token, without a sum or mean over tokens"
             )
-        return found + self._missed(at)
+        return losses + self._missed(at)
 
 
 class ForwardKL(DivergenceTerm):
     """KL(target || draft)."""
 
     kind: Literal["forward_kl"] = "forward_kl"
+    native_kind: ClassVar = DivergenceKind.FORWARD_KL
 
     def divergence(self, target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
         return divergences.forward_kl(target_log_probs, draft_log_probs)
-
-    def native_term(self) -> Term:
-        return Term(DivergenceKind.FORWARD_KL, self.weight)
 
 
 class ReverseKL(DivergenceTerm):
     """KL(draft || target)."""
 
     kind: Literal["reverse_kl"] = "reverse_kl"
+    native_kind: ClassVar = DivergenceKind.REVERSE_KL
 
     def divergence(self, target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
         return divergences.reverse_kl(target_log_probs, draft_log_probs)
-
-    def native_term(self) -> Term:
-        return Term(DivergenceKind.REVERSE_KL, self.weight)
 
 
 class JSD(DivergenceTerm):
@@ -138,6 +142,7 @@ class JSD(DivergenceTerm):
 
     kind: Literal["jsd"] = "jsd"
     beta: float = 0.5
+    native_kind: ClassVar = DivergenceKind.JSD
 
     @field_validator("beta")
     @classmethod
@@ -148,9 +153,6 @@ class JSD(DivergenceTerm):
     def divergence(self, target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
         return divergences.jsd(target_log_probs, draft_log_probs, beta=self.beta)
 
-    def native_term(self) -> Term:
-        return Term(DivergenceKind.JSD, self.weight, self.beta)
-
 
 class TVD(DivergenceTerm):
     """1 - acceptance; the acceptance is sum_v min(p, q), v the tokens that the draft proposes."""
@@ -158,12 +160,10 @@ class TVD(DivergenceTerm):
     kind: Literal["tvd"] = "tvd"
     counts_acceptance: ClassVar[bool] = True
     missed_weight: ClassVar[float] = 0.5
+    native_kind: ClassVar = DivergenceKind.TVD
 
     def divergence(self, target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
         return divergences.tvd(target_log_probs, draft_log_probs)
-
-    def native_term(self) -> Term:
-        return Term(DivergenceKind.TVD, self.weight)
 
 
 class NegativeLogAcceptance(DivergenceTerm):
@@ -171,12 +171,10 @@ class NegativeLogAcceptance(DivergenceTerm):
 
     kind: Literal["negative_log_acceptance"] = "negative_log_acceptance"
     counts_acceptance: ClassVar[bool] = True
+    native_kind: ClassVar = DivergenceKind.NEGATIVE_LOG_ACCEPTANCE
 
     def divergence(self, target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
         return divergences.negative_log_acceptance(target_log_probs, draft_log_probs)
-
-    def native_term(self) -> Term:
-        return Term(DivergenceKind.NEGATIVE_LOG_ACCEPTANCE, self.weight)
 
 
 class TVDPlusPlus(ObjectiveTerm):
@@ -203,8 +201,8 @@ class TVDPlusPlus(ObjectiveTerm):
 
     def per_token(self, at: Compared) -> Tensor:
         assert at.policy is not None, "TVD++ needs reward moments"
-        given = self._seen_target(at), at.draft_log_probs_CV
-        return tvd_plus_plus(*given, self.estimator, *at.policy) + self._missed(at)
+        scores = self._seen_target(at), at.draft_log_probs_CV
+        return tvd_plus_plus(*scores, self.estimator, *at.policy) + self._missed(at)
 
 
 class UnderRule(DivergenceTerm):
@@ -226,7 +224,7 @@ class UnderRule(DivergenceTerm):
     @model_validator(mode="after")
     def _has_target_distribution(self) -> UnderRule:
         even = torch.full((2,), 0.5)
-        if self.loss == "forward_kl" and self.rule.aim(Position.of(even, even)) is None:
+        if self.loss == "forward_kl" and self.rule.pi_at(Position.of(even, even)) is None:
             raise ValueError(
                 f"{self.rule.name} has no target distribution for forward_kl; use rejection or "
                 "negative_log_acceptance as loss"
@@ -242,6 +240,7 @@ class CrossEntropy(ObjectiveTerm):
 
     kind: Literal["cross_entropy"] = "cross_entropy"
     reads_target: ClassVar[bool] = False
+    native_kind: ClassVar = DivergenceKind.CROSS_ENTROPY
 
     @property
     def needs_all_tokens(self) -> str | None:
@@ -249,9 +248,6 @@ class CrossEntropy(ObjectiveTerm):
 
     def per_token(self, at: Compared) -> Tensor:
         return -at.draft_log_probs_CV.gather(-1, at.labels_C[:, None]).squeeze(-1)
-
-    def native_term(self) -> Term:
-        return Term(DivergenceKind.CROSS_ENTROPY, self.weight)
 
 
 class TopKTail(ObjectiveTerm):
@@ -290,8 +286,8 @@ class TopKTail(ObjectiveTerm):
         top = TopScores(*(values_CK[:, : self.k] for values_CK in at.top))
         both = coarsened(top, at.draft_log_probs_CV)
         covered_C = log_coverage(top).to(at.draft_log_probs_CV)
-        found_C = self.divergence.per_token(Compared(*both, at.labels_C, log_coverage_C=covered_C))
-        return torch.where(top.recorded(), found_C, 0.0)
+        losses_C = self.divergence.per_token(Compared(*both, at.labels_C, log_coverage_C=covered_C))
+        return torch.where(top.recorded(), losses_C, 0.0)
 
 
 AnyTerm: TypeAlias = (
@@ -341,33 +337,115 @@ def counts_acceptance(terms: Sequence[ObjectiveTerm]) -> bool:
 
 
 def token_losses(
-    terms: Sequence[ObjectiveTerm],
-    target_log_probs_CV: Tensor | None,
-    draft_log_probs_CV: Tensor,
-    labels_C: Tensor,
-    policies: Sequence[Policy | None] = (),
-    *,
-    log_coverage_C: Tensor | None = None,
-    top: TopScores | None = None,
-    top_scale_C: Tensor | None = None,
+    terms: Sequence[ObjectiveTerm], at: Compared, policies: Sequence[Policy | None] = ()
 ) -> Tensor:
     """Weighted sum of all terms per token, in nats (TVD: in [0, 1]). -> [C].
 
-    `policies` has the TVD++ inputs of each term, and `top_scale_C` factors of the terms that read
-    recorded scores; see `Compared` for the other arguments.
+    `policies` has the TVD++ inputs of each term; empty: none.
     """
-    given = target_log_probs_CV, draft_log_probs_CV, labels_C
     losses = []
     for term, policy in zip(terms, policies or [None] * len(terms), strict=True):
-        loss_C = term.weight * term.per_token(Compared(*given, policy, log_coverage_C, top))
-        if term.reads_top and top_scale_C is not None:
-            loss_C = loss_C * top_scale_C
+        loss_C = term.weight * term.per_token(at._replace(policy=policy))
+        if term.reads_top and at.top_scale_C is not None:
+            loss_C = loss_C * at.top_scale_C
         losses.append(loss_C)
     return sum(losses[1:], start=losses[0])
 
 
 def native_terms(terms: Sequence[ObjectiveTerm]) -> list[Term] | None:
-    """The objective's native terms; None if a term's own class does not define one."""
-    declared = [term.native_term() for term in terms if "native_term" in vars(type(term))]
-    native = [term for term in declared if term is not None]
-    return native if len(native) == len(terms) else None
+    """The objective's terms in C; None if a term's own class does not define one."""
+    kinds = [vars(type(term)).get("native_kind") for term in terms]
+    if None in kinds:
+        return None
+    return [
+        Term(kind, term.weight, term.beta if isinstance(term, JSD) else 0.0)
+        for kind, term in zip(kinds, terms, strict=True)
+    ]
+
+
+def uniforms_of_terms(
+    terms: Sequence[Objective], rows: Sequence[tuple[torch.Generator, int]]
+) -> list[Tensor | None]:
+    """Uniforms for each term's draws, [N, K]; None for terms that draw none.
+
+    `rows` has a generator and the number of trained positions per row, so that a row's draws do
+    not depend on other rows.
+    """
+    counts = [_num_drawn(term) for term in terms]
+    drawn = [
+        [torch.rand(length, count, generator=rng, dtype=torch.float64) for count in counts if count]
+        for rng, length in rows
+    ]
+    columns = iter([torch.cat(parts) for parts in zip(*drawn, strict=True)])
+    return [next(columns) if count else None for count in counts]
+
+
+def _num_drawn(term: Objective) -> int:
+    if isinstance(term, TVDPlusPlus) and term.estimator == "sampled":
+        return term.num_samples
+    return 0
+
+
+def draws_tokens(terms: Sequence[Objective]) -> bool:
+    """True if any term draws tokens."""
+    return any(map(_num_drawn, terms))
+
+
+def normalises_rewards(terms: Sequence[Objective]) -> bool:
+    """True if a term normalises its rewards over the positions that are computed together."""
+    return any(isinstance(term, TVDPlusPlus) for term in terms)
+
+
+class Policies:
+    """Inputs of the TVD++ terms; other terms have none."""
+
+    def __init__(
+        self, terms: Sequence[Objective], uniforms: Sequence[Tensor | None], add_up: AddUp
+    ) -> None:
+        # add_up sums a tensor over all processes
+        self._terms = terms
+        self._uniforms = uniforms
+        self._add_up = add_up
+        self._moments: list[RewardMoments | None] = [None] * len(terms)
+        self._drawn: list[list[Tensor]] = [[] for _ in terms]
+
+    @torch.no_grad()
+    def look_at(self, chunks: Iterable[tuple[Tensor | None, Tensor]]) -> None:
+        """Process the batch, in order: log-probabilities of target and draft, [C, V] each."""
+        ours = [i for i, term in enumerate(self._terms) if isinstance(term, TVDPlusPlus)]
+        if not ours:
+            return
+        start = 0
+        for target_log_probs_CV, draft_log_probs_CV in chunks:
+            assert target_log_probs_CV is not None, "TVD++ needs a target"
+            rows = slice(start, start + len(draft_log_probs_CV))
+            for index in ours:
+                self._add_chunk(index, rows, target_log_probs_CV, draft_log_probs_CV)
+            start = rows.stop
+        for index in ours:
+            moments = self._moments[index]
+            assert moments is not None, "a batch has positions"
+            self._moments[index] = RewardMoments(*self._add_up(torch.stack(moments)))
+
+    def _add_chunk(self, index: int, rows: slice, target: Tensor, draft: Tensor) -> None:
+        term, uniforms_NK = self._terms[index], self._uniforms[index]
+        assert isinstance(term, TVDPlusPlus)
+        drawn_CK = None
+        if uniforms_NK is not None:
+            drawn_CK = _draw(draft, uniforms_NK[rows])
+            self._drawn[index].append(drawn_CK)
+        moments = reward_moments(target, draft, term.estimator, drawn_CK)
+        sums = self._moments[index]
+        self._moments[index] = moments if sums is None else sums.plus(moments)
+
+    def of(self, rows: slice) -> list[Policy | None]:
+        """Inputs of each term at these positions of the batch."""
+        return [
+            None if moments is None else Policy(moments, torch.cat(drawn)[rows] if drawn else None)
+            for moments, drawn in zip(self._moments, self._drawn, strict=True)
+        ]
+
+
+def _draw(log_probs_CV: Tensor, uniforms_CK: Tensor) -> Tensor:
+    probs_CV, uniforms_CK = log_probs_CV.exp(), uniforms_CK.to(log_probs_CV.device)
+    return torch.stack([sample(probs_CV, uniforms_C) for uniforms_C in uniforms_CK.T], -1)

@@ -6,19 +6,18 @@ For an encoder-decoder this is supervised fine-tuning on pairs of source and tar
 # N trained positions, D hidden
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import torch
 from pydantic import Field, model_validator
 
 from paceline.config import Options, StrictModel
+from paceline.core.divergences import Mean
 from paceline.core.fused import chunks
-from paceline.core.reduction import Mean
+from paceline.core.text_scores import nats_of
 from paceline.data.collate import Row, collate
 from paceline.data.examples import Lengths, build_examples
 from paceline.data.input_checks import InputChecks
-from paceline.data.packing import PackedText
 from paceline.data.prompts import (
     CorpusConfig,
     corpus_fingerprint,
@@ -26,52 +25,40 @@ from paceline.data.prompts import (
     stream_records,
     text_of,
 )
-from paceline.data.sources import ExampleStream, FixedText, Shard
+from paceline.data.replay import WritingClock
+from paceline.data.sources import ExampleStream, FixedText
 from paceline.errors import ConfigError, PromptError, UsageError
 from paceline.models.compatibility import check_fits
 from paceline.models.drafts.scratch import AnyNewModel, NewTokenizer, write_new_model
-from paceline.models.loading import (
-    fingerprint_if_there,
-    load_model,
-    model_directory,
-    stored_dtype,
-    tokenizer_of,
-)
+from paceline.models.loading import fingerprint_if_there, stored_dtype, tokenizer_of
 from paceline.models.precision import shapes_of
 from paceline.models.prepare import prepare_for_training
 from paceline.progress import silent
 from paceline.records import RunDirectory
-from paceline.train.checkpoint import (
-    CheckpointStore,
-    check_run_directory,
-    read_optimizer,
-    read_state,
-    rewind_metrics,
-)
-from paceline.train.freezing import train_all
-from paceline.train.loop import Parts
+from paceline.train.checkpoint import check_run_directory
+from paceline.train.config import TrainSettings
+from paceline.train.loop import TrainingLoop, TrainingText, train
+from paceline.train.loss import StepPlan, places_of
 from paceline.train.objectives import CrossEntropy
 from paceline.train.optim import AdamW, Optimizer
-from paceline.train.run import check_batches, run_training, takes_bfloat16
-from paceline.train.settings import TrainSettings
-from paceline.train.step import Stepper, StepPlan
+from paceline.train.run import open_run
+from paceline.train.step import Stepper
 from paceline.train.text_checks import check_texts, check_trained
-from paceline.train.vocabulary_subset_loss import places_of
+from paceline.train.training_text import packed_text
+from paceline.train.weights import train_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from accelerate import Accelerator
     from torch import Tensor
 
     from paceline.data.examples import Example
     from paceline.data.prompts import Record
-    from paceline.data.sources import BatchSource, TextStream
     from paceline.models.hf.base import HfModel
     from paceline.progress import Progress
-    from paceline.train.checkpoint import TrainingState
     from paceline.train.loop import Figures
+    from paceline.train.run import TrainingRun
 
 _ROWS = 32  # held-out texts per batch
 _CHUNK = 256  # positions per chunk of probabilities
@@ -167,14 +154,10 @@ def pretrain(config: PretrainConfig, *, resume: bool = False, progress: Progress
         TrainingError: training failed or was stopped; checkpoints are kept.
         StorageError: a file could not be written; checkpoints are kept.
     """
-    return run_training(
-        config,
-        partial(_set_up, config),
-        partial(_inputs, config),
-        product="model",
-        resume=resume,
-        progress=progress,
-    )
+    with open_run(config, _inputs(config), resume=resume, progress=progress) as run:
+        if run is not None:
+            train(_set_up(config, run), product="model", stored_dtype=_stored_dtype(config))
+    return config.output
 
 
 def _inputs(config: PretrainConfig) -> dict[str, str]:
@@ -202,28 +185,28 @@ class HeldOutLoss:
         ]
 
     @torch.no_grad()
-    def evaluate(self, draft: HfModel) -> Figures:
+    def evaluate(self, model: HfModel) -> Figures:
         """Evaluate a model on these texts.
 
         loss: nats per token. accuracy: fraction of labels that are the argmax. coverage: fraction
         of labels that a draft with a restricted vocabulary can propose.
         """
-        head = draft.plain_head
-        vocabulary = _vocabulary(draft)
+        head = model.plain_head
+        vocabulary = _vocabulary(model)
         if vocabulary is not None:
             head = head.rows(vocabulary[0])
         loss, num_correct, count, total = 0.0, 0, 0, 0
         for batch in self.batches:
-            hidden_ND = draft.hidden(batch)[batch.mask_BT]
+            hidden_ND = model.hidden(batch)[batch.mask_BT]
             labels_N = batch.labels_BT[batch.mask_BT]
             total += len(labels_N)
             if vocabulary is not None:
-                labels_N, known_N = places_of(labels_N, vocabulary[0], len(draft.head_weight))
+                labels_N, known_N = places_of(labels_N, vocabulary[0], len(model.head_weight))
                 hidden_ND, labels_N = hidden_ND[known_N], labels_N[known_N]
             for rows in chunks(len(labels_N), _CHUNK):
                 log_probs_CV = head.log_probs(hidden_ND[rows])
                 labels_C = labels_N[rows]
-                loss -= float(log_probs_CV.gather(-1, labels_C[:, None]).double().sum())
+                loss += nats_of(log_probs_CV, labels_C)
                 num_correct += int((log_probs_CV.argmax(-1) == labels_C).sum())
             count += len(labels_N)
         if count == 0:
@@ -242,88 +225,55 @@ def _vocabulary(model: HfModel) -> tuple[Tensor, Tensor] | None:
     return model.draft_vocabulary, torch.zeros(len(model.draft_vocabulary))
 
 
-def _set_up(
-    config: PretrainConfig, accelerator: Accelerator, run: RunDirectory, progress: Progress
-) -> tuple[Parts, TrainingState]:
-    shard = Shard(accelerator.process_index, accelerator.num_processes)
-    check_batches(config, config.batch_size, shard)
+def _set_up(config: PretrainConfig, run: TrainingRun) -> TrainingLoop:
+    """Model, optimizer, text and evaluation, as the latest checkpoint left them."""
+    run.check_batches(config.batch_size)
     records = () if config.data.streaming else read_records(config.data.train)
-    start = _start(config, records or stream_records(config.data.train), accelerator, run)
-    store = CheckpointStore(run.checkpoints, model_directory(start), config.checkpoints.keep)
-    checkpoint = store.latest()
-    if accelerator.is_main_process:
-        store.sweep()
-    state = read_state(checkpoint)
-    latest = start if checkpoint is None else checkpoint / "draft"
-    model = load_model(latest, dtype="float32", device=str(accelerator.device))
+    start = _start(config, run, records or stream_records(config.data.train))
+    store = run.open_checkpoints(start)
+    model = run.load_trained(start, store)
     _check_length(config, model)
-    source, stream = _source(config, records, model, shard, run)
+    text = _text(config, run, records, model)
     train_all(model)
     model = prepare_for_training(model)
-    bfloat16 = takes_bfloat16(config, shapes_of(model.hf.config), accelerator, run)
-    width = len(model.head_weight)
-    stepper = Stepper(model, None, config, accelerator, vocab_size=width, bfloat16=bfloat16)
-    stepper.restore(read_optimizer(checkpoint))
-    evaluator = None
-    if accelerator.is_main_process:
-        rewind_metrics(run, state.step if checkpoint else -1)
-        evaluator = _evaluator(config, model)
+    bfloat16 = run.takes_bfloat16(shapes_of(model.hf.config))
+    sizes = {"vocab_size": len(model.head_weight), "bfloat16": bfloat16}
+    stepper = Stepper(model, None, config, run.accelerator, **sizes)
     plan = StepPlan((CrossEntropy(),), _vocabulary(model))
-    parts = Parts(
-        config=config,
-        accelerator=accelerator,
-        stepper=stepper,
-        source=source,
-        stream=stream,
-        plan=lambda _position, _num_drawn: plan,
-        run=run,
-        store=store,
-        stored_dtype=_stored_dtype(config),
-        evaluator=evaluator,
+    return TrainingLoop(
+        run,
+        store,
+        stepper,
+        text,
+        lambda _position, _num_drawn: plan,
+        evaluator=_evaluator(config, model) if run.is_main else None,
         evaluate_every=config.evaluate_every,
-        progress=progress,
     )
-    return parts, state
 
 
-def _source(
-    config: PretrainConfig,
-    records: Sequence[Record],
-    model: HfModel,
-    shard: Shard,
-    run: RunDirectory,
-) -> tuple[BatchSource, TextStream]:
-    if not config.data.streaming:
-        examples = _examples(config, records, model)
-        stream = ExampleStream(examples, config.batch_size, seed=config.seed, shard=shard)
-        text = FixedText(stream)
-        text.check()
-        return text, stream
-    tokenizer = tokenizer_of(model, str(config.model))
-    packed = PackedText(
-        config.data.train,
-        tokenizer,
-        config.max_prompt_tokens + config.max_completion_tokens,
-        config.batch_size,
-        eos_token_id=cast("int | None", tokenizer.eos_token_id),
-        eos_token_ids=model.eos_token_ids,
-        seed=config.seed,
-        shard=shard,
-        marks=run.path / "packing.jsonl",
-    )
-    return packed, packed
+def _text(
+    config: PretrainConfig, run: TrainingRun, records: Sequence[Record], model: HfModel
+) -> TrainingText:
+    if config.data.streaming:
+        lengths = Lengths(config.max_prompt_tokens, config.max_completion_tokens)
+        path = str(config.model)
+        packed = packed_text(run, config.data.train, model, path, lengths, config.batch_size)
+        return TrainingText(packed, packed, WritingClock())
+    examples = _examples(config, records, model)
+    stream = ExampleStream(examples, config.batch_size, seed=config.seed, shard=run.shard)
+    text = FixedText(stream)
+    text.check()
+    return TrainingText(text, stream, WritingClock())
 
 
-def _start(
-    config: PretrainConfig, records: Iterable[Record], accelerator: Accelerator, run: RunDirectory
-) -> str | Path:
+def _start(config: PretrainConfig, run: TrainingRun, records: Iterable[Record]) -> str | Path:
     """The initial model; a new one is created once, as `start` in the run directory."""
     if isinstance(config.model, str):
         return config.model
-    out = run.path / "start"
-    if accelerator.is_main_process and not out.exists():
+    out = run.directory.path / "start"
+    if run.is_main and not out.exists():
         write_new_model(config.model, config.tokenizer, _texts(records), out, seed=config.seed)
-    accelerator.wait_for_everyone()
+    run.accelerator.wait_for_everyone()
     return out
 
 

@@ -1,76 +1,174 @@
-"""Executes a training run: set-up, evaluation, training, saving, evaluation of the saved model.
+"""Opens the run directory of a training run: processes, lock, manifest and choices of precision.
 
 A stopped run is resumed; a finished run is not changed.
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, parse_flag_from_env
 
 from paceline.data.input_checks import checked
+from paceline.data.sources import Shard
 from paceline.errors import ConfigError, PacelineError
-from paceline.models.drafts.save import save_draft
-from paceline.models.loading import load_model
+from paceline.models.loading import load_model, model_directory
 from paceline.models.precision import choose_precision
 from paceline.models.prepare import TrainingWriter, choose_writer
 from paceline.native import compiled
 from paceline.progress import silent
-from paceline.records import RunDirectory, read_jsonl
-from paceline.train.checkpoint import check_run_directory, clear_set_up, has_begun
-from paceline.train.loop import TrainingLoop
+from paceline.records import RunDirectory
+from paceline.train.checkpoint import (
+    CheckpointStore,
+    check_run_directory,
+    clear_set_up,
+    has_begun,
+    saved_model,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from paceline.data.sources import Shard
     from paceline.models.hf.base import HfModel
     from paceline.models.precision import Choice
     from paceline.progress import Progress
-    from paceline.train.checkpoint import TrainingState
-    from paceline.train.loop import Figures, Parts
-    from paceline.train.settings import TrainSettings
-
-    SetUp = Callable[[Accelerator, RunDirectory, Progress], tuple[Parts, TrainingState]]
-    Inputs = Callable[[], dict[str, str]]
+    from paceline.train.config import TrainSettings
 
 
-def run_training(
-    config: TrainSettings,
-    set_up: SetUp,
-    inputs: Inputs,
-    *,
-    product: str,
-    resume: bool = False,
-    progress: Progress = silent,
-) -> Path:
-    """Train, and save the model as `product` in the run directory. -> the run directory.
+class TrainingRun(NamedTuple):
+    """An open run, the same for each kind of training.
 
-    `inputs` returns the fingerprints of the run's input files, by name.
+    Attributes:
+        progress: Called in the main process only.
+    """
+
+    config: TrainSettings
+    directory: RunDirectory
+    accelerator: Accelerator
+    progress: Progress = silent
+
+    @property
+    def is_main(self) -> bool:
+        """True in the main process, which writes the files."""
+        return self.accelerator.is_main_process
+
+    @property
+    def shard(self) -> Shard:
+        return Shard(self.accelerator.process_index, self.accelerator.num_processes)
+
+    def open_checkpoints(self, tokenizer_source: str | Path) -> CheckpointStore:
+        """The checkpoints, without incomplete ones; saved models get this model's tokenizer."""
+        source = model_directory(tokenizer_source)
+        store = CheckpointStore(self.directory.checkpoints, source, self.config.checkpoints.keep)
+        if self.is_main:
+            store.sweep()
+        return store
+
+    def load_trained(self, start: str | Path, store: CheckpointStore) -> HfModel:
+        """The model of the latest checkpoint, or the initial model without one."""
+        latest = store.latest()
+        path = start if latest is None else saved_model(latest)
+        return load_model(path, dtype="float32", device=str(self.accelerator.device))
+
+    def takes_bfloat16(self, shapes: Sequence[tuple[int, int]]) -> bool:
+        """True if forward and backward passes run in bfloat16.
+
+        "auto" times products of these shapes when a run begins and records the choice in its
+        manifest.
+        """
+        precision: str = self.config.precision
+        if precision == "auto":
+            choose = partial(choose_precision, "training", shapes, self.accelerator.device)
+            precision = self._keep_choice("precision", choose)
+        return precision == "bfloat16"
+
+    def writer_of(self, model: HfModel) -> HfModel | TrainingWriter:
+        """The generator of training text: the model itself, or copies of its weights.
+
+        A Llama-like model may be rounded to bfloat16. "auto" times both when a run begins and
+        records the choice in its manifest.
+        """
+        precision: str = self.config.precision
+        if precision == "auto":
+            rows = self.config.batch_size // self.config.gradient_accumulation_steps
+            precision = self._keep_choice("writing", partial(choose_writer, model, rows))
+        writer = TrainingWriter(model)
+        copies = writer.fuses or (precision == "bfloat16" and writer.has_copies)
+        return writer if copies else model
+
+    def check_batches(self, num_rows: int, name: str = "batch_size") -> None:
+        """Raise ConfigError unless the rows divide into processes and accumulation steps."""
+        steps = self.config.gradient_accumulation_steps
+        parts = self.shard.world_size * steps
+        if num_rows % parts:
+            raise ConfigError(
+                f"{name} {num_rows} cannot be split over {self.shard.world_size} processes with "
+                f"gradient_accumulation_steps {steps}; use a multiple of {parts}"
+            )
+
+    def _keep_choice(self, name: str, choose: Callable[[], Choice]) -> str:
+        """The precision recorded in the manifest under this name, or the main process's choice."""
+        recorded: list[str | None] = [None]
+        if self.is_main:
+            choice = self.directory.keep_choice(name, lambda: choose()._asdict())
+            recorded = [choice["precision"]]
+        broadcast_object_list(recorded)
+        assert recorded[0] is not None, "the main process chooses"
+        return recorded[0]
+
+
+@contextmanager
+def open_run(
+    config: TrainSettings, inputs: Mapping[str, str], *, resume: bool, progress: Progress
+) -> Iterator[TrainingRun | None]:
+    """Begin or resume the run in `config.output` and lock its directory; None: it is finished.
+
+    `inputs` has the fingerprints of the run's input files, by name.
 
     Raises:
-        UsageError: invalid model, text or setting.
-        TrainingError: training failed or was stopped; checkpoints are kept.
-        StorageError: a file could not be written; checkpoints are kept.
+        ConfigError: the directory holds something else, or the launcher shards models itself.
+        StorageError: a file could not be written.
     """
     _check_launcher()
     accelerator = Accelerator(cpu=config.device == "cpu", mixed_precision="no")
     progress = progress if accelerator.is_main_process else silent
-    run = RunDirectory(config.output)
-    found = check_run_directory(run, config, inputs(), resume=resume)
-    if _is_finished(run, config):
-        return run.path
+    directory = RunDirectory(config.output)
+    inputs = check_run_directory(directory, config, inputs, resume=resume)
+    if _is_finished(directory, config):
+        yield None
+        return
     checked(config, resume=resume)
     with ExitStack() as stack:
-        _lock(run, accelerator, stack)
-        _train(config, set_up, found, accelerator, run, product, progress)
-    return run.path
+        _lock(directory, accelerator, stack)
+        if accelerator.is_main_process:
+            _begin(config, inputs, accelerator, directory)
+        progress("loading", 0, 1)
+        compiled()  # compiles native code now instead of during the first step
+        yield TrainingRun(config, directory, accelerator, progress)
+
+
+def _check_launcher() -> None:
+    """Refuse accelerate's own sharding, which conflicts with that of `weights.py`."""
+    for name in ("DEEPSPEED", "FSDP", "MEGATRON_LM"):
+        if parse_flag_from_env(f"ACCELERATE_USE_{name}"):
+            raise ConfigError(
+                f"accelerate is configured for {name}, which is not supported; launch with "
+                "torchrun or accelerate launch --multi_gpu, and set shard to shard weights, "
+                "gradients and optimizer state as ZeRO-3 does"
+            )
+
+
+def _is_finished(run: RunDirectory, config: TrainSettings) -> bool:
+    manifest = run.read_manifest()
+    if manifest is None or run.read_result() is None:
+        return False
+    now = config.model_dump(mode="json")
+    return all(manifest["config"][key] == now[key] for key in ("num_steps", "max_seconds"))
 
 
 def _lock(run: RunDirectory, accelerator: Accelerator, stack: ExitStack) -> None:
@@ -86,145 +184,21 @@ def _lock(run: RunDirectory, accelerator: Accelerator, stack: ExitStack) -> None
         raise errors[0]
 
 
-def _train(
+def _begin(
     config: TrainSettings,
-    set_up: SetUp,
-    inputs: dict[str, str],
+    inputs: Mapping[str, str],
     accelerator: Accelerator,
-    run: RunDirectory,
-    product: str,
-    progress: Progress,
+    directory: RunDirectory,
 ) -> None:
-    if accelerator.is_main_process:
-        # if this start is stopped, the result of an earlier, smaller budget must not remain
-        run.result.unlink(missing_ok=True)
-        if not has_begun(run):
-            clear_set_up(run)
-        before = run.read_manifest() if has_begun(run) else None
-        if accelerator.device.type == "cuda":
-            torch.cuda.init()  # so that the manifest names the GPU
-        run.write_manifest(config, inputs=inputs, choices=(before or {}).get("choices", {}))
-    progress("loading", 0, 1)
-    compiled()  # compiles native code now instead of during the first step
-    parts, state = set_up(accelerator, run, progress)
-    progress("loading", 1, 1)
-    loop = TrainingLoop(parts, state)
-    before = _figures_before(run, loop)
-    loop.run()
-    draft, _ = parts.stepper.whole()
-    if accelerator.is_main_process:
-        _finish(parts, draft, state, before, product)
-    accelerator.wait_for_everyone()
-
-
-def _check_launcher() -> None:
-    """Refuse accelerate's own sharding, which conflicts with that of `sharding.py`."""
-    for name in ("DEEPSPEED", "FSDP", "MEGATRON_LM"):
-        if parse_flag_from_env(f"ACCELERATE_USE_{name}"):
-            raise ConfigError(
-                f"accelerate is configured for {name}, which is not supported; launch with "
-                "torchrun or accelerate launch --multi_gpu, and set shard to shard weights, "
-                "gradients and optimizer state as ZeRO-3 does"
-            )
-
-
-def takes_bfloat16(
-    config: TrainSettings,
-    shapes: Sequence[tuple[int, int]],
-    accelerator: Accelerator,
-    run: RunDirectory,
-) -> bool:
-    """True if forward and backward passes run in bfloat16.
-
-    "auto" times products of these shapes when a run begins and records the choice in its manifest.
-    """
-    precision: str = config.precision
-    if precision == "auto":
-        choose = partial(choose_precision, "training", shapes, accelerator.device)
-        precision = _keep_choice(run, "precision", choose, accelerator)
-    return precision == "bfloat16"
-
-
-def writer_of(
-    config: TrainSettings, model: HfModel, accelerator: Accelerator, run: RunDirectory
-) -> HfModel | TrainingWriter:
-    """The generator of training text: the model itself, or copies of its weights.
-
-    A Llama-like model may be rounded to bfloat16. "auto" times both when a run begins and records
-    the choice in its manifest.
-    """
-    precision: str = config.precision
-    if precision == "auto":
-        rows = config.batch_size // config.gradient_accumulation_steps
-        choose = partial(choose_writer, model, rows)
-        precision = _keep_choice(run, "writing", choose, accelerator)
-    writer = TrainingWriter(model)
-    copies = writer.fuses or (precision == "bfloat16" and writer.has_copies)
-    return writer if copies else model
-
-
-def _keep_choice(
-    run: RunDirectory, name: str, choose: Callable[[], Choice], accelerator: Accelerator
-) -> str:
-    """The precision recorded in the manifest under this name, or the main process's choice."""
-    recorded: list[str | None] = [None]
-    if accelerator.is_main_process:
-        recorded = [run.keep_choice(name, lambda: choose()._asdict())["precision"]]
-    broadcast_object_list(recorded)
-    assert recorded[0] is not None, "the main process chooses"
-    return recorded[0]
-
-
-def check_batches(
-    config: TrainSettings, num_rows: int, shard: Shard, name: str = "batch_size"
-) -> None:
-    """Raise ConfigError unless the rows divide into processes and accumulation steps."""
-    parts = shard.world_size * config.gradient_accumulation_steps
-    if num_rows % parts:
-        raise ConfigError(
-            f"{name} {num_rows} cannot be split over {shard.world_size} processes with "
-            f"gradient_accumulation_steps {config.gradient_accumulation_steps}; use a multiple of "
-            f"{parts}"
-        )
-
-
-def _is_finished(run: RunDirectory, config: TrainSettings) -> bool:
-    manifest = run.read_manifest()
-    if manifest is None or run.read_result() is None:
-        return False
-    now = config.model_dump(mode="json")
-    return all(manifest["config"][key] == now[key] for key in ("num_steps", "max_seconds"))
-
-
-def _figures_before(run: RunDirectory, loop: TrainingLoop) -> Figures | None:
-    """Figures of the untrained model: measured, or read from the metrics of a resumed run."""
-    if loop.state.step == 0:
-        return loop.evaluate()
-    rows = [row for row in read_jsonl(run.metrics) if row["step"] == 0]
-    return rows[0]["evaluation"] if rows else None
-
-
-def _finish(
-    parts: Parts, draft: HfModel, state: TrainingState, before: Figures | None, product: str
-) -> None:
-    run = parts.run
-    out = run.path / product
-    save_draft(draft, parts.store.tokenizer_source, out, parts.stored_dtype)
-    after = None
-    if parts.evaluator is not None:
-        parts.progress("evaluating", 0, 1)
-        saved = load_model(out, dtype="float32", device=str(parts.accelerator.device))
-        after = parts.evaluator.evaluate(saved)
-        parts.progress("evaluating", 1, 1)
-    rows = [row for row in read_jsonl(run.metrics) if "loss" in row]
-    run.write_result(
-        {
-            product: str(out),
-            "num_steps": state.step,
-            "elapsed_s": round(state.elapsed_s, 3),
-            "num_tokens": sum(row["num_tokens"] for row in rows),
-            "final_loss": rows[-1]["loss"],
-            "before": before,
-            "after": after,
-        }
-    )
+    """Write the manifest, and delete what an earlier start left behind."""
+    # if this start is stopped, the result of an earlier, smaller budget must not remain
+    directory.result.unlink(missing_ok=True)
+    before = None
+    if has_begun(directory):
+        before = directory.read_manifest()
+    else:
+        clear_set_up(directory)
+    if accelerator.device.type == "cuda":
+        torch.cuda.init()  # so that the manifest names the GPU
+    choices = (before or {}).get("choices", {})
+    directory.write_manifest(config, inputs=dict(inputs), choices=choices)

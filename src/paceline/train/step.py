@@ -1,51 +1,41 @@
-"""One optimizer step: target scores, draft loss, gradient accumulation and update."""
+"""One optimizer step: target scores, loss, gradient accumulation and update."""
 
-# B rows, T positions, N trained positions, C tokens of a chunk, D hidden, V vocabulary
+# B rows, T positions, N trained positions, D hidden
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import DistributedType
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from paceline.core.fused import chunked_loss, chunked_loss_of_logits, chunks
-from paceline.core.reduction import count_units, token_weights
-from paceline.core.top_k_tail import among
+from paceline.core.divergences import count_units, token_weights
 from paceline.data.collate import TokenBatch, collate
 from paceline.models.hf.architectures import body_of
-from paceline.native.divergence_kernels import can_differentiate, losses_and_slopes
-from paceline.train.chunk_size import ChunkSize
-from paceline.train.coverage import Normalisers, TargetScores
+from paceline.train.loss import ChunkSize, DraftLoss, Normalisers, Weights, places_of
 from paceline.train.objectives import (
     counts_acceptance,
-    native_terms,
-    reads_target,
-    reads_top,
-    token_losses,
-)
-from paceline.train.optim import build_optimizer
-from paceline.train.reward_moments import (
-    Policies,
     draws_tokens,
     normalises_rewards,
+    reads_target,
+    reads_top,
     uniforms_of_terms,
 )
-from paceline.train.sharding import (
+from paceline.train.optim import build_optimizer
+from paceline.train.weights import (
     is_finite,
     restore_state,
+    rows_added_in_place,
     shard_model,
-    whole_draft,
+    whole_model,
     whole_number,
     whole_state,
 )
-from paceline.train.tied_embeddings import rows_added_in_place
-from paceline.train.vocabulary_subset_loss import places_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,9 +44,9 @@ if TYPE_CHECKING:
 
     from paceline.data.collate import Row
     from paceline.models.hf.base import HfModel
+    from paceline.train.config import TrainSettings
+    from paceline.train.loss import StepPlan
     from paceline.train.objectives import Objective
-    from paceline.train.reward_moments import AddUp
-    from paceline.train.settings import TrainSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,125 +59,16 @@ class StepFigures:
     chunk_tokens: int
 
 
-class StepPlan(NamedTuple):
-    """Objective of one step.
-
-    Attributes:
-        vocabulary: Tokens and logit offsets of `VocabularySample.draw`; None: all tokens.
-        rng_of_row: Generator for a row's draws, by its index in the step over all processes.
-        phase: Losses are comparable within a phase; a new objective starts a new phase.
-    """
-
-    terms: Sequence[Objective]
-    vocabulary: tuple[Tensor, Tensor] | None = None
-    rng_of_row: Callable[[int], torch.Generator] | None = None
-    phase: int = 0
-
-
-class Weights(NamedTuple):
-    """Weights of the token losses in the step's mean; see `token_weights`.
-
-    Attributes:
-        labelled_BT: Of terms that have a loss at every trained position.
-        scored_BT: Of terms that read recorded scores: their mean is over positions with scores.
-    """
-
-    labelled_BT: Tensor
-    scored_BT: Tensor
-
-
-class DraftLoss(nn.Module):
-    """The draft's forward pass and loss as one module, for data parallelism."""
-
-    def __init__(
-        self,
-        draft: HfModel,
-        target: HfModel | None,
-        chunk: ChunkSize,
-        *,
-        vocab_size: int,
-        bfloat16: bool,
-        add_up: AddUp,
-    ) -> None:
-        super().__init__()
-        self.hf = draft.hf
-        self.draft = draft
-        self.target = target
-        self.chunk = chunk
-        self.vocab_size = vocab_size
-        self.autocast = bfloat16
-        self.add_up = add_up
-
-    def forward(
-        self,
-        batch: TokenBatch,
-        weights: Weights,
-        target_hidden_ND: Tensor | None,
-        plan: StepPlan,
-        uniforms: Sequence[Tensor | None],
-        normalisers_N: Tensor | None,
-    ) -> Tensor:
-        """Sum over trained positions of weight times loss; see `TargetScores.normalisers_N`."""
-        labels_N = batch.labels_BT[batch.mask_BT]
-        weights_N, scored_N = (each_BT[batch.mask_BT] for each_BT in weights)
-        top_scale_N = scored_N / weights_N
-        vocab_size: int | None = self.vocab_size
-        draft_head = self.draft.head
-        if not all(term.reads_target for term in plan.terms):
-            draft_head = self.draft.plain_head
-        target_head = None if self.target is None else self.target.head
-        if plan.vocabulary is not None:
-            tokens_S, offsets_S = plan.vocabulary
-            draft_head = draft_head.rows(tokens_S).raised(offsets_S)
-            if target_head is not None:
-                target_head = target_head.rows(tokens_S).raised(offsets_S)
-            labels_N, _ = places_of(labels_N, tokens_S, self.vocab_size)
-            vocab_size = None
-        top_N = batch.top
-        if top_N is not None and plan.vocabulary is not None:
-            top_N = among(top_N, plan.vocabulary[0], self.vocab_size)
-        target = TargetScores(target_hidden_ND, target_head, vocab_size, normalisers_N)
-        policies = Policies(plan.terms, uniforms, self.add_up)
-        native = native_terms(plan.terms)
-
-        def loss_of_chunk(draft_log_probs_CV: Tensor, rows: slice) -> Tensor:
-            target_log_probs_CV, log_coverage_C = target.log_probs(rows)
-            given = target_log_probs_CV, draft_log_probs_CV, labels_N[rows], policies.of(rows)
-            top = None if top_N is None else top_N.rows(rows)
-            named = {"log_coverage_C": log_coverage_C, "top": top, "top_scale_C": top_scale_N[rows]}
-            return token_losses(plan.terms, *given, **named)
-
-        def loss_and_gradient_of_chunk(draft_logits_CV: Tensor, rows: slice) -> Tensor:
-            given = target.logits(rows), draft_logits_CV, labels_N[rows], weights_N[rows]
-            assert native is not None, "checked below"
-            return losses_and_slopes(native, *given, target.normalisers(rows))
-
-        with torch.autocast(batch.tokens_BT.device.type, torch.bfloat16, enabled=self.autocast):
-            hidden_ND = self.draft.hidden(batch)[batch.mask_BT]
-            width = len(draft_head.weight_VD[:vocab_size])
-            chunk_size = self.chunk.choose(self.hf, width, len(plan.terms))
-            size = {"chunk_size": chunk_size, "vocab_size": vocab_size}
-            if native is not None and can_differentiate(hidden_ND):
-                return chunked_loss_of_logits(
-                    hidden_ND, draft_head, loss_and_gradient_of_chunk, weights_N, **size
-                )
-            policies.look_at(
-                (target.served_log_probs(rows), draft_head.log_probs(hidden_ND[rows], vocab_size))
-                for rows in chunks(len(hidden_ND), chunk_size)
-            )
-            return chunked_loss(hidden_ND, draft_head, loss_of_chunk, weights_N, **size)
-
-
 class Stepper:
-    """Runs optimizer steps on the draft's parameters that require gradients.
+    """Runs optimizer steps on the parameters of `model` that require gradients.
 
-    Without a target, the objective must use labels only. The draft stays in evaluation mode, which
+    Without a target, the objective must use labels only. The model stays in evaluation mode, which
     disables dropout, as in Table B.1, and changes nothing else in decoder-only models.
     """
 
     def __init__(
         self,
-        draft: HfModel,
+        model: HfModel,
         target: HfModel | None,
         config: TrainSettings,
         accelerator: Accelerator,
@@ -195,27 +76,27 @@ class Stepper:
         vocab_size: int,
         bfloat16: bool,
     ) -> None:
-        self.draft = draft
+        self.model = model
         self.target = target
         self.config = config
         self.accelerator = accelerator
         self.vocab_size = vocab_size
         self._chunk = ChunkSize(config.chunk_tokens)
         self._normalisers = Normalisers(vocab_size, self._chunk.current)
-        draft.hf.eval()
+        model.hf.eval()
         # The padding token may be the end-of-text token, whose embedding must be trained. Masked
         # padding has no gradient anyway.
-        for module in draft.hf.modules():
+        for module in model.hf.modules():
             if isinstance(module, nn.Embedding):
                 module.padding_idx = None
         if target is not None:
             target.hf.eval().requires_grad_(False)
         add_up = partial(_sum, accelerator)
         loss = DraftLoss(
-            draft, target, self._chunk, vocab_size=vocab_size, bfloat16=bfloat16, add_up=add_up
+            model, target, self._chunk, vocab_size=vocab_size, bfloat16=bfloat16, add_up=add_up
         )
         self.loss: nn.Module = self._distributed(loss)
-        self.parameters = [p for p in draft.hf.parameters() if p.requires_grad]
+        self.parameters = [p for p in model.hf.parameters() if p.requires_grad]
         self.optimizer = build_optimizer(config.optimizer, self.parameters)
 
     def _distributed(self, loss: DraftLoss) -> nn.Module:
@@ -223,13 +104,13 @@ class Stepper:
         if self.target is not None and "target" in shard:
             shard_model(self.target, body_of(self.target.hf), self.accelerator)
         if "draft" in shard:
-            shard_model(self.draft, loss, self.accelerator)
+            shard_model(self.model, loss, self.accelerator)
             return loss
         return self.accelerator.prepare_model(loss)
 
     def whole(self) -> tuple[HfModel, dict[str, Any]]:
-        """The unsharded draft and optimizer state, on the main process. Collective."""
-        return whole_draft(self.loss, self.draft), whole_state(self.loss, self.optimizer)
+        """The unsharded model and optimizer state, on the main process. Collective."""
+        return whole_model(self.loss, self.model), whole_state(self.loss, self.optimizer)
 
     def is_finite(self) -> bool:
         """True if all weights are finite, on every process."""
@@ -339,7 +220,7 @@ class Stepper:
         terms: Sequence[Objective],
     ) -> Tensor | None:
         """See `TargetScores.normalisers_N`; only an acceptance over some tokens needs them."""
-        if hidden_ND is None or self.draft.draft_vocabulary is None:
+        if hidden_ND is None or self.model.draft_vocabulary is None:
             return None
         if not counts_acceptance(terms):
             return None
@@ -373,7 +254,7 @@ class Stepper:
 
     def _embedded(self) -> contextlib.AbstractContextManager[None]:
         single = self.accelerator.distributed_type == DistributedType.NO
-        return rows_added_in_place(self.draft) if single else contextlib.nullcontext()
+        return rows_added_in_place(self.model) if single else contextlib.nullcontext()
 
     def _add_up(self, *values: Tensor | int) -> list[float]:
         device = self.accelerator.device

@@ -27,8 +27,8 @@ from paceline.processes import in_processes
 from paceline.progress import silent
 from paceline.records import RunDirectory, atomic_write_text, config_hash
 from paceline.train.align import align
-from paceline.train.align_config import AlignConfig
 from paceline.train.checkpoint import check_run_directory
+from paceline.train.config import AlignConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -9,10 +9,10 @@ import torch
 from paceline.data.examples import Lengths, build_examples
 from paceline.data.packing import PackedText
 from paceline.data.prompts import read_records
-from paceline.data.replay import Rounds, ServedRounds, TargetRounds
-from paceline.data.requests import ModelWriter
+from paceline.data.replay import Rounds, ServedRounds, TargetRounds, WritingClock
 from paceline.data.sources import (
     BatchSource,
+    BlendedText,
     ExampleStream,
     FixedText,
     MixedText,
@@ -24,21 +24,17 @@ from paceline.errors import ConfigError, PromptError
 from paceline.models import prepare_for_decoding
 from paceline.models.loading import load_tokenizer, tokenizer_of
 from paceline.rng import named_generator
+from paceline.train.loop import TrainingText
 from paceline.train.objectives import reads_top
-from paceline.train.run import check_batches
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.data.examples import Example
-    from paceline.data.prompts import Record
-    from paceline.data.replay import WritingClock
-    from paceline.data.sources import Shard
-    from paceline.models.contract import Model
+    from paceline.data.prompts import CorpusConfig, Record
     from paceline.models.hf.base import HfModel
-    from paceline.progress import Progress
-    from paceline.records import RunDirectory
-    from paceline.train.align_config import AlignConfig
+    from paceline.train.config import AlignConfig
+    from paceline.train.run import TrainingRun
 
 
 _SERVED_BATCHES = 16  # of training, in a round that servers write if none is configured
@@ -74,26 +70,26 @@ def records_of(config: AlignConfig) -> tuple[list[Record], list[Record] | None]:
 
 
 def stream_of(
-    config: AlignConfig, records: Sequence[Record], target: HfModel, shard: Shard
+    config: AlignConfig, run: TrainingRun, records: Sequence[Record], reader: HfModel
 ) -> ExampleStream:
     """The tokenised and truncated training corpus."""
-    tokenizer = tokenizer_of(target, config.target)
-    check_batches(config, config.batch_size, shard)
-    check_batches(config, config.pretraining_rows, shard, "rows of pretraining text")
+    tokenizer = tokenizer_of(reader, config.target)
+    run.check_batches(config.batch_size)
+    run.check_batches(config.pretraining_rows, "rows of pretraining text")
     examples = build_examples(
         records,
         tokenizer,
         lengths_of(config),
         eos_token_id=cast("int | None", tokenizer.eos_token_id),
-        eos_token_ids=target.eos_token_ids,
+        eos_token_ids=reader.eos_token_ids,
         train_document_prompts=config.data.train_document_prompts,
         pack_documents=config.data.pack_documents,
-        decoder_prompt=target.decoder_prompt,
+        decoder_prompt=reader.decoder_prompt,
         recorded_states=config.data.recorded_states,
     )
-    _check_width(examples, target, config)
+    _check_width(examples, reader, config)
     own_rows = config.batch_size - config.pretraining_rows
-    return ExampleStream(examples, own_rows, seed=config.seed, shard=shard)
+    return ExampleStream(examples, own_rows, seed=config.seed, shard=run.shard)
 
 
 def _check_width(examples: Sequence[Example], target: HfModel, config: AlignConfig) -> None:
@@ -107,67 +103,90 @@ def _check_width(examples: Sequence[Example], target: HfModel, config: AlignConf
             )
 
 
-def source_of(
+def text_of(
     config: AlignConfig,
+    run: TrainingRun,
     stream: ExampleStream,
-    draft: Model,
+    draft: HfModel,
+    target: HfModel | None,
+) -> TrainingText:
+    """The mixture of Alg. A.2, with pretraining text if it is configured."""
+    reader, writing = target or draft, WritingClock()
+    source: BatchSource = _mixture(config, run, stream, draft, reader, writing)
+    if config.data.pretraining is not None:
+        own = config.data.pretraining, reader, config.target, lengths_of(config)
+        source = BlendedText(source, stream, packed_text(run, *own, config.pretraining_rows))
+    return TrainingText(source, stream, writing)
+
+
+def _mixture(
+    config: AlignConfig,
+    run: TrainingRun,
+    stream: ExampleStream,
+    draft: HfModel,
     target: HfModel,
-    shard: Shard,
-    progress: Progress,
     writing: WritingClock,
 ) -> MixedText:
-    """The mixture of Alg. A.2."""
-    plain_target = target
-    # prepared only if the target generates text, because the copy takes memory
-    writer = config.writer
-    generates = config.target_writes and isinstance(writer, ModelWriter)
-    # large bfloat16 batches are faster without preparation
-    in_rounds = config.target_rounds is not None and target.dtype == torch.bfloat16
-    if generates and not in_rounds:
-        target = prepare_for_decoding(target)
     generation: dict[str, Any] = {
         "sampling": config.sampling,
         "max_new_tokens": config.max_completion_tokens,
         "eos_token_ids": target.eos_token_ids,
     }
-    by_target: BatchSource = SampledText(stream, target, "target", **generation)
-    extra = {"shard": shard, "progress": progress, "clock": writing}
-    if isinstance(writer, OpenAIWriter):
-        batches = min(_SERVED_BATCHES, config.num_steps or _SERVED_BATCHES)
-        rounds = config.target_rounds or Rounds(rows=stream.batch_size * batches, uses=1)
-        tokenizer = load_tokenizer(config.target, alone=True)
-        by_target = ServedRounds(writer, tokenizer, stream, target, rounds, **generation, **extra)
-    elif config.target_rounds is not None:
-        by_target = TargetRounds(stream, target, config.target_rounds, **generation, **extra)
+    by_draft = config.fixed_fraction < 1 and config.draft_fraction > 0
+    draft_writer = run.writer_of(draft) if by_draft else draft
+    by_target = _text_of_target(config, run, stream, target, generation, writing)
     limit_gb = config.data.keep_states_gb
     fixed = FixedText(stream)
     if config.fixed_fraction > 0:
         fixed.check(recorded=reads_top(config.terms))
     return MixedText(
         stream,
-        fixed if limit_gb is None else ReadText(stream, plain_target, limit_gb),
-        SampledText(stream, draft, "draft", **generation),
+        fixed if limit_gb is None else ReadText(stream, target, limit_gb),
+        SampledText(stream, draft_writer, "draft", **generation),
         by_target,
         fixed_fraction=config.fixed_fraction,
         draft_fraction=config.draft_fraction,
     )
 
 
-def pretraining_of(
-    config: AlignConfig, target: HfModel, shard: Shard, run: RunDirectory
-) -> PackedText | None:
-    """Streamed pretraining text, or None."""
-    if config.data.pretraining is None:
-        return None
-    assert target.tokenizer is not None, "checked by stream_of"
+def _text_of_target(
+    config: AlignConfig,
+    run: TrainingRun,
+    stream: ExampleStream,
+    target: HfModel,
+    generation: dict[str, Any],
+    writing: WritingClock,
+) -> BatchSource:
+    """Text that the target or its servers generate, batch by batch or in rounds."""
+    rounds = config.target_rounds
+    in_rounds = generation | {"shard": run.shard, "progress": run.progress, "clock": writing}
+    if isinstance(config.writer, OpenAIWriter):
+        batches = min(_SERVED_BATCHES, config.num_steps or _SERVED_BATCHES)
+        rounds = rounds or Rounds(rows=stream.batch_size * batches, uses=1)
+        tokenizer = load_tokenizer(config.target, alone=True)
+        return ServedRounds(config.writer, tokenizer, stream, target, rounds, **in_rounds)
+    # Prepared only if the target generates text, because the copy takes memory, and large bfloat16
+    # batches are faster without.
+    if config.target_writes and (rounds is None or target.dtype != torch.bfloat16):
+        target = prepare_for_decoding(target)
+    if rounds is not None:
+        return TargetRounds(stream, target, rounds, **in_rounds)
+    return SampledText(stream, target, "target", **generation)
+
+
+def packed_text(
+    run: TrainingRun, corpus: CorpusConfig, model: HfModel, path: str, lengths: Lengths, rows: int
+) -> PackedText:
+    """A corpus that is streamed, as packed documents; `path` is the model's, for errors."""
+    tokenizer = tokenizer_of(model, path)
     return PackedText(
-        config.data.pretraining,
-        target.tokenizer,
-        sum(lengths_of(config)),
-        config.pretraining_rows,
-        eos_token_id=cast("int | None", target.tokenizer.eos_token_id),
-        eos_token_ids=target.eos_token_ids,
-        seed=config.seed,
-        shard=shard,
-        marks=run.path / "packing.jsonl",
+        corpus,
+        tokenizer,
+        sum(lengths),
+        rows,
+        eos_token_id=cast("int | None", tokenizer.eos_token_id),
+        eos_token_ids=model.eos_token_ids,
+        seed=run.config.seed,
+        shard=run.shard,
+        marks=run.directory.path / "packing.jsonl",
     )

@@ -19,7 +19,7 @@ from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculati
 from paceline.errors import ConfigError, InputNote, ModelLoadError, NotReachedError, UsageError
 from paceline.models import load_model
 from paceline.records import RunDirectory
-from paceline.train.settings import Checkpoints
+from paceline.train.config import Checkpoints
 
 QUESTIONS = [
     f"the {a} sat near the {b}" for a in ("cat", "hen", "man", "ant") for b in ("inn", "tin", "pan")

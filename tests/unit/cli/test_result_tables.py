@@ -19,7 +19,7 @@ from paceline.measure.predicted_frontier import AnalyzeConfig, FrontierRow, Pred
 from paceline.measure.results import IntervalRow
 from paceline.measure.training_stops import Stop
 from paceline.measure.trajectory import TextFigures, TrajectoryRow
-from paceline.train.align_config import Evaluation
+from paceline.train.config import Evaluation
 from paceline.train.sweep import Sweep, SweepConfig
 
 RULES = (Lossless(), Lenient("exponential", 0.8), Lossy(0.25, "tuned"), BiLDRule(12.5))

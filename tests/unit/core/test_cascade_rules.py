@@ -9,6 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 import exact_cascades as cascades
+from all_rules import CASCADES, stating
 from paceline.core.rules import (
     AnyRule,
     BiLDRule,
@@ -32,23 +33,7 @@ from paceline.core.rules import (
 TARGET = torch.tensor([0.6, 0.2, 0.2])
 DRAFT = torch.tensor([0.2, 0.6, 0.2])
 
-KINDS = {
-    "bild": BiLDRule,
-    "chow": Chow,
-    "chow_log": ChowLog,
-    "diff": Diff,
-    "diff_log": DiffLog,
-    "opt": Opt,
-    "opt_log": OptLog,
-    "token_v1": TokenV1,
-    "token_v2": TokenV2,
-    "token_v3": TokenV3,
-}
 THRESHOLDS = (0.0, 0.05, 0.3, 0.7, 1.0)
-
-
-def make(kind: str, alpha: float) -> Rule:
-    return Lossy(min(alpha, 0.95), "tuned") if kind == "tuned" else KINDS[kind](alpha)
 
 
 def random_pairs(vocab_size: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -61,7 +46,7 @@ def random_pairs(vocab_size: int, seed: int) -> tuple[Tensor, Tensor]:
     return p, q
 
 
-kinds = pytest.mark.parametrize("kind", [*KINDS, "tuned"])
+kinds = pytest.mark.parametrize("kind", [*CASCADES, "tuned"])
 
 
 @pytest.mark.parametrize(
@@ -100,7 +85,7 @@ def test_the_closed_form_equals_a_loop_and_is_what_the_rule_induces(kind: str, v
     p_raw_RV, q_raw_RV = random_pairs(vocab_size, seed=vocab_size + 1)
     raw = {"target_raw": p_raw_RV, "draft_raw": q_raw_RV}
     for alpha in THRESHOLDS:
-        rule = make(kind, alpha)
+        rule = stating(kind, alpha)
         found = rule.pi(p_RV, q_RV, **raw)
         assert found is not None
         aim = cascades.AIMS[kind](min(alpha, 0.95) if kind == "tuned" else alpha)
@@ -115,11 +100,11 @@ def test_the_closed_form_equals_a_loop_and_is_what_the_rule_induces(kind: str, v
         assert torch.allclose(rejected, 0.5 * (found - q_RV).abs().sum(-1), atol=1e-9)
 
 
-@pytest.mark.parametrize("kind", [k for k in [*KINDS, "tuned"] if "token" not in k])
+@pytest.mark.parametrize("kind", [k for k in [*CASCADES, "tuned"] if "token" not in k])
 def test_equal_models_are_left_alone_at_every_threshold(kind: str):
     p, _ = random_pairs(9, seed=1)
     for alpha in THRESHOLDS:
-        rule = make(kind, alpha)
+        rule = stating(kind, alpha)
         assert torch.equal(rule.accept_probs(p, p), torch.ones_like(p))
         assert torch.allclose(rule.induced_distribution(p, p), p, atol=1e-12)
 
@@ -199,7 +184,7 @@ def test_a_lossless_tuned_rule_is_lossless():
 @pytest.mark.parametrize("kind", ["chow", "diff", "opt", "bild", "tuned"])
 def test_a_larger_threshold_never_rejects_more(kind: str):
     p, q = random_pairs(20, seed=13)
-    rules = [make(kind, alpha) for alpha in (0.0, 0.1, 0.3, 0.6, 0.9)]
+    rules = [stating(kind, alpha) for alpha in (0.0, 0.1, 0.3, 0.6, 0.9)]
     rates = [(1 - (q * rule.accept_probs(p, q)).sum(-1)) for rule in rules]
     for fewer, more in pairwise(reversed(rates)):
         assert (fewer <= more + 1e-9).all()
@@ -211,13 +196,13 @@ def test_a_larger_threshold_never_rejects_more(kind: str):
 )
 def test_a_threshold_that_means_nothing_is_refused(kind: str, alpha: float):
     with pytest.raises(ValidationError):
-        make(kind, alpha)
+        stating(kind, alpha)
 
 
 @kinds
 def test_rules_are_read_from_a_configuration_by_their_tag(kind: str):
     adapter: TypeAdapter[AnyRule] = TypeAdapter(AnyRule)
-    rule = make(kind, 0.5)
+    rule = stating(kind, 0.5)
     assert adapter.validate_python(adapter.dump_python(rule)) == rule
 
 

@@ -58,11 +58,21 @@ def chunked(
     chunk_size: int,
     vocab_size: int | None = None,
 ) -> Tensor:
-    def loss_of_chunk(draft_log_probs_CV: Tensor, rows: slice) -> Tensor:
-        return divergence(case.target_log_probs[rows].float(), draft_log_probs_CV)
+    weights = case.weights.float()
 
     head = Head(case.weight, case.bias)
-    weights = case.weights.float()
+
+    def loss_of_chunk(hidden_CD: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        projected_CV = head.projected(hidden_CD)[:, :vocab_size].detach()
+        with torch.enable_grad():
+            projected_CV.requires_grad_(not torch.is_inference_mode_enabled())
+            log_probs_CV = projected_CV.float().log_softmax(-1)
+            losses_C = divergence(case.target_log_probs[rows].float(), log_probs_CV)
+            total = (losses_C * weights[rows]).sum()
+        if not total.requires_grad:
+            return losses_C, torch.zeros_like(projected_CV)
+        return losses_C.detach(), torch.autograd.grad(total, projected_CV)[0]
+
     return chunked_loss(
         case.hidden, head, loss_of_chunk, weights, chunk_size=chunk_size, vocab_size=vocab_size
     )
@@ -171,10 +181,10 @@ def test_the_loss_can_be_evaluated_without_slopes(mode: Callable[[], torch.no_gr
 def test_whole_logits_never_exist():
     widest = 0
 
-    def loss_of_chunk(draft_log_probs_CV: Tensor, rows: slice) -> Tensor:
+    def loss_of_chunk(hidden_CD: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         nonlocal widest
-        widest = max(widest, draft_log_probs_CV.shape[0])
-        return -draft_log_probs_CV[:, 0]
+        widest = max(widest, len(hidden_CD))
+        return hidden_CD[:, 0], torch.zeros(len(hidden_CD), VOCABULARY)
 
     case = make_case(torch.float32)
     head = Head(case.weight, case.bias)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.core.reduction import Mean, count_units, reduce_loss, token_weights
+from paceline.core.divergences import Mean, count_units, reduce_loss, token_weights
 
 LOSS = torch.tensor([[1.0, 2.0, 3.0], [10.0, 99.0, 99.0], [4.0, 6.0, 99.0], [99.0, 99.0, 99.0]])
 MASK = torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0], [0, 0, 0]])

@@ -2,9 +2,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.core.divergences import forward_kl, tvd
+from paceline.core.divergences import RuleLoss, forward_kl, rule_loss, tvd
 from paceline.core.rule_base import Rule
-from paceline.core.rule_losses import RuleLoss, rule_loss
 from paceline.core.rules import Chow, Lenient, Lossless, Lossy, Opt, TokenV1, TokenV3
 
 # p = (.5 .3 .2), q = (.2 .3 .5)

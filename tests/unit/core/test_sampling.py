@@ -14,7 +14,7 @@ from paceline.core.sampling import (
     sample,
     to_probs,
 )
-from paceline.native.backend import NativeBackend
+from paceline.native.kernels import NativeBackend
 
 
 def logs(*probs: float) -> torch.Tensor:

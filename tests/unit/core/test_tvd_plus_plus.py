@@ -8,8 +8,7 @@ from torch import Tensor
 
 from paceline.core.divergences import tvd
 from paceline.core.tvd_plus_plus import Estimator, RewardMoments, reward_moments, tvd_plus_plus
-from paceline.train.objectives import ForwardKL, TVDPlusPlus
-from paceline.train.reward_moments import Policies, uniforms_of_terms
+from paceline.train.objectives import ForwardKL, Policies, TVDPlusPlus, uniforms_of_terms
 
 ESTIMATORS: tuple[Estimator, ...] = ("exact", "sampled", "uniform")
 

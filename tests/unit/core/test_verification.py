@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.core.drafted import Drafted, Uniforms, Verdict
+from paceline.core.block import Drafted, Uniforms, Verified, verify, verify_greedy
 from paceline.core.rule_base import Position
 from paceline.core.rules import Lenient, Lossless, Lossy, Rule
-from paceline.core.verification import verify, verify_greedy
 
 RULES = [Lossless(), Lenient("linear", 0.4), Lenient("exponential", 0.5), Lossy(0.3, 1.4)]
 
@@ -47,7 +46,7 @@ def make_case(batch: int, gamma: int, vocab_size: int, seed: int, *, sparse: boo
     )
 
 
-def run(case: Case, rule: Rule) -> Verdict:
+def run(case: Case, rule: Rule) -> Verified:
     drafted = Drafted(case.drafted_BG, case.draft_probs_BGV)
     uniforms = Uniforms(case.accept_BG, case.next_B)
     return verify(drafted, case.num_drafted_B, case.target_probs_BHV, rule, uniforms)
@@ -196,10 +195,10 @@ class RecoversFromConfidences(Rule):
 
     uses_confidence = True
 
-    def accept(self, at: Position) -> Tensor:
+    def accept_at(self, at: Position) -> Tensor:
         return torch.full_like(at.target, 0.25)
 
-    def recover(self, at: Position) -> Tensor:
+    def residual_at(self, at: Position) -> Tensor:
         return 0.5 * at.target_raw + 0.5 * at.draft_raw
 
 

@@ -5,8 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from paceline.core.cascade_rules import Diff
-from paceline.core.rules import Lenient, Lossless, Rule
+from paceline.core.rules import Diff, Lenient, Lossless, Rule
 from paceline.core.sampling import SamplingParams
 from paceline.decode import (
     AutoregressiveDecoder,

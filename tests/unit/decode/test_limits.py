@@ -11,8 +11,7 @@ from paceline.core.rules import Diff
 from paceline.core.sampling import SamplingParams
 from paceline.core.stats import DecodeStats
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
-from paceline.decode.cascade import BigLittleDecoder, OracleCascade, TokenCascade
-from paceline.decode.sequence_cascade import SequenceCascade
+from paceline.decode.cascade import BigLittleDecoder, OracleCascade, SequenceCascade, TokenCascade
 from paceline.errors import ContextLengthError, PromptError, UsageError, VocabularyMismatchError
 from paceline.models.fakes import TableModel
 
@@ -164,7 +163,9 @@ def test_speculation_stays_within_the_shorter_context_and_keeps_room_for_a_block
     decoder = SpeculativeDecoder(target, draft, gamma=gamma)
     prompts = [[0] * length for length in (1, 6, 20 - gamma - 1)]
     for prompt, generation in zip(prompts, decoder.generate(prompts, 100), strict=True):
-        assert len(generation.tokens) == decoder.room(prompt) == 20 - gamma - len(prompt)
+        assert (
+            len(generation.tokens) == decoder.remaining_context(prompt) == 20 - gamma - len(prompt)
+        )
         assert generation.stop_reason == "context"
 
 
@@ -176,7 +177,7 @@ def test_a_budget_within_the_context_is_not_cut():
 
 
 def test_without_a_limit_there_is_room_for_anything():
-    assert AutoregressiveDecoder(chain(CYCLE)).room([0]) is None
+    assert AutoregressiveDecoder(chain(CYCLE)).remaining_context([0]) is None
 
 
 @pytest.mark.parametrize("gamma", [1, 4])

@@ -17,7 +17,7 @@ def test_ctrl_c_ends_the_wait_for_a_server_in_one_line():
         from paceline.core.sampling import SamplingParams
         from paceline.engines.texts import OpenAIWriter
         from paceline.engines.text_servers import TextServers
-        from paceline.train.guard import StopRequest
+        from paceline.train.loop import StopRequest
 
         warnings.simplefilter("ignore")
         # a process in the background of a shell, and its children, ignore Ctrl-C

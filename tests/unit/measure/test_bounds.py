@@ -12,7 +12,7 @@ from torch import Tensor
 
 from aligning import write_pair
 from paceline.config import validate
-from paceline.core.cascade_rules import Opt, OptLog
+from paceline.core.rules import Opt, OptLog
 from paceline.errors import UsageError
 from paceline.measure.bounds import BoundsConfig, bounds, regret_and_bound, theorem_bounds
 

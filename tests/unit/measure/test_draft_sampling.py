@@ -6,10 +6,8 @@ import pytest
 
 import exact
 from paceline.config import validate
-from paceline.core.block import DrawRequest
-from paceline.core.cascade_rules import Diff, TokenV3
-from paceline.core.drafted import Drafted
-from paceline.core.rules import Lossless, Rule
+from paceline.core.block import Drafted, DrawRequest
+from paceline.core.rules import Diff, Lossless, Rule, TokenV3
 from paceline.core.sampling import SamplingParams
 from paceline.core.stats import DecodeStats
 from paceline.decode import SpeculativeDecoder

@@ -8,10 +8,16 @@ import torch.nn.functional as F
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from paceline.core.fused import Head, chunked_loss_of_logits
+from paceline.core.fused import Head, chunked_loss
 from paceline.native import compiled
-from paceline.native.divergence_kernels import losses_and_slopes
-from paceline.train.objectives import Objective, as_terms, native_terms, token_losses
+from paceline.native.kernels import losses_and_slopes
+from paceline.train.objectives import (
+    Compared,
+    Objective,
+    as_terms,
+    native_terms,
+    token_losses,
+)
 
 pytestmark = pytest.mark.skipif(compiled() is None, reason="no C compiler with OpenMP")
 
@@ -37,7 +43,7 @@ def expected(
 ) -> tuple[Tensor, Tensor]:
     draft = draft.double().requires_grad_()
     logs = target.double().log_softmax(-1), draft.log_softmax(-1)
-    losses = token_losses(terms, *logs, labels)
+    losses = token_losses(terms, Compared(*logs, labels))
     (losses * weights.double()).sum().backward()
     assert draft.grad is not None
     return losses.detach(), draft.grad
@@ -55,9 +61,8 @@ def test_part_of_a_vocabulary_is_held_against_the_whole_target(
     q = draft.double().requires_grad_()
     p = target.double()[:, :203]
     log_coverage_C = p.logsumexp(-1) - whole_C
-    wanted = token_losses(
-        terms, p.log_softmax(-1), q.log_softmax(-1), labels, log_coverage_C=log_coverage_C
-    )
+    compared = Compared(p.log_softmax(-1), q.log_softmax(-1), labels, log_coverage_C=log_coverage_C)
+    wanted = token_losses(terms, compared)
     (wanted * weights.double()).sum().backward()
     assert q.grad is not None
     got = losses_and_slopes(
@@ -153,10 +158,7 @@ def test_what_is_no_number_is_no_number_in_its_row_alone():
 
 @pytest.mark.parametrize("chunk_size", [1, 4, 23])
 @pytest.mark.parametrize("needs", ["all", "hidden", "head"])
-def test_chunks_have_the_gradients_of_the_whole(
-    chunk_size: int, needs: str, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("paceline.core.fused._PART", 10)
+def test_chunks_have_the_gradients_of_the_whole(chunk_size: int, needs: str):
     terms = parsed(["reverse_kl", {"kind": "tvd", "weight": 0.5}])
     target = 2 * normal(23, 31, seed=3).float()[:, :29]
     labels, weights = torch.arange(23), normal(23, seed=4).abs().float()
@@ -169,23 +171,20 @@ def test_chunks_have_the_gradients_of_the_whole(
             for part, want in zip(made, wanted, strict=True)
         ]
 
-    def slopes_of_chunk(logits: Tensor, rows: slice) -> Tensor:
-        given = target[rows], logits, labels[rows], weights[rows]
-        return losses_and_slopes(native_terms(terms), *given)
+    def loss_of_chunk(hidden: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        logits = head.projected(hidden)[:, :29].detach().contiguous()
+        scores = target[rows], logits, labels[rows], weights[rows]
+        return losses_and_slopes(native_terms(terms), *scores), logits
 
-    hidden, weight, bias = ours = parts(torch.float32)
-    loss = chunked_loss_of_logits(
-        hidden,
-        Head(weight, bias),
-        slopes_of_chunk,
-        weights,
-        chunk_size=chunk_size,
-        vocab_size=29,
-    )
+    hidden, *_ = ours = parts(torch.float32)
+    head = Head(*ours[1:])
+    sizes = {"chunk_size": chunk_size, "vocab_size": 29, "part_size": 10}
+    loss = chunked_loss(hidden, head, loss_of_chunk, weights, **sizes)
     (3 * loss).backward()
     plain = parts(torch.float64)
     logs = F.linear(*plain)[:, :29].log_softmax(-1)
-    wanted = (token_losses(terms, target.double().log_softmax(-1), logs, labels) * weights).sum()
+    compared = Compared(target.double().log_softmax(-1), logs, labels)
+    wanted = (token_losses(terms, compared) * weights).sum()
     (3 * wanted).backward()
     assert float(loss.detach()) == pytest.approx(float(wanted.detach()), rel=1e-6)
     for got, whole in zip(ours, plain, strict=True):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paceline.models.llama.int8 import round_rows
 from paceline.native import compiled
-from paceline.native.compilation import library_with
+from paceline.native.library import library_with
 from paceline.native.structures import Matrix
 from processor_levels import LEVEL_FLAGS
 

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from paceline.errors import SlowerWarning
-from paceline.native import checked, compiled
+from paceline.native import compiled
+from paceline.native import library as in_use
 from paceline.native.self_check import fault_of
 from paceline.native.structures import c_layout, layout_fault, python_layout
 
@@ -64,7 +65,7 @@ def library_of_this_machine() -> ctypes.CDLL:
         ("softmax", _warmer, "softmax"),
         ("best_tokens", _shorter, "sampling"),
         ("draw_tokens", _rows, "sampling"),
-        ("judge", _sure, "verification"),
+        ("verify", _sure, "verification"),
         ("losses_and_slopes", _heavier, "divergences"),
     ],
 )
@@ -74,7 +75,7 @@ def test_every_fault_is_named(name: str, spoil: Any, fault: str):
 
 def test_a_faulty_library_is_not_used(monkeypatch: pytest.MonkeyPatch):
     library = Faulty("softmax", _warmer)
-    monkeypatch.setattr(checked, "library_with", lambda _: library)
+    monkeypatch.setattr(in_use, "library_with", lambda _: library)
     with pytest.warns(
         SlowerWarning, match=r"other results than PyTorch \(softmax\), so PyTorch is used"
     ):
@@ -84,17 +85,17 @@ def test_a_faulty_library_is_not_used(monkeypatch: pytest.MonkeyPatch):
 def test_structures_and_kinds_are_laid_out_alike_in_python_and_in_c():
     found = c_layout(library_of_this_machine())
     assert found == python_layout()
-    assert {"Block", "Block.rule", "Model.layers", "TOKEN_V3", "CROSS_ENTROPY"} <= found.keys()
+    assert {"Block", "Block.target", "Model.layers", "CROSS_ENTROPY"} <= found.keys()
 
 
 @pytest.mark.parametrize(
     ("name", "value", "fault"),
     [
-        ("Rule.beta", 8, "Rule.beta is 8 in Python and 16 in C"),
+        ("Term.beta", 8, "Term.beta is 8 in Python and 16 in C"),
         ("Block", 120, "Block is 120 in Python and"),
-        ("OPT", 12, "OPT is 12 in Python and 11 in C"),
+        ("TVD", 4, "TVD is 4 in Python and 3 in C"),
         ("Block.fresh", 128, "Block.fresh is 128 in Python and None in C"),
-        ("CHOW", None, "CHOW is None in Python and 7 in C"),
+        ("JSD", None, "JSD is None in Python and 2 in C"),
     ],
 )
 def test_a_field_or_a_kind_that_one_side_alone_has_changed_is_a_fault(

@@ -23,14 +23,14 @@ from paceline.errors import (
 from paceline.models import load_model
 from paceline.models.drafts.restricted_head import limit_vocabulary
 from paceline.models.drafts.save import save_draft
-from paceline.native.divergence_kernels import losses_and_slopes
+from paceline.native.kernels import losses_and_slopes
 from paceline.records import RunDirectory, read_jsonl
 from paceline.train import align, loop
 from paceline.train.checkpoint import TrainingState, has_begun
 from paceline.train.loop import TrainingLoop
+from paceline.train.loss import VocabularySample
 from paceline.train.objectives import token_losses
 from paceline.train.step import Stepper
-from paceline.train.vocabulary_subset_loss import VocabularySample
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,7 @@ def test_the_embedding_of_a_token_that_is_also_the_padding_is_trained_where_it_i
     grads: list[torch.Tensor] = []
 
     def spy(stepper: Any, rate: Any) -> float:
-        grads.append(stepper.draft.hf.get_input_embeddings().weight.grad.clone())
+        grads.append(stepper.model.hf.get_input_embeddings().weight.grad.clone())
         return update(stepper, rate)
 
     with patch.object(Stepper, "_update", spy):
@@ -191,7 +191,7 @@ def test_a_loss_that_is_no_number_names_step_and_last_good_checkpoint(
             calls += 1
             return losses(*arguments) * (float("nan") if calls == 6 else 1.0)
 
-        monkeypatch.setattr(f"paceline.train.step.{name}", poisoned)
+        monkeypatch.setattr(f"paceline.train.loss.{name}", poisoned)
 
     poison("token_losses", token_losses)
     poison("losses_and_slopes", losses_and_slopes)
@@ -209,7 +209,7 @@ def test_weights_that_are_no_numbers_are_never_saved(folder: Path, tmp_path: Pat
     with pytest.raises(TrainingError, match=r"smaller optimizer\.learning_rate"):
         align(config)
     for saved in (tmp_path / "run" / "checkpoints").glob("*"):
-        weights = load_model(saved / "draft").hf.parameters()
+        weights = load_model(saved / "model").hf.parameters()
         assert all(bool(weight.isfinite().all()) for weight in weights)
 
 
@@ -336,7 +336,7 @@ def test_processes_agree_on_clock_schedule_and_stop():
 
     loop = TrainingLoop.__new__(TrainingLoop)
     accelerator = SimpleNamespace(num_processes=2, device=torch.device("cpu"), gather=gather)
-    loop.parts = cast("Any", SimpleNamespace(accelerator=accelerator))
+    loop.run = cast("Any", SimpleNamespace(accelerator=accelerator))
     loop.state = TrainingState(elapsed_s=9.0, time_position=0.125)
     assert loop._agree(stopped=False)
     assert (loop.state.elapsed_s, loop.state.time_position) == (9.0, 0.25)

@@ -176,7 +176,7 @@ def test_a_mistake_that_set_up_finds_leaves_the_directory_free(folder: Path, tmp
     with pytest.raises(ConfigError, match="raise it, or unset it"):
         align(align_config(folder, tmp_path / "run", **held_out(folder) | small))
     assert not (tmp_path / "run" / "held_out.jsonl").exists(), "said before the target writes"
-    failure = patch("paceline.train.align.AgreementEvaluator", side_effect=KeyboardInterrupt)
+    failure = patch("paceline.train.evaluation.AgreementEvaluator", side_effect=KeyboardInterrupt)
     with failure, pytest.raises(KeyboardInterrupt):
         align(align_config(folder, tmp_path / "run", **held_out(folder)))
     assert (tmp_path / "run" / "held_out.jsonl").exists(), "the target wrote before that"

@@ -17,8 +17,9 @@ from paceline.train.checkpoint import (
     read_optimizer,
     read_state,
     rewind_metrics,
+    saved_model,
 )
-from paceline.train.settings import Checkpoints
+from paceline.train.config import Checkpoints
 from tiny import tiny_pair
 
 
@@ -47,13 +48,21 @@ def test_what_was_saved_comes_back_bit_for_bit(store: CheckpointStore):
     path = store.save(draft, optimizer.state_dict(), state)
     assert store.latest() == path
     assert read_state(path) == state
-    again = load_model(path / "draft", dtype="float32", device="cpu")
+    again = load_model(saved_model(path), dtype="float32", device="cpu")
     for name, weight in draft.hf.state_dict().items():
         assert torch.equal(again.hf.state_dict()[name], weight)
     fresh = torch.optim.AdamW(again.hf.parameters(), lr=0.1)
     fresh.load_state_dict(read_optimizer(path) or {})
     for old, new in zip(optimizer.state.values(), fresh.state.values(), strict=True):
         assert all(torch.equal(old[key], new[key]) for key in old)
+
+
+def test_a_model_of_an_earlier_version_is_read_under_its_old_name(store: CheckpointStore):
+    draft, optimizer = trained_draft()
+    path = store.save(draft, optimizer.state_dict(), TrainingState(step=1))
+    assert saved_model(path) == path / "model"
+    (path / "model").rename(path / "draft")
+    assert saved_model(path) == path / "draft"
 
 
 def test_without_a_checkpoint_a_run_begins_at_its_beginning(store: CheckpointStore):
@@ -114,7 +123,7 @@ def test_a_full_disk_is_one_line_and_earlier_checkpoints_stay(
     assert "\n" not in str(caught.value)
     assert "step-00000002" in str(caught.value)
     assert [path.name for path in store.directory.iterdir()] == [first.name]
-    load_model(first / "draft")
+    load_model(saved_model(first))
 
 
 def test_a_disk_that_fills_up_under_the_optimiser_is_the_same_one_line(

@@ -14,10 +14,8 @@ from paceline.config import validate
 from paceline.core.fused import Head, chunked_loss
 from paceline.errors import ConfigError
 from paceline.train import AlignConfig
-from paceline.train.chunk_size import ChunkSize
-from paceline.train.coverage import TargetScores
-from paceline.train.objectives import Objective, token_losses
-from paceline.train.reward_moments import Policies, uniforms_of_terms
+from paceline.train.loss import ChunkLoss, ChunkSize, TargetScores
+from paceline.train.objectives import Objective, Policies, uniforms_of_terms
 
 GIB = 2**30
 VOCABULARY = 128_256
@@ -134,18 +132,15 @@ def bytes_per_entry(terms: list[Any], *, bfloat16: bool) -> float:
     stored = weights[1].to(torch.bfloat16 if bfloat16 else torch.float32)
     head = Head(weights[0].requires_grad_())
     target = TargetScores(hidden_ND.detach(), Head(stored), None, None)
-    rows = slice(0, size)
     policies = Policies(terms, uniforms_of_terms(terms, [(rng, size)]), lambda values: values)
-    labels_N = torch.arange(size)
-
-    def loss(log_probs_CV: torch.Tensor, rows: slice) -> torch.Tensor:
-        target_CV, coverage_C = target.log_probs(rows)
-        given = target_CV, log_probs_CV, labels_N[rows], policies.of(rows)
-        return token_losses(terms, *given, log_coverage_C=coverage_C)
-
+    ones_N = torch.ones(size)
+    loss = ChunkLoss(
+        terms, None, head, target, torch.arange(size), ones_N, None, ones_N, policies
+    ).by_autograd
     with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16), Peak() as peak:
-        policies.look_at([(target.served_log_probs(rows), head.log_probs(hidden_ND).detach())])
-        chunked_loss(hidden_ND, head, loss, torch.ones(size), chunk_size=size)
+        whole = slice(0, size)
+        policies.look_at([(target.served_log_probs(whole), head.log_probs(hidden_ND).detach())])
+        chunked_loss(hidden_ND, head, loss, ones_N, chunk_size=size)
     return peak.most / (size * entries)
 
 

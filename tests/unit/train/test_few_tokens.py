@@ -14,7 +14,7 @@ from paceline.models.drafts.restricted_head import limit_vocabulary
 from paceline.models.drafts.save import save_draft
 from paceline.native import compiled
 from paceline.train import align
-from paceline.train.coverage import Normalisers
+from paceline.train.loss import Normalisers
 from paceline.train.step import Stepper
 
 ROADS = [
@@ -75,7 +75,7 @@ def test_loss_and_gradient_are_those_of_what_is_served(
     update = Stepper._update
 
     def spy(stepper: Any, rate: Any) -> float:
-        grads.append(stepper.draft.hf.model.layers[0].mlp.up_proj.weight.grad.clone())
+        grads.append(stepper.model.hf.model.layers[0].mlp.up_proj.weight.grad.clone())
         return update(stepper, rate)
 
     data = {"train": str(folder / "corpus.jsonl"), "keep_states_gb": kept}
@@ -83,7 +83,7 @@ def test_loss_and_gradient_are_those_of_what_is_served(
     changes |= {"batch_size": 2, "objective": objective, "max_gradient_norm": None}
     changes |= {"loss_vocabulary": sample, "chunk_tokens": 3}
     config = align_config(folder, tmp_path / "run", **changes)
-    road = patch("paceline.train.step.can_differentiate", lambda _: native)
+    road = patch("paceline.train.loss.can_differentiate", lambda _: native)
     with road, patch.object(Stepper, "_update", spy):
         found = losses(align(config))
     values, (draft, whole) = served_losses(folder)
@@ -105,7 +105,7 @@ def test_states_that_are_kept_are_normalised_once(folder: Path, tmp_path: Path, 
     data = {"train": str(folder / "corpus.jsonl"), "keep_states_gb": 1}
     changes: dict[str, Any] = {"draft": str(folder / "few"), "data": data, "num_steps": 4}
     changes |= {"batch_size": 2, "objective": "tvd"}
-    road = patch("paceline.train.step.can_differentiate", lambda _: native)
+    road = patch("paceline.train.loss.can_differentiate", lambda _: native)
     with road, patch.object(Normalisers, "_compute", spy):
         align(align_config(folder, tmp_path / "run", **changes))
         assert asked == [8], "five tokens and three, once"

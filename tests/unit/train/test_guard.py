@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import TrainingError
-from paceline.train.guard import LossGuard, StopRequest
+from paceline.train.loop import LossGuard, StopRequest
 from paceline.train.step import StepFigures
 
 SAVED = Path("runs/x/checkpoints/step-00000040")

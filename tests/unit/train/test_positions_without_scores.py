@@ -143,9 +143,9 @@ def test_mutant_of_the_mean_over_all_positions_is_found(
     kl, _ = values_by_hand(folder)
     plain = objectives.token_losses
 
-    def over_all(*arguments: Any, **named: Any) -> Any:
-        return plain(*arguments, **named | {"top_scale_C": None})
+    def over_all(terms: Any, compared: objectives.Compared, policies: Any) -> Any:
+        return plain(terms, compared._replace(top_scale_C=None), policies)
 
-    monkeypatch.setattr("paceline.train.step.token_losses", over_all)
+    monkeypatch.setattr("paceline.train.loss.token_losses", over_all)
     (step,) = steps_of(align(settings(folder, tmp_path / "run", mean="token")))
     assert step["loss"] == pytest.approx(mean_of(kl, "token") / 2, rel=1e-5)

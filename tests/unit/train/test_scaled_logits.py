@@ -11,20 +11,18 @@ from pydantic import TypeAdapter
 from torch import Tensor
 from torch.nn import functional as F
 
+from paceline.core.divergences import token_weights
 from paceline.core.fused import Head
-from paceline.core.reduction import token_weights
 from paceline.core.sampling import SamplingParams
 from paceline.data.collate import Row, collate
 from paceline.measure.perplexity import document_nats
 from paceline.models import HfModel
 from paceline.models.hf.logit_map import LogitMap
 from paceline.native import compiled
-from paceline.train.chunk_size import ChunkSize
-from paceline.train.coverage import Normalisers
 from paceline.train.evaluation import AgreementEvaluator
+from paceline.train.loss import ChunkSize, DraftLoss, Normalisers, StepPlan, Weights
 from paceline.train.objectives import Objective
 from paceline.train.pretrain import HeldOutLoss
-from paceline.train.step import DraftLoss, StepPlan, Weights
 from tiny import SCALED, tiny_model
 
 NATIVE = pytest.param(
@@ -99,7 +97,7 @@ def our_loss(pair: Pair, objective: str, subset: str, *, native: bool) -> Tensor
     loss = DraftLoss(
         draft, target, ChunkSize(3), vocab_size=VOCAB, bfloat16=False, add_up=lambda x: x
     )
-    with patch("paceline.train.step.can_differentiate", lambda _: native):
+    with patch("paceline.train.loss.can_differentiate", lambda _: native):
         plan = StepPlan(terms, vocabulary)
         weights = Weights(weights_BT, weights_BT)
         return loss(batch, weights, hidden_ND, plan, [None], normalisers_N)

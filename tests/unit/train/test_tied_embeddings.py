@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.models import wrap_model
-from paceline.train.tied_embeddings import rows_added_in_place
+from paceline.train.weights import rows_added_in_place
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,9 +9,8 @@ from pydantic import TypeAdapter
 
 from paceline.core.fused import Head
 from paceline.rng import named_generator
-from paceline.train.objectives import Objective, TVDPlusPlus, token_losses
-from paceline.train.reward_moments import Policies
-from paceline.train.vocabulary_subset_loss import LossVocabulary, VocabularySample, places_of
+from paceline.train.loss import LossVocabulary, VocabularySample, places_of
+from paceline.train.objectives import Compared, Objective, Policies, TVDPlusPlus, token_losses
 
 
 def sample(frequent: int, drawn: int, counts: list[int]) -> VocabularySample:
@@ -85,13 +84,13 @@ def loss_and_slope(objective: str, q: list[float]) -> tuple[float, list[float]]:
     logits = torch.tensor([q], dtype=torch.float64).log().requires_grad_()
     coverage = P[:2].sum()
     target_log_probs = (P[:2] / coverage).log()[None]
-    loss = token_losses(
-        terms,
+    compared = Compared(
         target_log_probs,
         logits.log_softmax(-1),
         torch.zeros(1, dtype=torch.int64),
         log_coverage_C=coverage.log()[None],
     )
+    loss = token_losses(terms, compared)
     loss.sum().backward()
     assert logits.grad is not None
     return float(loss.detach()), logits.grad[0].tolist()
@@ -136,14 +135,13 @@ def test_tvd_plus_plus_over_some_tokens_rewards_by_the_whole_target(estimator: s
     served = P[:2].log()[None]
     policies = Policies([term], [None], lambda moments: moments)
     policies.look_at([(served, logits.detach())])
-    loss = token_losses(
-        [term],
+    compared = Compared(
         served - math.log(0.8),
         logits.log_softmax(-1),
         torch.zeros(1, dtype=torch.int64),
-        policies.of(slice(0, 1)),
         log_coverage_C=torch.tensor([math.log(0.8)], dtype=torch.float64),
     )
+    loss = token_losses([term], compared, policies.of(slice(0, 1)))
     loss.sum().backward()
     assert float(loss.detach()) == pytest.approx(0.2)
     assert logits.grad is not None

@@ -16,7 +16,7 @@ from paceline.studies.collect import SEEDS
 from paceline.studies.rows import Source, StudyRow, write_rows
 from paceline.studies.study_file import StudyConfig, find_studies, read_study
 from paceline.studies.verdicts import HOLDS, Finding
-from paceline.train.recipes import RECIPES
+from paceline.train.config import RECIPES
 from paceline.view.definitions import ALPHA, DEFINITIONS, OCCURRING, PAPERS
 from paceline.view.study_background import (
     NO_BACKGROUND,

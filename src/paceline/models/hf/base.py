@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from paceline.core.vocabulary_subset import BANNED_LOGIT
+from paceline.core.sampling import BANNED_LOGIT
 from paceline.errors import ModelLoadError
 from paceline.models.compatibility import written_vocabulary
 from paceline.models.contract import Texts

@@ -9,7 +9,7 @@ import contextlib
 import functools
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.vocabulary_subset import limited
+from paceline.core.sampling import limited
 from paceline.models.hf.architectures import body_of
 from paceline.models.hf.base import HfModel
 from paceline.models.hf.cache import cache_argument

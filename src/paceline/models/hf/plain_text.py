@@ -15,7 +15,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from paceline.core.vocabulary_subset import limited
+from paceline.core.sampling import limited
 from paceline.models.contract import Texts, pad
 from paceline.models.hf.architectures import configured_prompt
 from paceline.models.hf.base import evaluating

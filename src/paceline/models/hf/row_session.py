@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.generation.configuration_utils import GenerationMode
 
-from paceline.core.vocabulary_subset import limited
+from paceline.core.sampling import limited
 from paceline.models.compatibility import check_rollback
 from paceline.models.contract import ModelSession
 from paceline.models.hf.base import evaluating

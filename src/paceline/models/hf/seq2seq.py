@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from transformers.modeling_outputs import BaseModelOutput
 
-from paceline.core.vocabulary_subset import limited
+from paceline.core.sampling import limited
 from paceline.models.hf.architectures import source_length
 from paceline.models.hf.base import HfModel
 from paceline.models.hf.cache import cache_argument

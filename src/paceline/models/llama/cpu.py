@@ -16,22 +16,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from paceline.core.block import Judgement
-from paceline.core.drafted import Drafted
+from paceline.core.block import Drafted, VerifiedRows
 from paceline.models.llama.cpu_weights import NativeWeights
 from paceline.native import compiled
-from paceline.native.sampling_kernels import NO_MASS
+from paceline.native.kernels import NO_MASS, check_shapes
 from paceline.native.structures import Block, Draft, Pass
-from paceline.native.verification_kernels import check_shapes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from transformers import PreTrainedModel
 
-    from paceline.core.block import DrawRequest, JudgeRequest, UniformRows
+    from paceline.core.block import DrawRequest, UniformRows, VerifyRequest
     from paceline.models.hf.cache import RoomyCache, RoomyLayer
-    from paceline.native.structures import NativeRule
 
 
 class _Plan:
@@ -49,7 +46,7 @@ class _Plan:
     ) -> None:
         self.this_pass = this_pass
         self.lengths, self.ends = lengths, ends
-        self.logits, self.probs, self.raw, self.residual = torch.empty(4, most_logits)
+        self.logits, self.probs = torch.empty(2, most_logits)
         self._cache = weakref.proxy(cache)  # the cache owns the plan: avoid a reference cycle
         self._layers = layers
         self._buffers = (layers[0].buffers, layers[-1].buffers)
@@ -59,7 +56,7 @@ class _Plan:
         """True if the buffers were not reallocated and have space for `count` more columns."""
         first, last = self._layers[0], self._layers[-1]  # all layers are reallocated together
         same = first.buffers is self._buffers[0] and last.buffers is self._buffers[1]
-        return same and first.width + count <= self.this_pass.room
+        return same and first.width + count <= self.this_pass.columns
 
     def prepare(
         self,
@@ -80,20 +77,16 @@ class _Plan:
         return this
 
     def set_inputs(
-        self, block: Block, drafted: Drafted, uniforms: UniformRows, *, raw: bool
+        self, block: Block, probs_BPV: Tensor, uniforms: UniformRows
     ) -> tuple[object, ...]:
-        """Set the inputs of the block's rule; returns the objects whose memory it points to."""
-        assert drafted.probs_BPV is not None, "sampled tokens come with their distributions"
-        probs = _for_c(drafted.probs_BPV, torch.float32)
-        raws = None if drafted.raw_BPV is None else _for_c(drafted.raw_BPV, torch.float32)
-        check_shapes(block, probs, raws)
+        """Set the inputs of the lossless rule; returns the objects whose memory it points to."""
+        probs = _for_c(probs_BPV, torch.float32)
+        block.places, block.draft, block.target = probs.shape[1], _data(probs), _data(self.probs)
+        check_shapes(block, probs)
         accept = _array("d", uniforms.accept, block.batch * block.gamma)
         choose = _array("d", [uniforms.next], block.batch)
-        block.places, block.draft, block.draft_raw = probs.shape[1], _data(probs), _data(raws)
-        block.target, block.room = _data(self.probs), _data(self.residual)
-        block.target_raw = _data(self.raw if raw else None)
         block.accept_uniforms, block.next_uniforms = _address(accept), _address(choose)
-        return probs, raws, accept, choose
+        return probs, accept, choose
 
     def widen(self, count: int) -> None:
         self._cache.end_at([end + count for end in self._cache.ends_of(len(self.lengths))])
@@ -190,15 +183,10 @@ class NativeLlama:
         self._notify(states)
         return drawn
 
-    def judge(
-        self,
-        request: JudgeRequest,
-        rule: NativeRule,
-        cache: RoomyCache,
-        lengths: Sequence[int],
-        vocab_size: int,
-    ) -> Judgement:
-        """Serve the request; row b has lengths[b] tokens after the pass, before any rollback."""
+    def verify(
+        self, request: VerifyRequest, cache: RoomyCache, lengths: Sequence[int], vocab_size: int
+    ) -> VerifiedRows:
+        """Serve a request of the lossless rule; row b has lengths[b] tokens before any rollback."""
         drafted, sampling = request.drafted, request.sampling
         batch, gamma = drafted.tokens_BG.shape
         layout = self._plan(cache, batch, gamma + 1)
@@ -208,14 +196,14 @@ class NativeLlama:
         rows = (request.newest, request.num_drafted)
         last, counts = (_array("q", [row], batch) for row in rows)
         num_accepted, next_tokens = (array("q", bytes(8 * batch)) for _ in range(2))
-        block = Block(rule, batch, gamma, gamma, vocab_size, _data(tokens_BG), _address(counts))
+        block = Block(batch, gamma, gamma, vocab_size, _data(tokens_BG), _address(counts))
         block.num_accepted, block.next_tokens = _address(num_accepted), _address(next_tokens)
         held = None
         if request.uniforms is not None:
-            raw = request.rule.reads_raw(sampling)
-            held = layout.set_inputs(block, drafted, request.uniforms, raw=raw)
+            assert drafted.probs_BPV is not None, "sampled tokens come with their distributions"
+            held = layout.set_inputs(block, drafted.probs_BPV, request.uniforms)
         layout.widen(gamma + 1)
-        has_mass = self._library.judge_ahead(
+        has_mass = self._library.verify_ahead(
             ctypes.byref(self._model),
             ctypes.byref(this_pass),
             _address(last),
@@ -225,7 +213,7 @@ class NativeLlama:
         del held  # the block pointed to it
         assert has_mass, NO_MASS
         self._notify(states)
-        return Judgement(num_accepted.tolist(), next_tokens.tolist())
+        return VerifiedRows(num_accepted.tolist(), next_tokens.tolist())
 
     def _states(self, batch: int, keep: int) -> Tensor | None:
         return torch.empty(batch, keep, self._model.hidden) if self.listeners else None
@@ -247,12 +235,12 @@ class NativeLlama:
         for layer in layers:
             layer.grow(new, new)
             layer.width -= count
-        room = layers[0].buffers[0].shape[2]
-        assert all(layer.buffers[0].shape[2] == room for layer in layers), "layers grow together"
-        cos, sin = rotations = self._rotations_up_to(room)
+        columns = layers[0].buffers[0].shape[2]
+        assert all(layer.buffers[0].shape[2] == columns for layer in layers), "layers grow together"
+        cos, sin = rotations = self._rotations_up_to(columns)
         threads = torch.get_num_threads()
         size = self._library.workspace_size(
-            ctypes.byref(self._model), self.most_tokens, room, threads
+            ctypes.byref(self._model), self.most_tokens, columns, threads
         )
         workspace = torch.empty(size)
         array = ctypes.c_void_p * self._model.num_layers
@@ -268,7 +256,7 @@ class NativeLlama:
             sin=sin.data_ptr(),
             keys=ctypes.addressof(keys),
             values=ctypes.addressof(values),
-            room=room,
+            columns=columns,
             workspace=workspace.data_ptr(),
         )
         held = (rotations, workspace, keys, values)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from paceline.core.rules import Lossless
 from paceline.models.hf.session import CausalSession
-from paceline.native.rule_form import native_rule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
-    from paceline.core.block import DrawRequest, Judgement, JudgeRequest
-    from paceline.core.drafted import Drafted
+    from paceline.core.block import Drafted, DrawRequest, VerifiedRows, VerifyRequest
     from paceline.models.hf.base import HfModel
     from paceline.models.llama.cpu import NativeLlama
 
@@ -38,17 +37,16 @@ class CompiledSession(CausalSession):
         self.lengths = lengths
         return drawn
 
-    def take_judge(self, request: JudgeRequest) -> Judgement | None:
+    def take_verify(self, request: VerifyRequest) -> VerifiedRows | None:
         batch, gamma = request.drafted.tokens_BG.shape
         if not self._native.is_fast_for(batch * (gamma + 1)) or not request.only_temperature:
             return None
-        rule = native_rule(request.asked_rule)
-        if rule is None:
+        if type(request.applied_rule) is not Lossless:
             return None
         lengths = self._extended_lengths(batch, gamma + 1)
-        judgement = self._native.judge(request, rule, self.cache, lengths, self.vocab_size)
+        verified = self._native.verify(request, self.cache, lengths, self.vocab_size)
         self.lengths = lengths
-        return judgement
+        return verified
 
     def _read(self, tokens_BN: Tensor, ends: Sequence[int], *, keep: int) -> Tensor:
         if not self._native.is_fast_for(tokens_BN.numel()):

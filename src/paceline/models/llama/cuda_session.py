@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paceline.core.block import Judgement, draw_ahead, judge_block
-from paceline.core.drafted import Drafted, Uniforms
-from paceline.core.lists import as_list
+from paceline.core.block import Drafted, Uniforms, VerifiedRows, draw_ahead, verify_block
 from paceline.core.rule_base import is_capturable
+from paceline.core.sampling import as_list
 from paceline.models.contract import ModelSession
 from paceline.models.llama.cuda import rows_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.core.block import DrawPlan, DrawRequest, JudgeRequest
+    from paceline.core.block import DrawPlan, DrawRequest, VerifyRequest
     from paceline.core.rule_base import Rule
     from paceline.core.sampling import SamplingParams
     from paceline.models.llama.cuda import FixedReader, FixedReaders
@@ -83,10 +82,10 @@ class FixedSession(ModelSession):
         return Drafted(tokens_RG, probs_BPV, rest.pop() if rest else None)
 
     @torch.inference_mode()
-    def take_judge(self, request: JudgeRequest) -> Judgement | None:
+    def take_verify(self, request: VerifyRequest) -> VerifiedRows | None:
         drafted, uniforms, sampling = request.drafted, request.uniforms, request.sampling
         batch, gamma = drafted.tokens_BG.shape
-        rule = request.asked_rule
+        rule = request.applied_rule
         if request.seen_BV is not None or not is_capturable(rule) or gamma >= _MOST_RECORDED:
             return None
         lengths = self._extended_lengths(batch, gamma + 1)
@@ -103,7 +102,7 @@ class FixedSession(ModelSession):
         (verdict_2R,) = reader.run(key, work, inputs)
         self.lengths = lengths
         num_accepted, next_tokens = as_list(verdict_2R[:, :batch])
-        return Judgement(num_accepted, next_tokens)
+        return VerifiedRows(num_accepted, next_tokens)
 
     def _rollback(self, counts: Sequence[int]) -> None:
         """Columns beyond `lengths` are masked, and the next tokens overwrite them."""
@@ -188,7 +187,7 @@ def _judge(
     logits_RHV = reader.logits(read_RH, lengths_R)[..., :vocab_size].float()
     uniforms = None if accept_RG is None or next_R is None else Uniforms(accept_RG, next_R)
     drafted = Drafted(drafted_RG, probs_RGV, raw_RGV)
-    verdict = judge_block(logits_RHV, drafted, num_drafted_R, rule, sampling, uniforms)
+    verdict = verify_block(logits_RHV, drafted, num_drafted_R, rule, sampling, uniforms)
     return [torch.stack([verdict.num_accepted_B, verdict.next_tokens_B])]
 
 

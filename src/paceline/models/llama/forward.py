@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.core.vocabulary_subset import spread
+from paceline.core.sampling import spread
 from paceline.errors import SlowerWarning
 from paceline.models.hf.cache import RoomyCache
 from paceline.models.hf.draft_vocabulary import head_of

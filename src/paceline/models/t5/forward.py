@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.vocabulary_subset import spread
+from paceline.core.sampling import spread
 from paceline.models.hf.draft_vocabulary import head_of
 from paceline.models.hf.logit_map import logit_map
 from paceline.models.hf.seq2seq import Seq2SeqPass

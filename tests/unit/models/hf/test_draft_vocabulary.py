@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Olmo2Config
 
-from paceline.core.vocabulary_subset import spread
+from paceline.core.sampling import spread
 from paceline.errors import ModelLoadError, UsageError
 from paceline.models import load_model, prepare_for_decoding, wrap_model
 from paceline.models.drafts.layers import subset_layers

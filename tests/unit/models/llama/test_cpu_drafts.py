@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from backends import JudgesInPyTorch
+from backends import VerifiesInPyTorch
 from paceline.core.backend import using
 from paceline.core.rules import Diff, Lossless, Lossy, Rule
 from paceline.core.sampling import SamplingParams
@@ -27,9 +27,9 @@ def texts_of(decoder: SpeculativeDecoder, prompts: list[list[int]]) -> list[Gene
 
 def plain_texts_of(decoder: SpeculativeDecoder, prompts: list[list[int]]) -> list[Generation]:
     """Pass by pass, and the rule in torch."""
-    with pytest.MonkeyPatch.context() as patch, using(JudgesInPyTorch()):
+    with pytest.MonkeyPatch.context() as patch, using(VerifiesInPyTorch()):
         patch.setattr(CompiledSession, "take_draw", ModelSession.take_draw)
-        patch.setattr(CompiledSession, "take_judge", ModelSession.take_judge)
+        patch.setattr(CompiledSession, "take_verify", ModelSession.take_verify)
         return texts_of(decoder, prompts)
 
 
@@ -37,7 +37,7 @@ def plain_texts_of(decoder: SpeculativeDecoder, prompts: list[list[int]]) -> lis
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The compiled calls that were made."""
     made: list[str] = []
-    for name in ("draw", "judge"):
+    for name in ("draw", "verify"):
         whole = getattr(NativeLlama, name)
 
         def spy(*given: Any, name: str = name, whole: Any = whole, **named: Any) -> Any:
@@ -62,7 +62,7 @@ def test_each_half_of_a_block_has_its_own_temperature(
             target, draft, rule, 3, sampling, policy=Confident(0.2), draft_sampling=drafts
         )
         got = texts_of(decoder, prompts)
-        assert set(calls) == {"draw", "judge"}
+        assert set(calls) == ({"draw", "verify"} if rule == Lossless() else {"draw"})
         assert got == plain_texts_of(decoder, prompts)
 
 
@@ -70,11 +70,11 @@ def test_a_half_that_the_compiled_calls_do_not_know_is_left_to_torch_alone(calls
     target, draft = prepared_pair()
     nucleus = SamplingParams(temperature=0.8, top_p=0.7)
     for sampling, drafts, expected in (
-        (SamplingParams(), nucleus, {"judge"}),
+        (SamplingParams(), nucleus, {"verify"}),
         (nucleus, SamplingParams(temperature=0), {"draw"}),
     ):
         calls.clear()
-        decoder = SpeculativeDecoder(target, draft, Diff(0.05), 3, sampling, draft_sampling=drafts)
+        decoder = SpeculativeDecoder(target, draft, None, 3, sampling, draft_sampling=drafts)
         got = texts_of(decoder, [TEXT[:4]])
         assert set(calls) == expected
         assert got == plain_texts_of(decoder, [TEXT[:4]])

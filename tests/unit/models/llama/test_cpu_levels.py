@@ -9,7 +9,7 @@ from paceline.models.llama.forward import LlamaDecoder
 from paceline.models.llama.int8 import rounded_copy
 from paceline.models.llama.packing import EXACT, Packer, can_pack
 from paceline.native import compiled
-from paceline.native.compilation import library_with
+from paceline.native.library import library_with
 from processor_levels import LEVEL_FLAGS
 from tiny import tiny_hf
 

@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from paceline.core.block import DrawPlan
-from paceline.core.cascade_rules import Diff, Opt, TokenV3
 from paceline.core.rule_base import with_bonus
-from paceline.core.rules import BiLDRule, Lenient, Lossless, Lossy
+from paceline.core.rules import BiLDRule, Diff, Lenient, Lossless, Lossy, Opt, TokenV3
 from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.decode.draft_policies import Confident

@@ -13,7 +13,7 @@ from paceline.models.prepare import prepare_for_training
 from paceline.models.t5 import layers
 from paceline.models.t5.forward import T5Pass
 from paceline.models.t5.training import T5States
-from paceline.train.freezing import train_all
+from paceline.train.weights import train_all
 from tiny import tiny_hf as made_by_transformers
 
 T5_LIKE = ["t5", "t5_v1_1", "mt5", "umt5"]

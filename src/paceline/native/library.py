@@ -1,19 +1,24 @@
-"""Compile the C sources into one library for this machine."""
+"""Compile the C sources into one library for this machine, and check it before its first use."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
+import functools
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
+import warnings
 from pathlib import Path
 
 from paceline.cache import cache_directory, is_own
-from paceline.processor import processor_flags
+from paceline.errors import SlowerWarning, StorageError
+from paceline.native.self_check import fault_of
+from paceline.processor import compile_flags, level, processor_flags
 from paceline.records import storage_errors
 
 _HERE = Path(__file__).parent
@@ -22,7 +27,7 @@ _LETTERS = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float, "d":
 _FUNCTIONS = {
     "read_tokens": ("pp", ""),
     "draw_ahead": ("ppp", "i"),
-    "judge_ahead": ("pppdp", "i"),
+    "verify_ahead": ("pppdp", "i"),
     "workspace_size": ("piii", "i"),
     "most_tokens": ("i", "i"),
     "packed_size": ("iii", "i"),
@@ -31,7 +36,7 @@ _FUNCTIONS = {
     "softmax": ("piiifip", ""),
     "keep_top_p": ("piifi", "i"),
     "draw_tokens": ("ppiiip", ""),
-    "judge": ("pi", ""),
+    "verify": ("pi", ""),
     "losses_and_slopes": ("pi", ""),
     "num_facts": ("", "i"),
     "fact_name": ("i", "p"),
@@ -88,3 +93,59 @@ def _key(flags: tuple[str, ...]) -> str:
 
 def _compiler() -> str:
     return os.environ.get("CC") or shutil.which("cc") or "gcc"
+
+
+@functools.cache
+def compiled() -> ctypes.CDLL | None:
+    """The library for the processor's level; None, with one warning, if it cannot be used."""
+    try:
+        loaded = library_with(compile_flags(level()))
+    except (OSError, AttributeError, subprocess.SubprocessError) as error:
+        _warn(f"the C sources could not be compiled ({_reason(error)})", _advice(error))
+        return None
+    fault = fault_of(loaded)
+    if fault is not None:
+        _warn(
+            f"the compiled library gives other results than PyTorch ({fault})",
+            "try another C compiler in CC, and report this with the output of paceline env",
+        )
+        return None
+    return loaded
+
+
+def library() -> ctypes.CDLL:
+    """The library, for callers that have tested `compiled`."""
+    found = compiled()
+    assert found is not None, "no compiled library: call can_draw or can_differentiate first"
+    return found
+
+
+def _warn(fault: str, advice: str) -> None:
+    warnings.warn(
+        f"{fault}, so PyTorch is used instead: a token takes about 3.5 times as long to decode; "
+        f"{advice}",
+        SlowerWarning,
+        stacklevel=3,
+    )
+
+
+def _advice(error: Exception) -> str:
+    if isinstance(error, StorageError):
+        return "set PACELINE_CACHE to a directory that can be written"
+    if os.strerror(errno.ENOSPC) in _message(error):
+        return "free space, or set PACELINE_CACHE and TMPDIR to directories with space"
+    return "install a C compiler with OpenMP such as gcc, or name one in CC"
+
+
+def _reason(error: Exception) -> str:
+    """The first line of the compiler's or the system's message."""
+    lines = _message(error).strip().splitlines()
+    if not lines and isinstance(error, subprocess.CalledProcessError):
+        return f"the compiler ended with exit code {error.returncode}"
+    return lines[0] if lines else type(error).__name__
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, subprocess.CalledProcessError):
+        return error.stderr.decode(errors="replace")
+    return str(error.__cause__ if isinstance(error, StorageError) else error)

@@ -10,8 +10,8 @@ import pytest
 
 from paceline.cache import _warn
 from paceline.errors import SlowerWarning
-from paceline.native import checked, compilation
-from paceline.native.compilation import library_with
+from paceline.native import library
+from paceline.native.library import library_with
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
@@ -36,7 +36,7 @@ def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     compiler.chmod(0o755)
     monkeypatch.setenv("CC", str(compiler))
-    monkeypatch.setattr(compilation, "_FUNCTIONS", {"seven": ("", "i")})
+    monkeypatch.setattr(library, "_FUNCTIONS", {"seven": ("", "i")})
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "first"))
     library_with(())
     (tmp_path / "calls").unlink()
@@ -95,9 +95,9 @@ def test_a_damaged_library_is_compiled_again(entry: Path):
 def test_a_library_without_a_function_is_one_line_and_pytorch(
     entry: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(compilation, "_FUNCTIONS", {"nine": ("", "i")})
+    monkeypatch.setattr(library, "_FUNCTIONS", {"nine": ("", "i")})
     with pytest.warns(SlowerWarning, match="so PyTorch is used instead"):
-        assert checked.compiled.__wrapped__() is None
+        assert library.compiled.__wrapped__() is None
 
 
 def test_nobody_else_may_write_the_library_whatever_the_umask(entry: Path):

@@ -1,32 +1,148 @@
-"""Configuration of `align`."""
+"""Configuration of training: `TrainSettings` of all kinds, `AlignConfig` and its named recipes.
+
+Paper: Zhou et al. 2023, Table 1 and appendix B.3: `RECIPES`.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from paceline.config import StrictModel
-from paceline.core.rules import RuleChoice
+from paceline.core.divergences import Mean
 from paceline.core.sampling import SamplingParams
 from paceline.data.examples import Lengths
-from paceline.data.input_checks import InputChecks
+from paceline.data.input_checks import FLOAT32_BYTES, InputChecks
 from paceline.data.prompts import CorpusConfig
 from paceline.data.replay import Rounds
 from paceline.data.requests import ModelWriter
 from paceline.engines.texts import OpenAIWriter
 from paceline.errors import UsageError
+from paceline.extensions import RuleChoice
 from paceline.models.loading import tokenizer_alone
 from paceline.records import RunDirectory
 from paceline.train.checkpoint import check_run_directory
+from paceline.train.loss import LossVocabulary
 from paceline.train.objectives import ForwardKL, Objective, as_terms, reads_target, reads_top
-from paceline.train.recipes import RECIPES, RecipeName
-from paceline.train.settings import TrainSettings
+from paceline.train.optim import Adafactor, Optimizer
 from paceline.train.text_checks import check_texts, check_trained
-from paceline.train.vocabulary_subset_loss import LossVocabulary
 
 if TYPE_CHECKING:
     from paceline.models.inspection import ModelFacts
+
+RecipeName = Literal["supervised_kd", "seq_kd", "imit_kd", "f_distill", "gkd"]
+
+RECIPES: dict[RecipeName, dict[str, Any]] = {
+    # Hinton et al. 2015: forward KL on fixed text
+    "supervised_kd": {
+        "objective": [{"kind": "forward_kl"}],
+        "fixed_fraction": 1.0,
+        "draft_fraction": 0.0,
+    },
+    # Kim and Rush 2016: text from the target, cross entropy with its tokens
+    "seq_kd": {
+        "objective": [{"kind": "cross_entropy"}],
+        "fixed_fraction": 0.0,
+        "draft_fraction": 0.0,
+    },
+    # Lin et al. 2020: forward KL, half on fixed text, half on text from the draft
+    "imit_kd": {
+        "objective": [{"kind": "forward_kl"}],
+        "fixed_fraction": 0.5,
+        "draft_fraction": 1.0,
+    },
+    # Wen et al. 2023: TVD, half on text from the draft, half on text from the target
+    "f_distill": {
+        "objective": [{"kind": "tvd"}],
+        "fixed_fraction": 0.0,
+        "draft_fraction": 0.5,
+    },
+    # Agarwal et al. 2023: on-policy; the objective may be changed to a JSD
+    "gkd": {
+        "objective": [{"kind": "forward_kl"}],
+        "fixed_fraction": 0.0,
+        "draft_fraction": 1.0,
+    },
+}
+"""Defaults by name; keys in the configuration override them."""
+
+
+class Checkpoints(StrictModel):
+    """When to save checkpoints (whichever is due first), and how many to keep."""
+
+    every_steps: int | None = Field(default=None, ge=1)
+    every_seconds: float | None = Field(default=120.0, gt=0)
+    keep: int = Field(default=2, ge=1)
+
+
+class TrainSettings(StrictModel):
+    """One training run.
+
+    Attributes:
+        output: Run directory.
+        mean: `sequence`: mean over sequences of their means, as in the paper; `token`: over tokens.
+        num_steps: Budget in optimizer steps. Without max_seconds, the run is deterministic.
+        max_seconds: Budget in seconds, without set-up and the evaluations before and after. With
+            both budgets, the schedule follows the one that ends first.
+        batch_size: Sequences per optimizer step, over all processes and accumulation steps.
+        gradient_accumulation_steps: Split each step into N parts to save memory; the result is the
+            same.
+        max_gradient_norm: Clip gradients to this norm; None: no clipping.
+        max_loss_ratio: End the run if the loss exceeds its running median by this factor in several
+            consecutive steps.
+        chunk_tokens: Number of tokens whose logits are in memory at the same time. `auto`: on a GPU
+            256 to 8192, as many as half of the free memory holds; else 256. The result is the same.
+        shard: Models whose weights are sharded over processes instead of replicated.
+        precision: Precision of forward and backward passes; weights and sums are float32. `auto`
+            times both when the run begins and uses the faster one for the whole run.
+        device: `auto` uses an accelerator if there is one.
+    """
+
+    output: Path
+    mean: Mean = "sequence"
+    optimizer: Optimizer = Adafactor()
+    num_steps: int | None = Field(default=None, ge=1)
+    max_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    batch_size: int = Field(default=32, ge=1)
+    gradient_accumulation_steps: int = Field(default=1, ge=1)
+    max_gradient_norm: float | None = Field(default=1.0, gt=0, allow_inf_nan=False)
+    max_loss_ratio: float = Field(default=10.0, gt=1)
+    chunk_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    shard: tuple[Literal["draft", "target"], ...] = ()
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    device: Literal["auto", "cpu"] = "auto"
+    seed: int = 0
+    checkpoints: Checkpoints = Checkpoints()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TrainSettings:
+        if self.num_steps is None and self.max_seconds is None:
+            raise ValueError("got no budget; set num_steps or max_seconds")
+        if self.batch_size % self.gradient_accumulation_steps:
+            raise ValueError(
+                f"batch_size {self.batch_size} is not a multiple of gradient_accumulation_steps "
+                f"{self.gradient_accumulation_steps}; change one of them"
+            )
+        if "draft" in self.shard and isinstance(self.optimizer, Adafactor):
+            raise ValueError(
+                "a sharded draft needs optimizer.kind adamw, because adafactor needs whole matrices"
+            )
+        warmup = self.optimizer.warmup_steps
+        if warmup is not None and self.num_steps is not None and warmup > self.num_steps:
+            raise ValueError(
+                f"optimizer.warmup_steps {warmup} is more than num_steps {self.num_steps}; "
+                "lower it, or use warmup_fraction"
+            )
+        return self
+
+    def check_output(self, checks: InputChecks, model: ModelFacts | None) -> None:
+        """Check the disk space for the checkpoints of a model; raises StorageError."""
+        moments = 2 if self.optimizer.kind == "adamw" else 0
+        count = 0 if model is None else model.num_parameters
+        copies = (self.checkpoints.keep + 1) * (1 + moments) + 1
+        checks.output(self.output, FLOAT32_BYTES * count * copies)
 
 
 class AlignData(StrictModel):

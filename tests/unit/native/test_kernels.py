@@ -1,4 +1,4 @@
-"""The compiled draws and verdicts equal those of torch, one by one."""
+"""The compiled draws and verified blocks equal those of torch, one by one."""
 
 import pytest
 import torch
@@ -6,13 +6,12 @@ from torch import Tensor
 
 from backends import PYTORCH
 from paceline.core.backend import using
-from paceline.core.drafted import Drafted, Uniforms, Verdict
+from paceline.core.block import Drafted, Uniforms, Verified, verify
 from paceline.core.rule_base import Position
 from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams, likeliest, sample, to_probs
-from paceline.core.verification import verify
 from paceline.native import compiled
-from paceline.native.sampling_kernels import draw_tokens
+from paceline.native.kernels import draw_tokens
 
 pytestmark = pytest.mark.skipif(compiled() is None, reason="no C compiler with OpenMP")
 SIZES = [1, 3, 255, 256, 257, 1000, 49152]
@@ -59,7 +58,7 @@ def test_a_distribution_that_is_not_a_number_is_no_token():
         sample(torch.full((1, 300), torch.nan), torch.tensor([0.5]))
 
 
-def judged(rule: Lossless, case: dict[str, Tensor]) -> Verdict:
+def verified(rule: Lossless, case: dict[str, Tensor]) -> Verified:
     drafted = Drafted(case["drafted"], case["draft"])
     uniforms = Uniforms(case["accept"], case["next"])
     return verify(drafted, case["num_drafted"], case["target"], rule, uniforms)
@@ -67,7 +66,7 @@ def judged(rule: Lossless, case: dict[str, Tensor]) -> Verdict:
 
 @pytest.mark.parametrize("gamma", [0, 1, 4])
 @pytest.mark.parametrize("vocab_size", [3, 257, 1000])
-def test_verdicts_equal_those_of_torch(
+def test_verified_blocks_equal_those_of_torch(
     gamma: int, vocab_size: int, rng: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ):
     batch = 50
@@ -87,9 +86,9 @@ def test_verdicts_equal_those_of_torch(
         "accept": torch.rand(batch, gamma, generator=rng),
         "next": torch.rand(batch, generator=rng),
     }
-    got = judged(Lossless(), case)
+    got = verified(Lossless(), case)
     with using(PYTORCH):
-        wanted = judged(Lossless(), case)
+        wanted = verified(Lossless(), case)
     assert got.num_accepted_B.tolist() == wanted.num_accepted_B.tolist()
     assert got.is_bonus_B.tolist() == wanted.is_bonus_B.tolist()
     assert got.next_tokens_B.tolist() == wanted.next_tokens_B.tolist()
@@ -97,7 +96,7 @@ def test_verdicts_equal_those_of_torch(
 
 def test_a_rule_of_ones_own_is_asked_even_where_it_stems_from_the_lossless_one():
     class Never(Lossless):
-        def accept(self, at: Position) -> Tensor:
+        def accept_at(self, at: Position) -> Tensor:
             return torch.zeros_like(at.target)
 
     same = torch.tensor([[[0.5, 0.5]]])
@@ -109,8 +108,8 @@ def test_a_rule_of_ones_own_is_asked_even_where_it_stems_from_the_lossless_one()
         "accept": torch.tensor([[0.5]]),
         "next": torch.tensor([0.1]),
     }
-    assert judged(Lossless(), case).num_accepted_B.tolist() == [1]
-    assert judged(Never(), case).num_accepted_B.tolist() == [0]
+    assert verified(Lossless(), case).num_accepted_B.tolist() == [1]
+    assert verified(Never(), case).num_accepted_B.tolist() == [0]
 
 
 @pytest.mark.parametrize("vocab_size", [1, 15, 16, 17, 1000])
