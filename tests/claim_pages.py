@@ -3,13 +3,13 @@
 from typing import Any
 
 from paceline.config import validate
-from paceline.report.html.background import Background, StageConfig
-from paceline.report.html.page import Page
-from paceline.report.html.study_page import study_page
 from paceline.studies.claim_file import ClaimFile
 from paceline.studies.rows import Source, StudyRow
 from paceline.studies.study_file import StudyConfig
 from paceline.studies.verdicts import judge
+from paceline.view.page import Page
+from paceline.view.study_background import Background, StageConfig
+from paceline.view.study_page import study_page
 from study_rows import claim, study_row
 
 UNITS = 12

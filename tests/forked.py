@@ -21,7 +21,7 @@ IMPORTED = [
     *("paceline", "torch", "torch._dynamo", "accelerate", "datasets"),
     *("transformers.models.llama.modeling_llama", "transformers.models.t5.modeling_t5"),
     *("paceline.train", "paceline.train.sweep", "paceline.bench", "paceline.measure"),
-    *("paceline.cli.main", "rouge_score.rouge_scorer", "reasoning_gym", "matplotlib.figure"),
+    *("paceline.cli.main", "rouge_score.rouge_scorer", "reasoning_gym"),
 ]
 _COMMAND = "from paceline.cli.main import main; main()"
 

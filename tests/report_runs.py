@@ -100,7 +100,8 @@ def measurement(folder: Path, *, low: float = 1.2) -> Path:
         "acceptance_rate": 0.6,
     }
     found = {
-        "schema_version": 2,
+        "schema_version": 1,
+        "kind": "measure",
         "config": {"target": "models/target", "draft": "models/draft", "prompts": "prompts.txt"},
         "acceptance": {
             "num_prompts": 32,
@@ -137,6 +138,7 @@ def served(folder: Path) -> Path:
     }
     config = {"target": "models/target", "draft": "models/draft", "prompts": {"path": "p.txt"}}
     found = {
+        "kind": "measure --engine",
         "config": config | {"engine": {"engine": "vllm"}},
         "engine": "vLLM",
         "engine_version": "0.32.0",
@@ -176,6 +178,7 @@ def losslessness(folder: Path, *, p_value: float = 0.4) -> Path:
     greedy = {"num_prompts": 5, "num_tokens": 60, "num_identical": 5, "num_ties": 0}
     config = {"target": "models/target", "draft": "models/draft", "prompts": {"path": "p.txt"}}
     found = {
+        "kind": "verify",
         "config": config,
         "greedy": greedy | {"first_difference": None},
         "distribution": check,
@@ -216,7 +219,7 @@ def trajectory_run(folder: Path) -> Path:
             gain = {gamma: interval(1.0 + place / 10) for gamma in taus} if place else {}
             rows.append(
                 {
-                    "schema_version": 4,
+                    "schema_version": 1,
                     "stop": stop,
                     "task": "translation",
                     "sampling": SAMPLING,
@@ -318,7 +321,13 @@ def decoded(folder: Path) -> Path:
         "num_deferred": 0,
         "accepted_histogram": [0, 1, 1],
     }
-    found = {"blocks": blocks, "stats": stats, "tokens_per_s": 80.0, "prompt": "Tell me a story"}
+    found = {
+        "kind": "decode",
+        "blocks": blocks,
+        "stats": stats,
+        "tokens_per_s": 80.0,
+        "prompt": "Tell me a story",
+    }
     found |= {"target": "models/target", "draft": "models/draft", "decoding": {"sampling": {}}}
     return write_json(folder / "decoded.json", found)
 

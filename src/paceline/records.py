@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from pydantic import ValidationError
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from paceline.config import StrictModel
 
+SCHEMA_VERSION: Final = 1
+"""Of all result rows and files; it increases when a field changes its meaning."""
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 

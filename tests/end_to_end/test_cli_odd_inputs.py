@@ -61,7 +61,7 @@ def test_a_page_that_fails_after_the_run_leaves_the_verdict(
     given += ("--set", "max_prompt_tokens=8", "--set", "max_new_tokens=40")
     wanted, out, _ = run(command, *given)
     verdict = json.loads(out)
-    monkeypatch.setattr("paceline.report.html.render.write", fail)
+    monkeypatch.setattr("paceline.view.render.write", fail)
     code, out, err = run(command, *given, "--html", tmp_path / "page.html")
     assert code == wanted
     assert json.loads(out).keys() == verdict.keys()

@@ -1,4 +1,4 @@
-"""HTML reports in Chromium: figures, hover, keyboard, themes, contrast, widths, no network.
+"""Reports in Chromium: figures, hover, keyboard, themes, contrast, widths, no network.
 
 `make report-test` installs the browser and the driver; without them these tests are skipped.
 """
@@ -13,8 +13,8 @@ import pytest
 
 import report_runs
 from claim_pages import claims_page
-from paceline.report.html import render
-from paceline.report.html.read import read_page
+from paceline.view import render
+from paceline.view.read import read_page
 
 driver = pytest.importorskip(
     "playwright.sync_api", reason="playwright is not installed: make report-test"
@@ -29,48 +29,43 @@ WIDTHS = (1280, 390)
 THEMES = ("light", "dark")
 KINDS = (*report_runs.RUNS, "claims")
 
-# Every text with less contrast to its background than 4.5 : 1, as [text, ratio].
-LOW_CONTRAST = """() => {
+LIGHT = """
   const channel = (v) => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
   const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
   const parse = (text) => (text.match(/[\\d.]+/g) ?? [0, 0, 0, 0]).map(Number);
-  const behind = (node) => {
-    for (let at = node; at; at = at.parentElement) {
+  const contrast = (pair) => (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05);
+"""
+# Every text with less contrast to its background than 4.5 : 1, as [text, ratio].
+LOW_CONTRAST = f"""() => {{ {LIGHT}
+  const behind = (node) => {{
+    for (let at = node; at; at = at.parentElement) {{
       const colour = parse(getComputedStyle(at).backgroundColor);
       if (colour.length === 3 || colour[3] === 1) return colour;
-    }
+    }}
     return [255, 255, 255];
-  };
+  }};
   const found = [];
-  for (const node of document.body.querySelectorAll("*")) {
+  for (const node of document.body.querySelectorAll("*")) {{
     const own = [...node.childNodes].some((one) => one.nodeType === 3 && one.data.trim());
     if (!own || ["SCRIPT", "STYLE", "NOSCRIPT"].includes(node.tagName)) continue;
-    if (!node.getClientRects().length) continue;
     const style = getComputedStyle(node);
     const drawn = node instanceof SVGElement;
-    if (drawn && node.closest('[aria-roledescription="text mark"], .mark-text.role-mark')
-        && node.closest(".heat")) continue;
-    const pair = [parse(drawn ? style.fill : style.color), behind(node)].map(light);
-    const ratio = (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05);
+    if (!node.getClientRects().length || (drawn && node.closest(".mark-text.role-mark"))) continue;
+    const ratio = contrast([parse(drawn ? style.fill : style.color), behind(node)].map(light));
     if (ratio < 4.5) found.push([node.textContent.trim().slice(0, 40), ratio]);
-  }
+  }}
   return found;
-}"""
-
-# Contrast of the numbers of a heat map with their cells, and of each token source.
-HEAT_CONTRAST = """() => {
-  const channel = (v) => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
-  const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+}}"""
+# Contrast of the numbers of a heat map with the cells that they are on.
+HEAT_CONTRAST = f"""() => {{ {LIGHT}
   const probe = document.body.appendChild(document.createElement("i"));
-  const value = (name) => {
-    probe.style.color = `var(--${name})`;
-    return light(getComputedStyle(probe).color.match(/[\\d.]+/g).map(Number));
-  };
-  return [0, 1, 2, 3, 4, 5, 6].map((step) => {
-    const pair = [value(`heat${step}`), value(`heat-text${step}`)];
-    return (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05);
-  });
-}"""
+  const value = (name) => {{
+    probe.style.color = `var(--${{name}})`;
+    return light(parse(getComputedStyle(probe).color));
+  }};
+  return [0, 1, 2, 3, 4, 5, 6].map((step) =>
+    contrast([value(`heat${{step}}`), value(step < 4 ? "low-text" : "high-text")]));
+}}"""
 
 
 @pytest.fixture(scope="module")
@@ -156,10 +151,6 @@ def test_nothing_is_wider_than_a_telephone(kind: str, visit: Any):
 def test_all_text_can_be_read_in_both_themes(kind: str, theme: str, visit: Any):
     page = visit(kind, theme=theme)
     page.tab.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true })")
-    page.tab.evaluate(
-        "document.querySelectorAll('.chart').forEach((one) => "
-        "one.querySelector('.mark-rect') && one.classList.add('heat'))"
-    )
     assert page.tab.evaluate(LOW_CONTRAST) == []
     assert min(page.tab.evaluate(HEAT_CONTRAST)) >= 4.5
 
@@ -201,27 +192,19 @@ def test_hovering_over_a_point_shows_its_values(visit: Any):
     assert "95% interval from" in shown
 
 
-def test_arrow_keys_read_the_points_of_a_chart(visit: Any):
+def test_a_mark_says_its_values_to_screen_readers(visit: Any):
     page = visit("bench")
-    page.tab.locator(".chart").first.focus()
-    readout = page.tab.locator(".readout").first
-    seen: list[str] = []
-    for _ in range(30):
-        page.tab.keyboard.press("ArrowRight")
-        seen.append(readout.inner_text())
-    assert all(seen)
-    assert len(set(seen)) > 3
-    assert any("opt" in text for text in seen)
-    assert page.tab.locator(".chart .here").count() == 1
-    page.tab.keyboard.press("Escape")
-    assert readout.inner_text() == ""
+    labels = page.tab.locator('.chart [aria-roledescription="point"]').evaluate_all(
+        "(marks) => marks.map((mark) => mark.getAttribute('aria-label'))"
+    )
+    assert any("speedup: 1.5" in label and "family: opt" in label for label in labels)
 
 
 def test_the_keyboard_reaches_everything_and_shows_where_it_is(visit: Any):
     page = visit("measure")
     here = """() => {
       const at = document.activeElement;
-      const name = ["skip", "chart", "scroll"].find((one) => at.classList.contains(one));
+      const name = ["skip", "scroll"].find((one) => at.classList.contains(one));
       return [name ?? at.tagName, getComputedStyle(at).outlineWidth];
     }"""
     reached: list[str] = []
@@ -233,7 +216,7 @@ def test_the_keyboard_reaches_everything_and_shows_where_it_is(visit: Any):
         assert outline == "3px", name
         reached.append(name)
     assert reached[0] == "skip"
-    assert {"BUTTON", "A", "chart", "scroll", "SUMMARY"} <= set(reached)
+    assert {"BUTTON", "A", "scroll", "SUMMARY"} <= set(reached)
 
 
 def test_a_selected_family_stands_out(visit: Any):
@@ -251,11 +234,11 @@ def test_a_page_prints_on_paper_without_controls(theme: str, visit: Any):
     page = visit("bench", width=390, theme=theme)
     page.tab.emulate_media(media="print", color_scheme=theme)
     hidden = page.tab.evaluate(
-        "['#theme', 'nav', '.readout', 'details.data'].every((name) => "
+        "['#theme', 'nav', 'details.data'].every((name) => "
         "getComputedStyle(document.querySelector(name)).display === 'none')"
     )
     assert hidden
-    assert page.tab.locator("aside dl").first.is_visible()
+    assert page.tab.locator(".definitions").first.is_visible()
     assert page.tab.evaluate("getComputedStyle(document.body).backgroundColor") == (
         "rgb(255, 255, 255)"
     )
@@ -270,7 +253,9 @@ def test_downloads_carry_the_rows_and_the_configuration(visit: Any):
     file = started.value
     assert file.suggested_filename == "Quality-against-cost.csv"
     lines = Path(file.path()).read_text(encoding="utf-8").splitlines()
-    assert lines[0].startswith("family,setting,gamma,quality,quality_low")
+    assert lines[0].startswith(
+        "family,setting,gamma,quality,quality_low,quality_high,relative quality"
+    )
     assert len(lines) == 5
 
 
@@ -288,43 +273,40 @@ def test_sources_of_tokens_differ_by_more_than_colour(visit: Any):
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_reader_of_claims_sees_what_was_tested_and_how_to_run_it(width: int, visit: Any):
     tab = visit("claims", width).tab
-    boxes = tab.locator("section.box")
+    boxes = tab.locator("figure")
     assert "models/target, 5.7 million parameters" in boxes.first.inner_text()
     assert "2026-11-25" in boxes.first.inner_text()
-    command = tab.locator("section.box pre").first.inner_text()
+    command = tab.locator("figure pre").first.inner_text()
     assert "paceline study run pretraining" in command
     assert "--set variables.target=TARGET" in command
-    hidden = """() => [...document.querySelectorAll("section.box, section.box pre")]
+    hidden = """() => [...document.querySelectorAll("figure, figure pre")]
         .filter((one) => !one.checkVisibility() || one.getBoundingClientRect().right > innerWidth)
         .length"""
     assert tab.evaluate(hidden) == 0
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_the_glossary_is_beside_the_findings_or_folded_above_them(width: int, visit: Any):
+def test_a_term_leads_to_its_definition(width: int, visit: Any):
     tab = visit("claims", width).tab
-    aside = tab.locator("aside").first
-    entry = aside.locator("div", has=tab.locator("dt", has_text="TVD++"))
-    assert entry.is_visible() == (width == 1280)
-    if width == 390:
-        aside.locator("summary").click()
+    tab.locator(".note a", has_text="TVD++").first.click()
+    entry = tab.locator(":target")
+    assert entry.is_visible()
     assert "policy gradient" in entry.inner_text()
     assert entry.locator("a").get_attribute("href") == "https://arxiv.org/abs/2403.00858"
-    assert tab.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_a_finding_has_a_sign_and_a_word_in_each_column(visit: Any):
     tab = visit("claims").tab
-    marks = tab.locator("table.summary .mark").all_inner_texts()
+    marks = tab.locator("table.stacked .mark").all_inner_texts()
     assert {"✓ holds", "✗ does not hold", "○ holds, but says nothing here"} <= set(marks)
-    heads = tab.locator("table.summary").first.locator("thead th").all_inner_texts()
+    heads = tab.locator("table.stacked").first.locator("thead th").all_inner_texts()
     assert heads[1:] == ["code, T=0", "code, T=1", "documentation, T=0", "documentation, T=1"]
 
 
 def test_the_link_to_a_configuration_opens_it(visit: Any):
     tab = visit("claims").tab
-    tab.locator("section.box a").first.click()
-    shown = tab.locator(".source pre:visible")
+    tab.locator("figure a", has_text="configuration").nth(2).click()
+    shown = tab.locator("article pre:visible")
     shown.wait_for()
     assert "variables:" in shown.inner_text()
 
@@ -335,5 +317,5 @@ def test_tables_and_definitions_remain_without_scripts(browser: Any, pages: dict
     assert "the data below do not" in tab.content()
     tab.locator("summary", has_text="Table of these data").first.click()
     assert tab.locator("details.data table").first.is_visible()
-    assert tab.locator("aside dl").first.is_visible()
+    assert tab.locator(".definitions").first.is_visible()
     tab.close()

@@ -299,7 +299,7 @@ def test_rows_of_an_older_schema_are_named_and_stay(
 ):
     folder = copied(whole, tmp_path, monkeypatch)
     file = folder / "runs/tiny/tau-0/rows.jsonl"
-    file.write_text(file.read_text().replace('"schema_version": 4', '"schema_version": 3'))
+    file.write_text(file.read_text().replace('"schema_version": 1', '"schema_version": 0'))
     older = file.read_bytes()
     code, _, err = run(*STUDY)
     assert code == 2

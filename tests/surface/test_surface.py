@@ -50,7 +50,7 @@ NAMES = {
     "paceline.bench": "bench BenchConfig Grid ResultRow read_rows",
     "paceline.bench.tune": "tune TuneConfig Tuned",
     "paceline.studies.session": "run_and_judge judge_all study_rows",
-    "paceline.report": "write_report Report",
+    "paceline.view": "write_report Report",
 }
 
 # A name ends in "=" and its default where it has one; "*": by name only from here on.
@@ -99,7 +99,7 @@ SIGNATURES = {
     "bench:read_rows": "folder context=None",
     "bench.score:score": "config",
     "bench.tune:tune": "config",
-    "report:write_report": "folder",
+    "view:write_report": "run",
 }
 
 OPTIONS = {

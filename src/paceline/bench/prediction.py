@@ -44,7 +44,7 @@ class Prediction(StrictModel):
         predicted_speedup: tau / (c * drafted tokens per block + block cost).
     """
 
-    schema_version: Literal[2] = SCHEMA_VERSION
+    schema_version: Literal[1] = SCHEMA_VERSION
     key: str
     predicted_rejection: float | None
     predicted_surprisal: float

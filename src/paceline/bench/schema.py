@@ -15,12 +15,12 @@ from paceline.config import StrictModel, describe, fields_of
 from paceline.decode.strategies import DecodingConfig, Oracle, Speculative
 from paceline.errors import UsageError
 from paceline.permissions import Origin
+from paceline.records import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from paceline.core.rule_base import Rule
     from paceline.core.sampling import SamplingParams
 
-SCHEMA_VERSION = 2
 TARGET_ALONE = "autoregressive"  # names of families
 ORACLE = "oracle_cascade"
 TARGET_BONUS = "target bonus"  # last in a family's name
@@ -83,7 +83,7 @@ class ResultRow(StrictModel):
         signatures: What scores depend on: versions, data, settings of the metrics; likewise.
     """
 
-    schema_version: Literal[2] = SCHEMA_VERSION
+    schema_version: Literal[1] = SCHEMA_VERSION
     key: str
     context: str
     decoding: DecodingConfig

@@ -209,6 +209,7 @@ class Tuned(StrictModel):
     """
 
     schema_version: Literal[1] = 1
+    kind: Literal["tune"] = "tune"
     chosen: Tried
     tried: tuple[Tried, ...]
     failed: tuple[FailedCell, ...]

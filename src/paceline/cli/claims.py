@@ -49,8 +49,8 @@ def claims(
                 _print_details(findings)
         if html is None:
             return
-        from paceline.report.html.background import read_background
-        from paceline.report.html.study_page import study_page
+        from paceline.view.study_background import read_background
+        from paceline.view.study_page import study_page
 
         title = "Claims of three papers, tested"
         write_html(html, lambda: study_page(title, found, findings, read_background(found, rows)))

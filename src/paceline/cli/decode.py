@@ -140,7 +140,7 @@ def bench(result: "Progressed", config: "BenchConfig") -> "Shown":
     yield (
         f"{config.output}/results.jsonl: {len(result.rows) - len(errors)} cells done, "
         f"{len(errors)} failed, {result.num_left} left; paceline report {config.output} writes "
-        "tables and plots"
+        "its page"
     )
     if errors:
         stderr.print(f"paceline: first failure: {errors[0]}")

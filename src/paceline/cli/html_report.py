@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from paceline.report.html.page import Page
+    from paceline.view.page import Page
 
 
 def check_html(file: Path | None) -> None:
     """Check the file and the libraries before a long run; raises a PacelineError."""
     if file is not None:
         from paceline.data.input_checks import check_output_file
-        from paceline.report.html.installation import require
+        from paceline.view import require
 
         require()
         check_output_file(file, "--html")
@@ -32,7 +32,7 @@ def write_html(file: Path | None, make: Callable[[], Page]) -> None:
         StorageError: the file cannot be written.
     """
     if file is not None:
-        from paceline.report.html.render import write
+        from paceline.view.render import write
 
         write(make(), file)
         say(f"HTML report: {file}")
@@ -52,7 +52,7 @@ def write_html_of_run(file: Path | None, run: Path) -> None:
     """Write the page of a run directory if a file is given; raises as `write_html`."""
 
     def make() -> Page:
-        from paceline.report.html.read import read_page
+        from paceline.view.read import read_page
 
         return read_page(run).page
 

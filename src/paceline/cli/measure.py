@@ -77,14 +77,14 @@ _MEASURED = Verb(
     "paceline.measure:MeasureConfig",
     "paceline.measure:measure",
     _measured,
-    page="paceline.report.html.measure_page:measure_page",
+    page="paceline.view.measure_pages:measure_page",
     is_verdict=True,
 )
 _SERVED = Verb(
     "paceline.measure.served_runs:ServedConfig",
     "paceline.measure.served:measure_served",
     _served,
-    page="paceline.report.html.served_page:served_page",
+    page="paceline.view.measure_pages:served_page",
     is_verdict=True,
 )
 
@@ -97,7 +97,7 @@ def _verify_as_json(report: "LosslessnessReport") -> str:
     "paceline.measure:VerifyConfig",
     "paceline.measure:verify_losslessness",
     as_json=_verify_as_json,
-    page="paceline.report.html.verify_page:verify_page",
+    page="paceline.view.measure_pages:verify_page",
     is_verdict=True,
 )
 def verify(result: "LosslessnessReport", _config: "VerifyConfig") -> "Shown":
@@ -130,21 +130,21 @@ def trajectory(
     check_html(html)
     config = call.build(TrajectoryConfig)
     if plot:
-        from paceline.report.plots import load_matplotlib
+        from paceline.view import require
 
-        load_matplotlib()  # fails before the measurement if it is not installed
+        require()  # fails before the measurement
     call.check(config, dry_run=dry_run)
     with progress_bars() as progress:
         rows = run(config, progress)
     stdout.print(trajectory_tables(rows))
     if plot:
-        from paceline.report.trajectory_plots import draw_trajectories
+        from paceline.view.training_pages import draw_trajectories
 
         draw_trajectories(rows, config.output / "trajectory.png")
     stdout.print(f"rows are in {config.output}/rows.jsonl")
     if html is not None:
         from paceline.records import RunDirectory
-        from paceline.report.html.trajectory_page import trajectory_page
+        from paceline.view.training_pages import trajectory_page
 
         manifest = RunDirectory(config.output).read_manifest()
         write_html(html, lambda: trajectory_page(rows, manifest))

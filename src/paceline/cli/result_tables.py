@@ -12,6 +12,7 @@ from paceline.bench.schema import family, parameters_of, setting
 from paceline.core.bootstrap import Interval
 from paceline.measure.trajectory import short_names
 from paceline.models.compatibility import UNTIMED
+from paceline.view.definitions import words_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -53,6 +54,10 @@ break-even acceptance: acceptance that gives this tau if it is the same for all 
 block: time per block in the engine, drafting included; ~ interpolated
 expected speedup: tau / needed; the last block of a text may be shorter
 Brackets: 95% intervals over prompts."""
+_EVALUATED = (
+    *("expected_acceptance", "greedy_agreement", "block_efficiency"),
+    *("rule_acceptance", "rule_tvd"),
+)
 _TUNED_LEGEND = """\
 quality: mean score; of the target's: as a fraction of the target's score
 speedup: time per token of the target alone / of the setting; met: whether the bound is met
@@ -197,16 +202,11 @@ def _speed_lines(found: Measurement) -> Iterator[str]:
 def alignment_table(result: dict[str, Any], evaluation: Evaluation) -> Group:
     """Held-out figures before and after alignment, from the `result` of an `align` run."""
     table = Table("", "before", "after", box=None, pad_edge=False)
-    names = {
-        "expected_acceptance": "expected acceptance",
-        "greedy_agreement": "greedy agreement",
-        "block_efficiency": f"tokens per target call, gamma {evaluation.gamma}",
-        "rule_acceptance": "acceptance under the rule",
-        "rule_tvd": "TVD to the target under the rule",
-    }
-    for key, name in names.items():
+    for key in _EVALUATED:
         if key in result["after"]:
-            table.add_row(name, *(_evaluated(result[when], key) for when in ("before", "after")))
+            gamma = f", gamma {evaluation.gamma}" if key == "block_efficiency" else ""
+            figures = (_evaluated(result[when], key) for when in ("before", "after"))
+            table.add_row(f"{words_of(key)}{gamma}", *figures)
     remark = (
         f"on {result['after']['num_tokens']:,.0f} held-out tokens of the target, temperature "
         f"{evaluation.sampling.temperature:g}; 95% intervals over texts"

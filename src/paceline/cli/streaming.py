@@ -111,7 +111,7 @@ def stream_text(
     else:
         _finish(blocks, elapsed, show=show)
     if html is not None:
-        from paceline.report.html.decode_page import decode_page
+        from paceline.view.measure_pages import decode_page
 
         write_html(html, lambda: decode_page(found))
 
@@ -148,6 +148,7 @@ def _result(
     """The text as JSON, with the text and the source of each token by block."""
     tokens = [token for block in blocks for token in block.tokens]
     return {
+        "kind": "decode",
         "text": "".join(piece for block in texts for piece, _ in block),
         "tokens": tokens,
         "blocks": texts,

@@ -127,6 +127,8 @@ class DistributionCheck(StrictModel):
 class LosslessnessReport(StrictModel):
     """Both checks, and the sampled check of a broken rule if `self_test` is set."""
 
+    schema_version: Literal[1] = 1
+    kind: Literal["verify"] = "verify"
     config: VerifyConfig
     greedy: GreedyCheck
     distribution: DistributionCheck

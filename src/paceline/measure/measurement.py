@@ -85,7 +85,8 @@ class MeasureConfig(WithCosts, PairConfig):
 class Measurement(StrictModel):
     """Result of a measurement, with its configuration."""
 
-    schema_version: Literal[2] = 2
+    schema_version: Literal[1] = 1
+    kind: Literal["measure"] = "measure"
     config: MeasureConfig
     acceptance: AcceptanceRow
     cost: CostRow

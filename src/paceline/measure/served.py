@@ -76,6 +76,7 @@ class ServedMeasurement(StrictModel):
     """
 
     schema_version: Literal[1] = 1
+    kind: Literal["measure --engine"] = "measure --engine"
     config: ServedConfig
     engine: str
     engine_version: str

@@ -33,7 +33,13 @@ from paceline.models.contract import decoder_contexts, decoder_prompt_of, pad
 from paceline.models.loading import fingerprint, tokenizer_of
 from paceline.places import PathPart
 from paceline.progress import silent
-from paceline.records import RunDirectory, append_jsonl, atomic_write_text, read_jsonl
+from paceline.records import (
+    SCHEMA_VERSION,
+    RunDirectory,
+    append_jsonl,
+    atomic_write_text,
+    read_jsonl,
+)
 from paceline.rng import named_generator
 from paceline.tasks import TaskChoice
 from paceline.tasks.base import ExamplePrompts, example_prompts
@@ -53,7 +59,6 @@ if TYPE_CHECKING:
     Case = tuple[str, SamplingParams]  # a task, and how to sample from it
     Key = tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]
 
-SCHEMA_VERSION = 4
 _LOOSE = SamplingParams(temperature=0.6, top_p=0.9)
 _START = "start"
 _MOST_BYTES = 2 * 10**9  # of hidden states
@@ -269,7 +274,7 @@ class TrajectoryRow(StrictModel):
     for an initial draft. `quality` is the mean score of its own answers; None without a metric.
     """
 
-    schema_version: Literal[4] = SCHEMA_VERSION
+    schema_version: Literal[1] = SCHEMA_VERSION
     stop: Checkpoint
     task: str
     sampling: SamplingParams

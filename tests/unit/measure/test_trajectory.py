@@ -23,9 +23,9 @@ from paceline.measure.trajectory import (
 )
 from paceline.models import load_model, prepare_for_decoding
 from paceline.progress import silent
-from paceline.report.trajectory_plots import along, draw_trajectories
 from paceline.tasks import build_task
 from paceline.train import align
+from paceline.view.training_pages import along, draw_trajectories
 
 
 @pytest.fixture(scope="module")
@@ -176,8 +176,8 @@ def test_runs_are_laid_end_to_end():
         return Checkpoint.model_validate(named | {"step": step, "elapsed_s": elapsed_s})
 
     drafts = [at("a", 0, 0), at("a", 10, 3), at("b", 0, 0), at("b", 4, 2), at("c", 1, 1)]
-    assert along(drafts, "steps") == [0, 10, 10, 14, 15]
-    assert along(drafts, "seconds of training") == [0, 3, 3, 5, 6]
+    assert along(drafts, "step") == [0, 10, 10, 14, 15]
+    assert along(drafts, "elapsed_s") == [0, 3, 3, 5, 6]
 
 
 def test_a_run_whose_first_draft_is_another_by_now_has_no_start(folder: Path, tmp_path: Path):

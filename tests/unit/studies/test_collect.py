@@ -162,7 +162,7 @@ def test_a_draft_is_no_initial_one_because_its_texts_are_too_short_for_tau(tmp_p
 
 def test_rows_of_an_older_trajectory_are_refused(tmp_path: Path):
     trajectory(tmp_path)
-    (tmp_path / "trajectory/rows.jsonl").write_text('{"schema_version": 3}\n')
+    (tmp_path / "trajectory/rows.jsonl").write_text('{"schema_version": 0}\n')
     with pytest.raises(UsageError, match="has rows of an older Paceline; remove it and run"):
         collected(tmp_path, "trajectory")
 

@@ -1,0 +1,60 @@
+"""Pages of results as one HTML file that needs no network, from result rows only.
+
+definitions.py        figures and terms, each defined once
+page.py               the model of a page: a verdict, and sections of charts, tables and text
+charts.py             charts by Vega-Altair: frontiers, curves, heat maps, dominance, intervals
+render.py             page -> HTML by the template
+read.py               a run directory or a result file -> its page
+*_pages.py            the pages of each kind of run, study_page.py: of studies
+
+Modules other than `definitions` import the libraries of the extra `report`; call `require` first.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, NamedTuple
+
+from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from paceline.view.page import Page
+
+__all__ = ["Report", "require", "write_report"]
+
+_LIBRARIES = ("altair", "vl_convert", "jinja2")
+
+
+class Report(NamedTuple):
+    """A page, and where it is written."""
+
+    page: Page
+    path: Path
+
+
+def require() -> None:
+    """Check that pages and charts can be made; raises UsageError if a library is not installed."""
+    missing = [name for name in _LIBRARIES if find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"reports need {', '.join(missing)}; install with: pip install 'paceline[report]'"
+        )
+
+
+def write_report(run: Path) -> Report:
+    """Write the page of a run directory into it, or that of a result file beside it.
+
+    Raises:
+        UsageError: the path is no run, its rows cannot be read, a library is not installed, or
+            another program wrote the file that the page belongs in.
+        StorageError: the page cannot be written.
+    """
+    require()
+    from paceline.view.read import read_page
+    from paceline.view.render import write
+
+    found = read_page(run)
+    write(found.page, found.path)
+    return found

@@ -1,0 +1,414 @@
+"""Pages of `paceline bench` and `paceline tune`: quality and speed of decoding settings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from paceline.bench.measured_frontier import is_lossless
+from paceline.bench.schema import ORACLE, TARGET_ALONE, family, setting
+from paceline.core.bootstrap import LEAST_UNITS, Interval
+from paceline.decode.strategies import ResponseByResponse, Speculative
+from paceline.view import charts
+from paceline.view.bench_run import Curve, curves
+from paceline.view.charts import Axis
+from paceline.view.definitions import words_of
+from paceline.view.page import (
+    Fact,
+    Figure,
+    Page,
+    Panel,
+    Section,
+    Table,
+    Text,
+    about,
+    bounded,
+    interval_text,
+    sampling_words,
+    sentence,
+    source_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from paceline.bench.measured_frontier import Frontier, Reached
+    from paceline.bench.prediction import Prediction
+    from paceline.bench.schema import ResultRow
+    from paceline.bench.sequential_test import Tried
+    from paceline.bench.tune import Tuned
+    from paceline.decode.strategies import DecodingConfig
+    from paceline.view.bench_run import Cells, Results
+    from paceline.view.page import Row
+
+_MOST_SAMPLES = 6
+_ROUNDING = 1e-6  # rounding error of sums of probabilities
+_MEASURED = (
+    *("quality", "relative_quality", "speedup", "decoding_speedup"),
+    *("rejection_rate", "deferral_rate"),
+)
+_QUALITY, _SPEED, _DECODING, _REJECTED, _CALLS = (
+    Axis(words_of(name), format=".2f", bounds=True) for name in _MEASURED[1:]
+)
+_TERMS = ("family", "setting", "95% interval", "lossless")
+
+
+def bench_page(results: Results) -> Page:
+    """The page of a bench."""
+    manifest = results.manifest or {}
+    config = manifest.get("config")
+    source = source_of("bench", config, manifest.get("environment"))
+    several = len(results.parts) > 1
+    sections: list[Section] = []
+    for cells in results.parts:
+        sections += _sections(cells, results.predictions, f", {cells.name}" if several else "")
+    if failed := [row for cells in results.parts for row in cells.failed]:
+        rows = [_names(row) | {"reason": row.error or "no reason recorded"} for row in failed]
+        sections.append(Section("Failed cells", [Table("Failed cells", rows)]))
+    task = "No manifest: models, seed and machine are unknown"
+    if config:
+        engine = (config.get("engine") or {}).get("engine")
+        task = f"Task: {config['task']['task']}" + (f", in {engine}" if engine else "")
+    done = [row for row in results.rows if row.status == "done"]
+    context = f"Context of the rows: {results.rows[-1].context}"
+    signatures = [f"{name}: {text}" for name, text in done[0].signatures.items()] if done else []
+    return Page(
+        title="Quality and speed of decoding settings",
+        verdict=" ".join(_verdict(cells, several=several) for cells in results.parts),
+        facts=_facts(results, len(done)),
+        sections=sections,
+        about=about(source, task, context, *signatures, _few(done)),
+        source=source,
+    )
+
+
+def _few(done: Sequence[ResultRow]) -> str:
+    """A remark if half of the examples cannot give intervals."""
+    examples = done[0].examples if done else ()
+    timed = sum(example.baseline is not None for example in examples)
+    if not done or timed >= 2 * LEAST_UNITS:
+        return ""
+    return (
+        f"Fewer than {2 * LEAST_UNITS} timed examples: half of them choose the best settings, and "
+        "the other half are too few for intervals with 95% coverage"
+    )
+
+
+def _facts(results: Results, done: int) -> list[Fact]:
+    counts = {
+        "failed": len(results.rows) - done,
+        "not run yet": sum(len(cells.missing) for cells in results.parts),
+    }
+    detail = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    facts = [Fact("cells", str(done), detail)]
+    for cells in results.parts:
+        if (frontier := cells.frontier) is None:
+            continue
+        at = f", {cells.name}" if len(results.parts) > 1 else ""
+        if len(facts) == 1:
+            timed = f"{frontier.num_timed} timed"
+            facts.append(Fact("examples", str(frontier.num_examples), timed))
+        if metric := frontier.target.metric:
+            quality = frontier.quality(frontier.target)
+            facts.append(Fact.of(f"target's quality ({metric}){at}", quality, ".3f"))
+        again = frontier.against_itself()
+        if again.value == again.value:
+            facts.append(Fact.of(f"target against itself{at}", again, ".3f", "x"))
+    return facts
+
+
+def _verdict(cells: Cells, *, several: bool) -> str:
+    at = f"At {cells.name}, " if several else ""
+    frontier = cells.judged
+    if frontier is None:
+        return f"At {cells.name}: {cells.silence}" if several else cells.silence
+    best = frontier.fastest([row for row in frontier.rows if _counts(row)], 1.0)
+    if best is None or best.value.value <= 1:
+        text = "no setting with at least the target's quality is faster than the target alone"
+        if best is not None:
+            speed = interval_text(best.value, ".2f", "x")
+            text += f": the fastest, {name_of(best.row.decoding)}, has {speed}"
+        return sentence(f"{at}{text}")
+    sure = "" if best.value.low > 1 else "; its interval includes 1"
+    kept = "by proof" if is_lossless(best.row) else interval_text(best.bound, ".2f")
+    return sentence(
+        f"{at}the fastest setting with at least the target's quality is "
+        f"{name_of(best.row.decoding)}: {interval_text(best.value, '.2f', 'x')} the target's "
+        f"speed{sure}. Quality / target's: {kept}."
+    )
+
+
+def _counts(row: ResultRow) -> bool:
+    name = family(row.decoding)
+    return name != TARGET_ALONE and not name.startswith(ORACLE)
+
+
+def name_of(decoding: DecodingConfig) -> str:
+    """Family and setting of a cell."""
+    return f"{family(decoding)} {setting(decoding)}".strip()
+
+
+def _names(row: ResultRow | Tried) -> Row:
+    return {"family": family(row.decoding), "setting": setting(row.decoding) or "-"}
+
+
+def _sections(cells: Cells, predictions: Mapping[str, Prediction], suffix: str) -> list[Section]:
+    frontier = cells.frontier
+    if frontier is None:
+        return [Section(f"Cells{suffix}", [Text("", cells.silence)])]
+    rows = [
+        _cell(frontier, row, predictions.get(row.key))
+        for curve in [*curves(frontier), Curve(TARGET_ALONE, 0, [frontier.target])]
+        for row in curve.cells
+    ]
+    table = Table("All cells", [{k: v for k, v in row.items() if k != "gamma"} for row in rows])
+    blocks = {
+        "Quality and speed": [] if cells.judged is None else _comparison(frontier, cells, rows),
+        "Acceptance and time": [*_rejections(rows), *_seconds(frontier)],
+        "Predicted and measured": _predictions(rows),
+        "All cells": [table],
+    }
+    return [Section(f"{title}{suffix}", found, _TERMS) for title, found in blocks.items() if found]
+
+
+def _cell(frontier: Frontier, row: ResultRow, predicted: Prediction | None) -> Row:
+    """All figures of a cell."""
+    strategy = row.decoding.strategy
+    gamma = strategy.num_speculative_tokens if isinstance(strategy, Speculative) else 0
+    found = _names(row) | {"gamma": str(gamma)}
+    for name in _MEASURED:
+        is_missing = (name.endswith("quality") and frontier.target.metric is None) or (
+            name == "decoding_speedup" and isinstance(strategy, ResponseByResponse)
+        )
+        value = None if is_missing else getattr(frontier, name)(row)
+        found |= bounded(words_of(name), value)
+    speedup = frontier.speedup(row).value
+    found |= {"relative latency": 1 / speedup if speedup else None}
+    if predicted is not None:
+        found |= {"predicted rejection rate": predicted.predicted_rejection}
+        found |= {"predicted decoding speedup": predicted.predicted_speedup}
+    for name, value in row.corpus_scores.items():
+        ends = row.corpus_intervals.get(name)
+        found |= {name: value} if ends is None else bounded(name, Interval(value, *ends))
+    return found
+
+
+def _known(rows: Sequence[Row], *columns: str) -> list[Row]:
+    return [row for row in rows if all(charts.is_finite(row.get(name)) for name in columns)]
+
+
+def _comparison(frontier: Frontier, cells: Cells, rows: Sequence[Row]) -> list[Figure | Table]:
+    drawn = [row for row in rows if row["family"] != TARGET_ALONE]
+    timed = [row for row in drawn if not row["family"].startswith(ORACLE)]
+    panels = [
+        Panel(
+            charts.frontier(
+                _known(own, x.field, _QUALITY.field),
+                x,
+                _QUALITY,
+                "family",
+                labels=["setting"],
+                detail="gamma",
+                reference=(at, 1.0),
+                names=list(dict.fromkeys(row["family"] for row in drawn)),
+            ),
+            title,
+        )
+        for title, own, x, at in (
+            ("Against speedup", timed, _SPEED, 1.0),
+            ("Against target passes", drawn, _CALLS, None),
+            ("Against rejection rate", drawn, _REJECTED, None),
+        )
+    ]
+    text = (
+        "Each point is a setting; a line joins the settings of a family in the order of their "
+        "thresholds. Bars are 95% intervals. Dashed: the target alone. Up and to the right is "
+        "better on the first chart, up and to the left on the others. Oracles run both models, "
+        "so they have no speedup. Select a family in the legend to see it alone."
+    )
+    return [Figure("Quality against cost", text, panels, drawn), _best_cells(frontier, cells)]
+
+
+def _best_cells(frontier: Frontier, cells: Cells) -> Table:
+    rows: list[Row] = []
+    for name, own in sorted(frontier.families().items()):
+        if name != TARGET_ALONE:
+            row: Row = {"family": name, "cells": len(own)}
+            row |= _reached("speedup at the target's quality", frontier.fastest(own, 1.0))
+            rows.append(row | _reached("quality within its latency", frontier.finest(own, 1.0)))
+    rows += [{"family": name, "cells": 0} for name in cells.empty_families]
+    columns = {
+        "speedup at the target's quality": (
+            "largest speedup of the cells with at least the target's quality; then the setting, "
+            "and its quality / target's."
+        ),
+        "quality within its latency": (
+            "best quality / target's of the cells that are at least as fast as the target; then "
+            "the setting, and its speedup."
+        ),
+    }
+    text = (
+        "The cells are chosen on a random half of the examples. Their figures are those of the "
+        "other half, so that the best of many cells does not look better than it is. A lossless "
+        "rule has the target's quality by proof; above temperature 0 it samples other texts, so "
+        "its mean score differs from the target's by chance."
+    )
+    return Table("Best setting of each family", rows, text=text, columns=columns)
+
+
+def _reached(name: str, best: Reached | None) -> Row:
+    figure, bound = name.split()[0], {"speedup": "quality", "quality": "speedup"}
+    if best is None:
+        return {name: None, f"setting ({figure})": "not reached", f"its {bound[figure]}": None}
+    place = {f"setting ({figure})": setting(best.row.decoding)}
+    return bounded(name, best.value) | place | bounded(f"its {bound[figure]}", best.bound)
+
+
+def _rejections(rows: Sequence[Row]) -> list[Figure]:
+    """Rejection rate of every cell with a rule."""
+    known = [
+        {"cell": f"{row['family']} {row['setting']}", **row}
+        for row in sorted(_known(rows, _REJECTED.field), key=lambda row: row[_REJECTED.field])
+    ]
+    text = "Fewer rejections mean longer blocks. Sorted; bars are 95% intervals over examples."
+    panels = [Panel(charts.intervals(known, "cell", _REJECTED))]
+    return [Figure("Rejection rate by rule", text, panels, known)] if known else []
+
+
+def _seconds(frontier: Frontier) -> list[Figure]:
+    """Distributions over examples of ms per token: the target alone and each family's fastest."""
+    alone = [
+        1e3 * one.baseline.seconds / one.baseline.num_tokens
+        for one in frontier.target.examples
+        if one.baseline is not None and one.baseline.num_tokens
+    ]
+    samples = {"target alone": alone}
+    cells = [row for row in frontier.rows if _counts(row)]
+    fastest: dict[str, ResultRow] = {}
+    for row in sorted(cells, key=lambda row: -frontier.speedup(row).value):
+        fastest.setdefault(family(row.decoding), row)
+    for row in list(fastest.values())[: _MOST_SAMPLES - 1]:
+        samples[name_of(row.decoding)] = [
+            1e3 * one.seconds / len(one.tokens)
+            for one in row.examples
+            if one.baseline is not None and one.tokens
+        ]
+    if len(alone) < 2 or len(samples) < 2:
+        return []
+    rows = charts.dominance_rows(samples, "ms per token", "decoding")
+    axis = Axis("ms per token", "ms per token of a whole request")
+    text = (
+        "Share of the examples that took at most this time per token: the target alone and the "
+        "fastest setting of each family, whatever its quality. A curve further left is faster; if "
+        "it is left everywhere, it is faster at every rank, not only on average. "
+        f"n = {len(alone):,} timed examples."
+    )
+    panels = [Panel(charts.dominance(rows, axis, "decoding"))]
+    return [Figure("Time per token over examples", text, panels, rows)]
+
+
+def _predictions(rows: Sequence[Row]) -> list[Figure]:
+    """Predicted against measured rejection rates and speedups; none without predictions."""
+    drawn = [row for row in rows if row["family"] != TARGET_ALONE]
+    panels: list[Panel] = []
+    for y in (_REJECTED, _DECODING):
+        x = Axis(f"predicted {y.field}", format=".2f")
+        names = list(dict.fromkeys(row["family"] for row in drawn))
+        if own := _known(drawn, x.field, y.field):
+            settings = {"labels": ["setting"], "names": names, "diagonal": True}
+            panels.append(
+                Panel(charts.points(own, x, y, "family", **settings), sentence(y.words)[:-1])
+            )
+    compared = _known(drawn, f"predicted {_REJECTED.field}", _REJECTED.field)
+    inside = sum(
+        row[_REJECTED.low] - _ROUNDING
+        <= row[f"predicted {_REJECTED.field}"]
+        <= row[_REJECTED.high] + _ROUNDING
+        for row in compared
+    )
+    text = (
+        "Predicted from one pass of both models over the target's answers, without decoding. On "
+        "the dashed diagonal, prediction and measurement agree; bars are 95% intervals. Predicted "
+        f"rejection rates inside the measured interval: {inside} of {len(compared)}; the interval "
+        "ignores the error of the prediction."
+    )
+    predicted = [row for row in drawn if f"predicted {_REJECTED.field}" in row]
+    return [Figure("Predicted and measured", text, panels, predicted)] if panels else []
+
+
+def tune_page(found: Tuned, environment: Mapping[str, Any] | None = None) -> Page:
+    """The page of a tuned setting."""
+    config = found.config
+    source = source_of("tune", config, environment)
+    blocks: list[Figure | Table] = [_tested(found)]
+    if found.failed:
+        failed = [{"setting": name_of(one.decoding), "reason": one.error} for one in found.failed]
+        blocks.append(Table("Failed settings", failed))
+    task = f"Task: {config.task.task}, {sampling_words(vars(config.sampling))}"
+    return Page(
+        title="The best setting within a bound",
+        verdict=_verdict_of_tune(found),
+        facts=[
+            Fact("settings measured", str(len({name_of(one.decoding) for one in found.tried}))),
+            Fact("tested on other examples", str(found.num_tests)),
+            Fact("confidence", f"{config.confidence:g}"),
+            Fact("examples", f"{config.num_examples} + {config.num_confirmed}"),
+        ],
+        sections=[Section("Settings", blocks, _TERMS)],
+        about=[found.statement, *about(source, task)],
+        source=source,
+    )
+
+
+def _tested(found: Tuned) -> Figure:
+    config = found.config
+    absolute = config.absolute_quality is not None
+    rows = [_tried(one, absolute=absolute) for one in found.tried]
+    y = Axis("quality", format=".2f", bounds=True) if absolute else _QUALITY
+    floor = config.absolute_quality if absolute else config.quality_floor
+    least = None if config.max_latency is None else 1 / config.max_latency
+    steps = {"To choose": "choosing", "To confirm, on other examples": "confirming"}
+    panels = [
+        Panel(
+            charts.frontier(
+                mine,
+                _SPEED,
+                y,
+                "family",
+                labels=["setting", "met"],
+                reference=(least or 1.0, floor or 1.0),
+                names=list(dict.fromkeys(row["family"] for row in rows)),
+            ),
+            title,
+        )
+        for title, step in steps.items()
+        if (mine := [row for row in rows if row["examples"] == step])
+    ]
+    text = (
+        "Each point is a setting. Candidates are measured on the choosing examples; the best are "
+        "tested on the confirming ones. Dashed: the bound and the target alone. Lower limit: the "
+        "lower confidence limit of the bounded figure. Met: whether the bound is met, by "
+        "the lower limit or by proof on confirming examples."
+    )
+    return Figure("Tested settings", text, panels, rows)
+
+
+def _tried(one: Tried, *, absolute: bool) -> Row:
+    name = "quality" if absolute else "relative_quality"
+    row = _names(one) | {"examples": one.examples} | bounded(words_of(name), getattr(one, name))
+    return row | bounded("speedup", one.speedup) | {"lower limit": one.lower_limit, "met": one.met}
+
+
+def _verdict_of_tune(found: Tuned) -> str:
+    chosen, config = found.chosen, found.config
+    if config.quality_floor is not None:
+        bound = f"a quality of at least {config.quality_floor:g} of the target's"
+    elif config.absolute_quality is not None:
+        bound = f"a quality of at least {config.absolute_quality:g}"
+    else:
+        bound = f"a time per token of at most {config.max_latency:g} of the target's"
+    if family(chosen.decoding) == TARGET_ALONE:
+        return f"No setting is better than decoding without a draft, within {bound}."
+    relative = chosen.relative_quality
+    quality = "" if relative is None else f" and {relative.value:.3f} of its quality"
+    speed = interval_text(chosen.speedup, ".2f", "x")
+    return f"Use {name_of(chosen.decoding)}: {speed} the target's speed{quality}, within {bound}."

@@ -1,0 +1,468 @@
+"""Charts of a page as Vega-Lite specifications, built with Vega-Altair.
+
+Why Vega-Altair and not Plotly, both tried with the versions in constraints.txt: its bundle adds
+0.9 MB to a page, Plotly's 4.8 MB; it draws SVG whose marks have text alternatives, which screen
+readers use; and it passes CSS variables on as colours, so themes and printing need no JavaScript.
+
+Each function takes rows (`page.Row`) and names of columns, without dots and brackets. Bounds of a
+column `x` are in `x_low` and `x_high`; rows without finite bounds are drawn without an interval.
+`names`: all groups of a page, so that a group has the same colour and shape in all of its charts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass, replace
+from importlib import resources
+from typing import TYPE_CHECKING, Any, Literal
+
+import altair as alt
+import vl_convert
+
+from paceline.records import atomic_write_bytes
+from paceline.view.definitions import words_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from paceline.view.page import Panel, Row
+
+    Spec = dict[str, Any]
+
+# Every colour is a variable of the style sheet, which Vega's SVG renderer passes on: the style
+# sheet alone switches between light, dark and print, and charts are not drawn again.
+INK, MUTED, LINE, PAPER = (f"var(--{name})" for name in ("ink", "muted", "line", "paper"))
+COLOURS = [f"var(--c{number})" for number in range(1, 9)]
+SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
+# A heat map has a discrete scale, because variables cannot be interpolated.
+HEAT = [f"var(--heat{step})" for step in range(7)]
+HEAT_TEXT = ["var(--low-text)"] * 4 + ["var(--high-text)"] * 3
+
+CONFIG: dict[str, Any] = {
+    "background": "transparent",
+    "font": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif",
+    "view": {"stroke": None},
+    "axis": {
+        "labelColor": MUTED,
+        "titleColor": INK,
+        "domainColor": LINE,
+        "tickColor": LINE,
+        "gridColor": LINE,
+        "gridOpacity": 0.55,
+        "labelFontSize": 12,
+        "titleFontSize": 12.5,
+        "titleFontWeight": 500,
+        "titlePadding": 8,
+        "labelLimit": 150,
+        "labelOverlap": "greedy",
+        "labelSeparation": 6,
+    },
+    "legend": {
+        "orient": "bottom",
+        "labelColor": INK,
+        "labelFontSize": 12.5,
+        "symbolSize": 80,
+        "title": None,
+    },
+    "text": {"color": INK, "fontSize": 12},
+}
+
+_HEIGHT = 320
+_ROW_HEIGHT = 30
+_CELL_HEIGHT = 46
+_MOST_STEPS = 200  # of an empirical distribution
+_DASHED = {"aria": False, "color": MUTED, "strokeDash": [4, 4], "strokeWidth": 1.2}
+_LONGEST = 20  # letters of a name on one line
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A quantitative column as an axis.
+
+    Attributes:
+        field: The column.
+        title: With the unit; empty: the words of `definitions`.
+        format: Of numbers, as in d3.
+        bounds: Whether the rows have `field_low` and `field_high`.
+        zero: Whether the axis includes 0.
+        whole: Whether all values are whole numbers.
+        domain: Ends of the axis, such as those that several charts share; None: by the data.
+    """
+
+    field: str
+    title: str = ""
+    format: str = ".3~f"
+    bounds: bool = False
+    zero: bool = False
+    whole: bool = False
+    domain: tuple[float, float] | None = None
+
+    @property
+    def low(self) -> str:
+        return f"{self.field}_low"
+
+    @property
+    def high(self) -> str:
+        return f"{self.field}_high"
+
+    @property
+    def words(self) -> str:
+        return self.title or words_of(self.field)
+
+    def x(self, field: str = "") -> alt.X:
+        """This axis for another column, such as a bound."""
+        return alt.X(field or self.field, type="quantitative", **self._settings())
+
+    def y(self, field: str = "") -> alt.Y:
+        """As `x`, upwards."""
+        return alt.Y(field or self.field, type="quantitative", **self._settings())
+
+    def shared_by(self, rows: Sequence[Row], *values: float) -> Axis:
+        """This axis with the ends that the values and bounds of all rows need."""
+        found = [row.get(name) for row in rows for name in (self.field, self.low, self.high)]
+        known = [one for one in (*found, *values) if one is not None and is_finite(one)]
+        return replace(self, domain=(min(known), max(known))) if known else self
+
+    def are_known(self) -> str:
+        """A Vega expression: true for rows with an interval."""
+        return " && ".join(f"isValid(datum[{json.dumps(end)}])" for end in (self.low, self.high))
+
+    def has_intervals(self, rows: Sequence[Row]) -> bool:
+        """Whether any row has finite bounds; Vega warns of a layer without data."""
+        ends = ((row.get(self.low), row.get(self.high)) for row in rows)
+        return self.bounds and any(is_finite(low) and is_finite(high) for low, high in ends)
+
+    def tooltips(self) -> list[alt.Tooltip]:
+        names = {self.field: self.words}
+        if self.bounds:
+            names |= {self.low: "95% interval from", self.high: "to"}
+        return [
+            alt.Tooltip(name, type="quantitative", title=title, format=self.format)
+            for name, title in names.items()
+        ]
+
+    def _settings(self) -> dict[str, Any]:
+        axis = alt.Axis(tickCount=5)  # the step of the ticks decides their precision
+        if self.whole:
+            axis = alt.Axis(format="d", tickMinStep=1)
+        elif self.format.endswith(("%", "s")):
+            axis = alt.Axis(format=self.format, tickCount=5)
+        ends = alt.Undefined if self.domain is None else list(self.domain)
+        scale = alt.Scale(domain=ends, zero=self.zero, nice=True)
+        return {"title": self.words, "scale": scale, "axis": axis}
+
+
+def frontier(rows: Sequence[Row], x: Axis, y: Axis, group: str, **settings: Any) -> Spec:
+    """A line for each group through its rows in their order, with intervals along both axes.
+
+    `settings`: see `_plot`; likewise below.
+    """
+    placed = [{**row, "place": place} for place, row in enumerate(rows)]
+    line = {"order": "place:Q"}
+    if (detail := settings.pop("detail", None)) is not None:
+        line["detail"] = f"{detail}:N"  # divides a group's line
+    return _plot(placed, x, y, group, line=line, **settings)
+
+
+def points(rows: Sequence[Row], x: Axis, y: Axis, group: str, **settings: Any) -> Spec:
+    """Two figures of each row, with intervals along both axes."""
+    return _plot(rows, x, y, group, **settings)
+
+
+def curves(
+    rows: Sequence[Row], x: Axis, y: Axis, group: str, *, size: int = 70, **settings: Any
+) -> Spec:
+    """A line for each group along x, with bands for the intervals of y."""
+    return _plot(rows, x, y, group, line={}, band=True, size=size, **settings)
+
+
+def dominance(rows: Sequence[Row], value: Axis, group: str) -> Spec:
+    """Empirical distributions, from `dominance_rows`: the share of values at most x."""
+    share = Axis("share", "share of values at or below", ".0%", zero=True)
+    return _plot(rows, value, share, group, line={}, shape="step-after", size=9)
+
+
+def _plot(
+    rows: Sequence[Row],
+    x: Axis,
+    y: Axis,
+    group: str,
+    *,
+    labels: Sequence[str] = (),
+    reference: tuple[float | None, float | None] = (None, None),
+    names: Sequence[str] = (),
+    diagonal: bool = False,
+    band: bool = False,
+    line: Mapping[str, str] | None = None,
+    shape: Literal["linear", "step-after"] = "linear",
+    size: int = 95,
+) -> Spec:
+    """A point for each row; a click on the legend selects a group.
+
+    Args:
+        rows: The data.
+        x: The horizontal axis.
+        y: The vertical axis.
+        group: Column of the groups, which differ in colour and shape.
+        labels: Further columns shown on hover.
+        reference: Dashed lines at these values of x and y.
+        names: All groups of the page.
+        diagonal: With the line where both figures are equal.
+        band: With shaded intervals of y.
+        line: Channels of a line through the points; None: no line.
+        shape: Of the line.
+        size: Of the points.
+    """
+    chosen = alt.selection_point(fields=[group], bind="legend")
+
+    def seen(opacity: float) -> Any:
+        """The opacity of the selected groups, and a fraction of it for the others.
+
+        Lines, bands and points need different channels for it: with one channel in all layers,
+        Vega-Lite makes the legend ignore clicks.
+        """
+        return alt.when(chosen).then(alt.value(opacity)).otherwise(alt.value(0.12 * opacity))
+
+    base = alt.Chart().encode(color=_colour(rows, group, names))
+    layers = _references(reference, x, y)
+    if diagonal:
+        ends = [one[axis.field] for one in rows for axis in (x, y) if is_finite(one[axis.field])]
+        both = _of_values(*({"at": end} for end in ((min(ends), max(ends)) if ends else (0, 1))))
+        layers.append(both.mark_line(**_DASHED).encode(x=x.x("at"), y=y.y("at")))
+    if band and y.has_intervals(rows):
+        area = base.transform_filter(y.are_known()).mark_area(aria=False, strokeOpacity=0)
+        area = area.encode(x=x.x(), y=y.y(y.low), y2=alt.Y2(y.high))
+        layers.append(area.encode(fillOpacity=seen(0.14)))
+    for axis, ends in (
+        (x, {"x": x.x(x.low), "x2": alt.X2(x.high), "y": y.y()}),
+        (y, {"y": y.y(y.low), "y2": alt.Y2(y.high), "x": x.x()}),
+    ):
+        if axis.has_intervals(rows):
+            bars = base.transform_filter(axis.are_known()).mark_rule(aria=False)
+            layers.append(bars.encode(strokeOpacity=seen(0.45), **ends))
+    if line is not None:
+        drawn = base.mark_line(aria=False, strokeWidth=1.6, interpolate=shape)
+        layers.append(drawn.encode(x=x.x(), y=y.y(), strokeOpacity=seen(1)).encode(**line))
+    tooltip = [*_named([group, *labels]), *x.tooltips(), *y.tooltips()]
+    spots = _spots(base, rows, group, names, size).encode(x=x.x(), y=y.y(), tooltip=tooltip)
+    layers.append(spots.encode(opacity=seen(1)).add_params(chosen))
+    return _finished(alt.layer(*layers, height=_HEIGHT), rows)
+
+
+def dominance_rows(samples: Mapping[str, Sequence[float]], field: str, group: str) -> list[Row]:
+    """Rows of `dominance`: sorted values of each sample with the share of values up to each.
+
+    Of more than 200 values, 200 equally spaced ranks are kept.
+    """
+    rows: list[Row] = []
+    for name, values in samples.items():
+        ordered = sorted(value for value in values if is_finite(value))
+        count = len(ordered)
+        ranks = range(1, count + 1)
+        if count > _MOST_STEPS:
+            ranks = [round(step * count / _MOST_STEPS) for step in range(1, _MOST_STEPS + 1)]
+        rows += [{group: name, field: ordered[rank - 1], "share": rank / count} for rank in ranks]
+    return rows
+
+
+def heat_map(rows: Sequence[Row], row: str, column: str, value: Axis) -> Spec:
+    """A coloured cell with its value for each pair of `row` and `column`, in order of appearance.
+
+    Rows without a finite value, such as diverged runs, have an empty cell.
+    """
+    kept = [one for one in rows if is_finite(one[value.field])]
+    values = [one[value.field] for one in kept] or [0.0]
+    domain = [min(values), max(values) if max(values) > min(values) else min(values) + 1]
+    down = _nominal(alt.Y, rows, row).axis(domain=False, ticks=False, labelOverlap=False)
+    across = _nominal(alt.X, rows, column).axis(
+        orient="top", labelAngle=0, domain=False, ticks=False
+    )
+    base = alt.Chart().encode(x=across, y=down)
+
+    def colour(steps: Sequence[str]) -> alt.Color:
+        scale = alt.Scale(type="quantize", domain=domain, range=list(steps))
+        return alt.Color(value.field, type="quantitative", scale=scale, legend=None)
+
+    tooltip = [*_named([row, column]), *value.tooltips()]
+    cells = base.mark_rect(stroke=PAPER, strokeWidth=2, cornerRadius=3)
+    text = alt.Text(value.field, type="quantitative", format=value.format)
+    numbers = base.mark_text(aria=False, fontSize=13).encode(color=colour(HEAT_TEXT), text=text)
+    height = _CELL_HEIGHT * max(1, len(_names(rows, row)))
+    layers = alt.layer(cells.encode(color=colour(HEAT), tooltip=tooltip), numbers)
+    return _finished(layers.properties(height=height).resolve_scale(color="independent"), kept)
+
+
+def intervals(
+    rows: Sequence[Row],
+    name: str,
+    x: Axis,
+    *,
+    group: str | None = None,
+    labels: Sequence[str] = (),
+    reference: float | None = None,
+    names: Sequence[str] = (),
+    beside: bool = True,
+) -> Spec:
+    """A value with its interval on each line; one group per colour and shape.
+
+    `beside`: a line has a value of each group; False: each line is of one group.
+    """
+    lines = _names(rows, name)
+    within = group if beside else None
+    sides = alt.Undefined if within is None else alt.YOffset(within, type="nominal")
+    across = _nominal(alt.Y, rows, name).axis(
+        domain=False,
+        ticks=False,
+        grid=True,
+        labelOverlap=False,
+        labelLineHeight=12,
+        labelFontSize=11,
+        labelExpr=f"({json.dumps({line: _in_two(str(line)) for line in lines})})[datum.label]",
+    )
+    base = alt.Chart().encode(y=across, yOffset=sides, color=alt.value(COLOURS[0]))
+    marks = base.mark_point(filled=True, opacity=1, size=90)
+    if group is not None:
+        base = base.encode(color=_colour(rows, group, names))
+        marks = _spots(base, rows, group, names, 90)
+    layers = _references((reference, None), x, x)
+    if x.has_intervals(rows):
+        bars = base.transform_filter(x.are_known()).mark_rule(aria=False, strokeWidth=2)
+        layers.append(bars.encode(x=x.x(x.low), x2=alt.X2(x.high)))
+    tooltip = [*_named([name, *([group] if group else []), *labels]), *x.tooltips()]
+    layers.append(marks.encode(x=x.x(), tooltip=tooltip))
+    height = _ROW_HEIGHT * max(1, len(lines)) * (len(_names(rows, within)) if within else 1)
+    return _finished(alt.layer(*layers, height=max(height, 80)), rows)
+
+
+def columns(
+    rows: Sequence[Row],
+    x: Axis,
+    y: Axis,
+    *,
+    reference: float | None = None,
+    band: tuple[float, float] | None = None,
+) -> Spec:
+    """A bar for each row; dashed line at `reference`, shaded between the values of `band`."""
+    layers: list[alt.Chart] = []
+    if band is not None:
+        area = _of_values({"from": band[0], "to": band[1]}).mark_rect(
+            aria=False, color=COLOURS[1], opacity=0.16
+        )
+        layers.append(area.encode(y=y.y("from"), y2=alt.Y2("to")))
+    across = alt.X(x.field, type="ordinal", title=x.words, sort=None).axis(
+        labelAngle=0, labelOverlap=True
+    )
+    bars = alt.Chart().mark_bar(color=COLOURS[0], opacity=0.85, cornerRadiusEnd=2)
+    layers.append(bars.encode(x=across, y=y.y(), tooltip=[*x.tooltips(), *y.tooltips()]))
+    layers += _references((None, reference), x, y)
+    return _finished(alt.layer(*layers, height=_HEIGHT - 60), rows)
+
+
+def save(panels: Sequence[Panel], path: Path, columns: int) -> None:
+    """Write charts side by side as a PNG image; raises StorageError if it cannot be written."""
+    charts = [
+        {key: value for key, value in panel.chart.items() if key not in ("config", "autosize")}
+        | {"title": panel.title, "width": 520}
+        for panel in panels
+    ]
+    spec = {"concat": charts, "columns": columns, "config": CONFIG | {"background": "white"}}
+    image = vl_convert.vegalite_to_png(in_light_colours(json.dumps(spec)), scale=1.5)
+    atomic_write_bytes(path, image)
+
+
+def in_light_colours(text: str) -> str:
+    """A specification for an image, which knows no variables."""
+    style = (resources.files("paceline.view") / "templates/style.css").read_text("utf-8")
+    light = dict(re.findall(r"--([\w-]+): light-dark\((#\w+)", style))
+    return re.sub(r"var\(--([\w-]+)\)", lambda name: light[name[1]], text)
+
+
+def colours_of(names: list[str]) -> list[str]:
+    """A colour for each name, repeated if there are many: shapes tell those apart."""
+    return [COLOURS[number % len(COLOURS)] for number in range(len(names))]
+
+
+def shapes_of(names: list[str]) -> list[str]:
+    """A shape for each name; no two of 24 names share both colour and shape."""
+    count = len(COLOURS)
+    return [SHAPES[(at % count + 2 * (at // count)) % len(SHAPES)] for at in range(len(names))]
+
+
+def is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _spots(
+    base: alt.Chart, rows: Sequence[Row], group: str, names: Sequence[str], size: int
+) -> alt.Chart:
+    known = list(names) or _names(rows, group)
+    scale = alt.Scale(domain=known, range=shapes_of(known))
+    shape = alt.Shape(group, type="nominal", scale=scale, legend=_legend(rows, group))
+    return base.mark_point(filled=True, opacity=1, size=size).encode(shape=shape)
+
+
+def _colour(rows: Sequence[Row], group: str, names: Sequence[str]) -> alt.Color:
+    known = list(names) or _names(rows, group)
+    scale = alt.Scale(domain=known, range=colours_of(known))
+    return alt.Color(group, type="nominal", scale=scale, legend=_legend(rows, group))
+
+
+def _legend(rows: Sequence[Row], group: str) -> alt.Legend | None:
+    """The names that occur, in as many columns as fit; no legend for a single one."""
+    names = _names(rows, group)
+    if len(names) < 2:
+        return None
+    widest = 44 + 7.4 * max(8, *(len(str(name)) for name in names))
+    fitting = alt.ExprRef(f"max(1, floor(width / {widest:.0f}))")
+    return alt.Legend(values=names, columns=fitting, labelLimit=alt.ExprRef("width - 30"))
+
+
+def _references(at: tuple[float | None, float | None], x: Axis, y: Axis) -> list[alt.Chart]:
+    layers: list[alt.Chart] = []
+    for value, axis, is_x in ((at[0], x, True), (at[1], y, False)):
+        if value is not None:
+            rule = _of_values({"at": value}).mark_rule(**_DASHED)
+            layers.append(rule.encode(x=axis.x("at")) if is_x else rule.encode(y=axis.y("at")))
+    return layers
+
+
+def _of_values(*values: Row) -> alt.Chart:
+    return alt.Chart(alt.Data(values=list(values)))
+
+
+def _nominal(kind: Any, rows: Sequence[Row], column: str) -> Any:
+    names = _names(rows, column)
+    return kind(column, type="nominal", sort=names, title=None, scale=alt.Scale(domain=names))
+
+
+def _named(names: Sequence[str]) -> list[alt.Tooltip]:
+    return [alt.Tooltip(name, type="nominal", title=name.replace("_", " ")) for name in names]
+
+
+def _names(rows: Sequence[Row], column: str) -> list[Any]:
+    return list(dict.fromkeys(row[column] for row in rows))
+
+
+def _in_two(name: str) -> list[str]:
+    """A long name as two lines, divided after a word near its middle."""
+    ends = [at + 1 for at, letter in enumerate(name) if letter in " /_" and at]
+    if len(name) <= _LONGEST or not ends:
+        return [name]
+    end = min(ends, key=lambda end: abs(end - len(name) / 2))
+    return [name[:end].rstrip(), name[end:]]
+
+
+def _finished(chart: alt.LayerChart | alt.FacetChart, rows: Sequence[Row]) -> Spec:
+    """The specification with its data, the configuration and the container's width."""
+    data = [{key: _plain(value) for key, value in row.items()} for row in rows]
+    spec = chart.properties(width="container", data=alt.Data(values=data)).to_dict()
+    spec.pop("$schema", None)  # an address, which a page without network does not need
+    return spec | {"config": CONFIG, "autosize": {"type": "fit-x", "contains": "padding"}}
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no infinite numbers and no NaN."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,352 @@
+"""Pages of `paceline measure` (with and without an engine), `verify` and `decode`."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from paceline.core.bootstrap import Interval
+from paceline.view import charts
+from paceline.view.charts import Axis
+from paceline.view.definitions import words_of
+from paceline.view.page import (
+    Fact,
+    Figure,
+    Page,
+    Panel,
+    Section,
+    Table,
+    Text,
+    Token,
+    about,
+    bounded,
+    figures,
+    sampling_words,
+    sentence,
+    source_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from paceline.measure import Measurement
+    from paceline.measure.agreement import Agreement
+    from paceline.measure.losslessness import DistributionCheck, LosslessnessReport
+    from paceline.measure.served import ServedMeasurement
+    from paceline.measure.verdict import Verdict
+    from paceline.view.page import Block, Row, Tone
+
+_PREDICTIONS = {
+    "predicted_speedup": "predicted: tau / (c gamma + 1)",
+    "expected_speedup": "expected on this machine",
+    "mbsu": "MBSU (parameter ratio)",
+}
+_MOST_POSITIONS = 64
+_DEVIATIONS = 1.96  # standard deviations that contain 95% of a normal distribution
+_SPEED = Axis("speedup", format=".2f", bounds=True)
+
+
+def measure_page(found: Measurement) -> Page:
+    """The page of a measurement."""
+    source = source_of("measure", found.config, found.environment)
+    cost, speed, verdict = found.cost, found.speed, found.verdict
+    text = f"{found.acceptance.num_prompts} prompts, {found.acceptance.num_tokens} tokens"
+    where = f"In {cost.engine}." if cost.engine else "Median of interleaved passes over one token."
+    costs: list[Block] = [
+        Table("Cost of a pass", [figures(cost)], text=where if verdict.timed else "Not timed.")
+    ]
+    if speed is not None:
+        text_of_speed = "With and without the draft, interleaved in one process."
+        costs.append(Table("Timed requests", [figures(speed)], text=text_of_speed))
+    return Page(
+        title="Is this draft worth serving?",
+        word=verdict.word,
+        tone=_tone(verdict),
+        verdict=sentence(verdict.reason),
+        facts=_facts(found),
+        sections=[_speedups(found), _acceptance(found), Section("Cost", costs)],
+        about=about(
+            source, f"Text: {text} of the target, {sampling_words(vars(found.config.sampling))}"
+        ),
+        source=source,
+    )
+
+
+def _tone(verdict: Verdict | Agreement) -> Tone:
+    tones: dict[int, Tone] = {0: "good", 1: "bad"}
+    return tones.get(verdict.exit_code, "neutral")
+
+
+def _facts(found: Measurement) -> list[Fact]:
+    facts: list[Fact] = []
+    if (speed := found.speed) is not None:
+        facts.append(Fact.of("measured speedup", speed.speedup, unit="x"))
+        facts.append(Fact(words_of("block_efficiency"), f"{speed.block_efficiency:.2f}"))
+    elif found.expected is not None:
+        facts.append(Fact.of("expected speedup", found.expected, unit="x"))
+    facts.append(Fact.of("expected acceptance", found.acceptance.expected_acceptance, ".3f"))
+    if found.verdict.timed:
+        facts.append(Fact("cost ratio", f"{found.cost.cost_ratio:.3f}"))
+    if found.verdict.timed and found.verdict.decided:
+        facts.append(Fact("gamma to serve", str(found.best_gamma or "none: decode without draft")))
+    return facts
+
+
+def _speedups(found: Measurement) -> Section:
+    rows: list[Row] = [
+        {"gamma": row.gamma, "kind": words, "speedup": getattr(row, name)}
+        for row in found.gammas
+        for name, words in _PREDICTIONS.items()
+        if charts.is_finite(getattr(row, name))
+    ]
+    text = (
+        "Predicted from acceptance and costs, for each number of drafted tokens. Above the dashed "
+        "line, decoding with the draft is faster than without."
+    )
+    if (speed := found.speed) is not None:
+        first = {"gamma": speed.gamma, "kind": "measured after the first token"}
+        whole = {"gamma": speed.gamma, "kind": "measured, whole requests"}
+        rows.append(first | bounded("speedup", speed.decoding_speedup))
+        rows.append(whole | bounded("speedup", speed.speedup))
+        text += f" The measured points are of {speed.num_requests} requests, with 95% intervals."
+    gamma = Axis("gamma", "gamma: drafted tokens per block", "d", whole=True)
+    chart = charts.curves(rows, gamma, _SPEED, "kind", reference=(None, 1.0))
+    blocks: list[Block] = [
+        Figure("Speedup by gamma", text, [Panel(chart)], rows),
+        Table("Predictions for each gamma", [figures(row) for row in found.gammas]),
+    ]
+    if found.tried:
+        text = "On other requests than the measured speedup, to choose the gamma."
+        tried = [figures(row) for row in found.tried]
+        blocks.append(Table("Gammas that were timed", tried, text=text))
+    return Section("Speed", blocks, ("95% interval",))
+
+
+def _acceptance(found: Measurement) -> Section:
+    names = ("expected_acceptance", "greedy_draft_acceptance", "greedy_agreement")
+    rows: list[Row] = [
+        {"figure": words_of(name), **bounded("value", getattr(found.acceptance, name))}
+        for name in names
+    ]
+    value = Axis("value", "fraction of tokens", ".2f", bounds=True)
+    text = "Three figures that others call acceptance rate, on text of the target."
+    blocks = [Figure("Acceptance", text, [Panel(charts.intervals(rows, "figure", value))], rows)]
+    by_position = found.acceptance.acceptance_by_position[:_MOST_POSITIONS]
+    if len(by_position) > 1:
+        positions: list[Row] = [
+            {"position": at, "acceptance": share} for at, share in enumerate(by_position, 1)
+        ]
+        chart = charts.columns(
+            positions,
+            Axis("position", "position in the answer", "d", whole=True),
+            Axis("acceptance", "expected acceptance", ".2f", zero=True),
+            reference=found.acceptance.expected_acceptance.value,
+        )
+        text = (
+            "Expected acceptance of the first, second, ... new token. The dashed line is the mean "
+            "over all tokens. Few answers are long, so later positions vary more."
+        )
+        blocks.append(Figure("Acceptance along the text", text, [Panel(chart)], positions))
+    return Section("Acceptance", blocks, [words_of(name) for name in names])
+
+
+def served_page(found: ServedMeasurement) -> Page:
+    """The page of a measurement in an engine: its counters beside the prediction."""
+    source = source_of("measure", found.config, found.environment)
+    agreement, config = found.agreement, found.config
+    requests = (
+        f"{found.num_requests} requests, {found.num_tokens} tokens, "
+        f"{sampling_words(vars(config.sampling))}, gamma {config.num_speculative_tokens}"
+    )
+    facts = [] if found.speed is None else [Fact.of("speedup", found.speed.speedup, unit="x")]
+    facts.append(Fact.of(words_of("block_efficiency"), found.served.block_efficiency))
+    facts.append(Fact.of("served / predicted", agreement.ratio, ".3f"))
+    return Page(
+        title=f"The draft in {found.engine} {found.engine_version}".strip(),
+        word=agreement.word.upper(),
+        tone=_tone(agreement),
+        verdict=sentence(agreement.reason),
+        facts=facts,
+        sections=[_served_blocks(found), *_served_speed(found)],
+        about=[*about(source, requests), *found.notes],
+        source=source,
+    )
+
+
+def _served_blocks(found: ServedMeasurement) -> Section:
+    sides = {"engine's counters": found.served, "prediction": found.predicted}
+    whole: list[Row] = [{"from": name, **figures(side)} for name, side in sides.items()]
+    tau = Axis(words_of("block_efficiency"), format=".2f", bounds=True)
+    text = "1 + accepted tokens per block, with 95% intervals over requests."
+    panels = [Panel(charts.intervals(whole, "from", tau))]
+    blocks = [Figure("Tokens per target call", text, panels, whole)]
+    rows: list[Row] = [
+        {"from": name, "position": number, **bounded("acceptance", share)}
+        for name, side in sides.items()
+        for number, share in enumerate(side.acceptance_by_position or [], 1)
+    ]
+    if rows:
+        position = Axis("position", "position in the block", "d", whole=True)
+        accepted = Axis("acceptance", "share of blocks that accept it", ".2f", bounds=True)
+        text = "Share of the blocks that accept the first, second, ... drafted token."
+        panels = [Panel(charts.curves(rows, position, accepted, "from"))]
+        blocks.append(Figure("Acceptance by position", text, panels, rows))
+    return Section("Blocks", blocks, ("95% interval", "gamma"))
+
+
+def _served_speed(found: ServedMeasurement) -> list[Section]:
+    blocks: list[Block] = []
+    if found.speed is not None:
+        text = f"With and without the draft; {found.starts.words}."
+        blocks.append(Table("Whole requests", [figures(found.speed)], text=text))
+    if (costs := found.costs) is not None:
+        rows: list[Row] = []
+        for step in costs.steps:
+            ends = (1e3 * step.seconds.value, 1e3 * step.seconds.low, 1e3 * step.seconds.high)
+            row: Row = {"requests at a time": str(step.batch_size), "gamma": step.gamma}
+            rows.append(row | bounded("ms per step", Interval(*ends)))
+        gamma = Axis("gamma", "drafted tokens per block; 0: without the draft", "d", whole=True)
+        ms = Axis("ms per step", format=".2f", bounds=True)
+        text = f"Time of an engine step, with 95% intervals; {costs.starts.words}."
+        panels = [Panel(charts.curves(rows, gamma, ms, "requests at a time"))]
+        blocks.append(Figure("Cost of a step", text, panels, rows))
+    return [Section("Speed", blocks)] if blocks else []
+
+
+def verify_page(found: LosslessnessReport) -> Page:
+    """The page of a test of losslessness."""
+    source = source_of("verify", found.config)
+    greedy, sampled, broken = found.greedy, found.distribution, found.broken_distribution
+    compared = (
+        "Each prompt is decoded at temperature 0 with the draft, and compared with the greedy text "
+        f"of {found.reference}. Texts may differ after two logits closer than "
+        f"{found.config.tie:g}, which rounding can exchange."
+    )
+    checks = {"lossless rule": sampled} | ({} if broken is None else {"broken rule": broken})
+    tests = [{"test": name, "passed": one.passed, **figures(one)} for name, one in checks.items()]
+    columns = {
+        "impossible": "tokens of probability 0 under the target.",
+        "border": "tokens that rounding can move across the limit of top-k or top-p, excluded.",
+        "false alarm": "how often a lossless rule fails.",
+    }
+    cells = [_cells(one, name) for name, one in checks.items()]
+    terms = ("G-test", "cell of the G-test")
+    return Page(
+        title="Is decoding with this draft lossless?",
+        word="PASSED" if found.passed else "FAILED",
+        tone="good" if found.passed else "bad",
+        verdict=_verdict_of_verify(found),
+        facts=[
+            Fact("greedy texts equal", f"{greedy.num_identical} of {greedy.num_prompts}"),
+            Fact("G-test", f"p {sampled.p_value:.2g}", f"fails below {sampled.false_alarm:g}"),
+            Fact("sampled tokens", f"{sampled.num_tokens:,}"),
+        ],
+        sections=[
+            Section(
+                "Greedy texts",
+                [Table("Token by token", [figures(greedy)], text=compared)],
+                ("lossless",),
+            ),
+            Section("Sampled tokens", [*cells, Table("G-tests", tests, columns=columns)], terms),
+        ],
+        about=about(
+            source,
+            f"Compared with {found.reference}",
+            f"{sampling_words(vars(found.config.sampling))}, gamma {found.config.gamma}",
+        ),
+        source=source,
+    )
+
+
+def _verdict_of_verify(found: LosslessnessReport) -> str:
+    greedy, sampled = found.greedy, found.distribution
+    p = f"{sampled.p_value:.2g}"
+    if not greedy.passed:
+        return f"The greedy texts differ: {greedy.first_difference}."
+    if sampled.num_impossible:
+        count = f"{sampled.num_impossible} of {sampled.num_tokens}"
+        return f"{count} sampled tokens have probability 0 under the target."
+    if not sampled.passed:
+        below = f"p {p}, below {sampled.false_alarm:g}"
+        return f"The sampled tokens do not follow the target's distribution: {below}."
+    if not found.passed:
+        return "Both tests pass, but so does the broken rule: sample more tokens."
+    texts = f"All {greedy.num_prompts} greedy texts equal the target's"
+    if greedy.num_ties:
+        texts = (
+            f"{greedy.num_identical} of {greedy.num_prompts} greedy texts equal the target's, "
+            f"{greedy.num_ties} differ at a tie of its logits"
+        )
+    caught = "; the same test rejects a broken rule" if found.broken_distribution else ""
+    tokens = f"{sampled.num_tokens:,} sampled tokens follow its distribution (p {p})"
+    return f"{texts}, and {tokens}{caught}."
+
+
+def _cells(check: DistributionCheck, rule: str) -> Figure:
+    counts = check.cell_counts
+    expected = sum(counts) / len(counts)
+    spread = _DEVIATIONS * (expected * (1 - 1 / len(counts))) ** 0.5
+    rows: list[Row] = [
+        {"cell": number, "tokens": count, "expected": expected}
+        for number, count in enumerate(counts, 1)
+    ]
+    chart = charts.columns(
+        rows,
+        Axis("cell", format="d", whole=True),
+        Axis("tokens", format="d", zero=True, whole=True),
+        reference=expected,
+        band=(max(0.0, expected - spread), expected + spread),
+    )
+    text = (
+        f"A lossless rule puts {expected:.1f} tokens into each cell (dashed); 95% of cells lie in "
+        "the shaded range. The first cells hold the tokens that the draft overrates most. A broken "
+        "rule must fail."
+    )
+    return Figure(f"Tokens in each cell: {rule}", text, [Panel(chart)], rows)
+
+
+def decode_page(found: Mapping[str, Any]) -> Page:
+    """The page of the output of `decode --json`."""
+    stats = found["stats"]
+    names = ("target", "draft", "max_new_tokens", "seed")
+    options = [
+        f"--{name.replace('_', '-')} {shlex.quote(str(found[name]))}"
+        for name in names
+        if found.get(name) is not None
+    ]
+    source = source_of(" ".join(["decode", *options]), found.get("decoding"))
+    tokens = [
+        Token(text, name, number)
+        for number, block in enumerate(found["blocks"])
+        for text, name in block
+    ]
+    kinds = ("accepted", "recovered", "bonus", "kept", "deferred")
+    emitted, calls = sum(stats[f"num_{kind}"] for kind in kinds), stats["num_blocks"]
+    accepted, examined = stats["num_accepted"], stats["num_accepted"] + stats["num_recovered"]
+    facts = [Fact("tokens", str(len(tokens)), f"{found['tokens_per_s']:.1f} per second")]
+    verdict = f"{len(tokens)} tokens, all of the draft's own."
+    if calls:
+        each = f"{emitted / calls:.2f}"
+        facts.append(Fact(words_of("block_efficiency"), each))
+        verdict = (
+            f"{len(tokens)} tokens took {calls} target calls after the prompt, {each} tokens per "
+            f"call: {accepted} of {stats['num_drafted']} drafted tokens were accepted."
+        )
+    if not stats["num_drafted"]:
+        verdict = f"{len(tokens)} tokens without a draft, one per target call."
+    if examined:
+        share = f"{accepted / examined:.0%}"
+        facts.append(Fact("acceptance rate", share, f"{accepted} of {examined} examined"))
+    text = "Each colour and underline is a source of tokens; a vertical bar ends a block."
+    title, prompt = "Where each token came from", found.get("prompt", "")
+    blocks: list[Block] = [Text(title, text, prompt=prompt, tokens=tokens, source=source)]
+    if len(histogram := stats["accepted_histogram"]) > 1:
+        rows: list[Row] = [{"accepted": n, "blocks": count} for n, count in enumerate(histogram)]
+        x = Axis("accepted", "accepted tokens in the block", "d", whole=True)
+        chart = charts.columns(rows, x, Axis("blocks", format="d", zero=True, whole=True))
+        text = "How many drafted tokens each block kept."
+        blocks.append(Figure("Accepted tokens per block", text, [Panel(chart)], rows))
+    terms = ("accepted", "recovered", "bonus", "acceptance rate", "block efficiency", "gamma")
+    return Page(
+        "Decoded text", verdict, [Section("Text", blocks, terms)], facts=facts, source=source
+    )

@@ -1,0 +1,320 @@
+"""The model of a page: a verdict, and sections of charts, tables and text.
+
+A page knows nothing of HTML or of the plotting library: a chart is a Vega-Lite specification made
+by `charts`, and `render` writes the page.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from paceline.config import StrictModel
+from paceline.core.bootstrap import Interval
+from paceline.measure.results import IntervalRow
+from paceline.view.definitions import words_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+Row = dict[str, Any]
+"""One line of data by column. The bounds of column `x` are `x_low` and `x_high`."""
+
+Tone = Literal["good", "bad", "neutral"]
+UNKNOWN = "-"
+
+
+def shown(value: Any, format: str = "") -> str:
+    """A value as text; by default a number has three decimals, fewer if it is large."""
+    if is_unknown(value):
+        return UNKNOWN
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, float):
+        return str(value)
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    if format:
+        return f"{value:{format}}"
+    if 0 < abs(value) < 0.0005:
+        return f"{value:.1e}"
+    return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3f}"
+
+
+def interval_text(found: Interval | IntervalRow, format: str = "", unit: str = "") -> str:
+    """A value with its bounds, such as `1.42x (1.38 to 1.47)`."""
+    text = f"{shown(found.value, format)}{unit}"
+    if is_unknown(found.low) or is_unknown(found.high):
+        return text
+    return f"{text} ({shown(found.low, format)} to {shown(found.high, format)})"
+
+
+def is_unknown(value: Any) -> bool:
+    """Whether a value is None or NaN."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def bounded(name: str, interval: Interval | IntervalRow | None) -> Row:
+    """The three columns of a value with its interval; the first alone if it was not measured."""
+    if interval is None:
+        return {name: None}
+    return {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
+
+
+def figures(found: Iterable[tuple[str, Any]]) -> Row:
+    """The figures of a result model by their words, with their bounds; nested parts left out."""
+    row: Row = {}
+    for name, value in found:
+        if isinstance(value, IntervalRow | Interval):
+            row |= bounded(words_of(name), value)
+        elif value is None or isinstance(value, int | float | str):
+            row[words_of(name)] = value
+    return row
+
+
+@dataclass(frozen=True)
+class Source:
+    """The command and the configuration that made some rows.
+
+    Attributes:
+        command: Such as `paceline bench --config bench.yaml`; the page offers `config` under this
+            file name.
+        config: The resolved configuration; None if the rows do not record it.
+        environment: Versions, machine and git state, if they are recorded.
+        note: Where the configuration was read; may be empty.
+        name: File name of the configuration, if the command does not name it.
+    """
+
+    command: str
+    config: Mapping[str, Any] | None = None
+    environment: Mapping[str, Any] | None = None
+    note: str = ""
+    name: str = ""
+
+    @property
+    def file(self) -> str:
+        """File name of the configuration: `name`, that in the command, else `config.yaml`."""
+        words = self.command.split()
+        names = [word.rpartition("/")[2] for word in words if word.endswith(".yaml")]
+        return self.name or next(iter(names), "config.yaml")
+
+    @property
+    def facts(self) -> list[str]:
+        """Versions, machine and git state, one fact a line."""
+        lines: list[str] = []
+        for name, value in (self.environment or {}).items():
+            parts = value.items() if isinstance(value, dict) else ()
+            text = ", ".join(f"{key} {part}" for key, part in parts) or str(value)
+            lines.append(f"{name.replace('_', ' ')}: {text}")
+        return lines
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One chart of a figure; the title is empty if the figure has a single chart."""
+
+    chart: Mapping[str, Any]
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Charts with their data.
+
+    Attributes:
+        title: What is plotted against what.
+        text: What the figure shows and how to read it.
+        panels: The charts; several share the data, the source and the space.
+        rows: All plotted values, for the table and the CSV file.
+        source: What made the rows; None: what made the page's.
+    """
+
+    title: str
+    text: str
+    panels: Sequence[Panel]
+    rows: Sequence[Row]
+    source: Source | None = None
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A cell of a table with a verdict: a sign and a word, so that no meaning depends on colour."""
+
+    word: str
+    tone: Tone = "neutral"
+    sign: str = ""
+    detail: str = ""
+    """Shown below the word."""
+
+    def __str__(self) -> str:
+        return f"{self.word} {self.detail}".rstrip()
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that is always visible; `rows` as in a figure, but texts and marks are allowed."""
+
+    title: str
+    rows: Sequence[Row]
+    source: Source | None = None
+    text: str = ""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Definitions of columns that are not figures of `definitions`."""
+    is_stacked: bool = False
+    """Whether a narrow screen has the cells of a row below each other."""
+
+
+@dataclass(frozen=True)
+class Token:
+    """A piece of decoded text; `source` as in `decode.result.Source`, `block` counts from 0."""
+
+    text: str
+    source: str
+    block: int
+
+
+@dataclass(frozen=True)
+class Text:
+    """Text in a box: lines under names, commands to copy, or decoded tokens.
+
+    Attributes:
+        title: Heading; may be empty.
+        text: A sentence below it.
+        code: Commands.
+        entries: Names with one or more lines each.
+        more: Entries that a click shows.
+        prompt: Of the tokens.
+        tokens: Marked by their source; blocks are separated.
+        source: What made it; None: nothing that the page names.
+    """
+
+    title: str
+    text: str = ""
+    code: str = ""
+    entries: Sequence[tuple[str, Sequence[str]]] = ()
+    more: Sequence[tuple[str, Sequence[str]]] = ()
+    prompt: str = ""
+    tokens: Sequence[Token] = ()
+    source: Source | None = None
+
+    @property
+    def rows(self) -> list[Row]:
+        """The tokens as data."""
+        return [
+            {"block": one.block, "source": one.source, "token": one.text} for one in self.tokens
+        ]
+
+
+Block = Figure | Table | Text
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, blocks, and the terms that the page defines; see `definitions.DEFINITIONS`."""
+
+    title: str
+    blocks: Sequence[Block]
+    terms: Sequence[str] = ()
+    note: str = ""
+    """A line below the heading; may be empty."""
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A number beside the verdict, such as `speedup`, `1.42x`, `1.38 to 1.47`."""
+
+    name: str
+    value: str
+    detail: str = ""
+
+    @classmethod
+    def of(
+        cls, name: str, found: Interval | IntervalRow, format: str = ".2f", unit: str = ""
+    ) -> Fact:
+        """A figure with its interval."""
+        value, _, bounds = interval_text(found, format, unit).partition(" (")
+        return cls(name, value, bounds.rstrip(")"))
+
+
+@dataclass(frozen=True)
+class Page:
+    """A report.
+
+    Attributes:
+        title: Of the page and of the browser's tab.
+        verdict: One sentence with its numbers.
+        sections: In reading order.
+        word: The verdict as a word, such as GO or passed; may be empty.
+        tone: How the word is marked.
+        facts: A few numbers below the verdict.
+        about: Lines on what was run: models, task, machine.
+        source: What made the rows of blocks that name no source.
+    """
+
+    title: str
+    verdict: str
+    sections: Sequence[Section]
+    word: str = ""
+    tone: Tone = "neutral"
+    facts: Sequence[Fact] = ()
+    about: Sequence[str] = ()
+    source: Source | None = None
+
+    def source_of(self, block: Block) -> Source | None:
+        """What made the rows of a block."""
+        return block.source or (None if isinstance(block, Text) else self.source)
+
+    @property
+    def sources(self) -> list[Source]:
+        """The sources of all blocks, each once."""
+        found: list[Source] = []
+        for section in self.sections:
+            for block in section.blocks:
+                source = self.source_of(block)
+                if source is not None and source not in found:
+                    found.append(source)
+        return found
+
+
+def source_of(
+    command: str,
+    config: StrictModel | Mapping[str, Any] | None,
+    environment: Mapping[str, Any] | None = None,
+) -> Source:
+    """A source whose command reads the configuration from a file that the page offers."""
+    if config is None:
+        return Source(f"paceline {command}", None, environment)
+    values = json.loads(config.model_dump_json()) if isinstance(config, StrictModel) else config
+    file = command.split()[0] + ".yaml"
+    return Source(f"paceline {command} --config {file}", values, environment)
+
+
+def about(source: Source, *lines: str) -> list[str]:
+    """The models of the source's configuration, further lines, and the machine."""
+    config, environment = source.config or {}, source.environment or {}
+    names = [name for name in ("target", "draft") if config.get(name)]
+    models = [f"{name.capitalize()}: {config[name]}" for name in names]
+    versions = environment.get("versions") or {}
+    machine = [f"{environment.get('cpu_count', '?')} CPUs", environment.get("processor", "")]
+    machine += [f"{name} {versions[name]}" for name in ("paceline", "torch") if name in versions]
+    known = [f"Machine: {', '.join(str(part) for part in machine if part)}"] if environment else []
+    return [*models, *(line for line in lines if line), *known]
+
+
+def sampling_words(sampling: Mapping[str, Any]) -> str:
+    """Sampling parameters in words, such as `temperature 0.7, top-p 0.9`."""
+    parts = [f"temperature {sampling.get('temperature', 1):g}"]
+    if sampling.get("top_p", 1) < 1:
+        parts.append(f"top-p {sampling['top_p']:g}")
+    if sampling.get("top_k"):
+        parts.append(f"top-k {sampling['top_k']}")
+    if sampling.get("repetition_penalty", 1) != 1:
+        parts.append(f"repetition penalty {sampling['repetition_penalty']:g}")
+    return ", ".join(parts)
+
+
+def sentence(text: str) -> str:
+    """The text with a capital letter and a full stop."""
+    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")

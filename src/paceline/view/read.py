@@ -1,0 +1,141 @@
+"""Reads a run directory or a result file by the kind that it names, and makes its page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from paceline.bench.tune import Tuned
+from paceline.config import as_written, describe, read_json
+from paceline.errors import UsageError
+from paceline.measure import Measurement
+from paceline.measure.losslessness import LosslessnessReport
+from paceline.measure.served import ServedMeasurement
+from paceline.measure.trajectory import TrajectoryRow
+from paceline.permissions import Origin
+from paceline.places import refuse_links_out
+from paceline.records import RunDirectory, read_jsonl
+from paceline.studies.session import judge_all, study_rows
+from paceline.view import Report
+from paceline.view.bench_pages import bench_page, tune_page
+from paceline.view.bench_run import read_results
+from paceline.view.measure_pages import decode_page, measure_page, served_page, verify_page
+from paceline.view.study_background import read_background
+from paceline.view.study_page import study_page
+from paceline.view.training_pages import sweep_page, training_page, trajectory_page
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paceline.view.page import Page
+
+_WANTED = (
+    "the directory of a study, bench, tune, trajectory, sweep, align or pretrain, or a file "
+    "written by measure, verify or decode with --json"
+)
+_MARK, _HEAD = b'<meta name="generator" content="Paceline ', 2_000  # where a report has it
+
+
+def read_page(path: Path) -> Report:
+    """Make the page of a run directory or of a result file.
+
+    Raises:
+        UsageError: the path is not a run, its rows cannot be read, or another program wrote the
+            file that the page belongs in.
+    """
+    page = _of_file(path) if path.is_file() else _of_directory(path)
+    place = path.with_suffix(".html") if path.is_file() else path / "report.html"
+    if place.is_file() and not place.is_symlink() and _MARK not in place.read_bytes()[:_HEAD]:
+        raise UsageError(f"{place} is no report of Paceline, which would replace it; move it")
+    return Report(page, place)
+
+
+def _of_directory(path: Path) -> Page:
+    if not path.is_dir():
+        raise UsageError(f"{path} does not exist; give {_WANTED}")
+    refuse_links_out(path, "remove it: a report shows what is in the directory")
+    if (path / "rows.jsonl.gz").exists() or (path / "stages").is_dir():
+        return _study(path)
+    manifest = RunDirectory(path).read_manifest() or {}
+    kind = manifest.get("kind")
+    if kind is None:
+        raise UsageError(f"{path} holds no run; give {_WANTED}")
+    if kind not in _RUNS:
+        raise UsageError(f"{path} holds a run of kind {kind}, which has no report; give {_WANTED}")
+    return _RUNS[kind](path, manifest)
+
+
+def _study(path: Path) -> Page:
+    rows = study_rows([path])
+    names = {row.study for row in rows}
+    own = [one for one in judge_all(rows) if one.claim.study in names]
+    return study_page(f"Study {path.name}", rows, own, read_background(rows, [path]))
+
+
+def _tune(path: Path, manifest: dict[str, Any]) -> Page:
+    found = _validated(Tuned, _required(path, "result.json"), path / "result.json")
+    return tune_page(found, manifest.get("environment"))
+
+
+def _trajectory(path: Path, manifest: dict[str, Any]) -> Page:
+    file = path / "rows.jsonl"
+    rows = [_validated(TrajectoryRow, row, file) for row in read_jsonl(file)]
+    runs = [Path(run) for run in manifest.get("config", {}).get("runs", ())]
+    if runs:  # a run or a sweep of it; the file keeps the rows of runs that were left out later
+        rows = [row for row in rows if {row.stop.run, *row.stop.run.parents} & set(runs)]
+    if not rows:
+        raise UsageError(f"{path} has no rows yet; run `paceline trajectory` with this output")
+    return trajectory_page(rows, manifest)
+
+
+def _training(path: Path, manifest: dict[str, Any]) -> Page:
+    run, command = RunDirectory(path), manifest["kind"].lower()
+    metrics = read_jsonl(run.metrics)
+    if not metrics:
+        raise UsageError(f"{path} has no metrics yet; run `paceline {command}` first")
+    return training_page(command, manifest, metrics, run.read_result())
+
+
+_RUNS: dict[str, Callable[[Path, dict[str, Any]], Page]] = {
+    "Bench": lambda path, _: bench_page(read_results(path)),
+    "Tune": _tune,
+    "Trajectory": _trajectory,
+    "Sweep": lambda path, manifest: sweep_page(_required(path, "sweep.json"), manifest),
+    "Align": _training,
+    "Pretrain": _training,
+}
+_FILES: dict[str, tuple[Any, Callable[[Any], Page]]] = {
+    "measure": (Measurement, measure_page),
+    "measure --engine": (ServedMeasurement, served_page),
+    "verify": (LosslessnessReport, verify_page),
+    "tune": (Tuned, tune_page),
+}
+
+
+def _of_file(path: Path) -> Page:
+    found = read_json(path, f"give {_WANTED}")
+    kind = found.get("kind") if isinstance(found, dict) else None
+    if kind == "decode":
+        with as_written(path):
+            return decode_page(found)
+    if kind not in _FILES:
+        raise UsageError(f"{path} is not a result that has a report; give {_WANTED}")
+    model, page = _FILES[kind]
+    return page(_validated(model, {k: v for k, v in found.items() if k != "passed"}, path))
+
+
+def _required(path: Path, name: str) -> Any:
+    if not (path / name).exists():
+        raise UsageError(f"{path} has no {name} yet; run the command to its end")
+    return read_json(path / name)
+
+
+def _validated(kind: Any, values: Any, path: Path) -> Any:
+    try:
+        return kind.model_validate(values, context=Origin.RESULTS)
+    except ValidationError as error:
+        raise UsageError(
+            f"{path} is not a result of this version: {describe(error)}; run the command again"
+        ) from None

@@ -1,0 +1,235 @@
+"""The page of a bench, from rows made by hand: figures of cells, best cells, sections, remarks."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import report_runs
+from paceline.bench.measured_frontier import Frontier
+from paceline.bench.schema import ResultRow
+from paceline.bench.workbench import Grid
+from paceline.core.rules import Chow, ChowLog, Diff, Lossless, Opt
+from paceline.decode.strategies import BigLittle, Oracle, ResponseByResponse
+from paceline.errors import UsageError
+from paceline.view.bench_run import curves
+from paceline.view.page import Page
+from paceline.view.read import read_page
+from result_rows import ALONE, example, row, steady, write_rows
+
+ROWS = [
+    steady(ALONE, 0.5),
+    steady(Chow(0.2), 0.5, 2.0),
+    steady(Chow(0.6), 0.4, 4.0),
+    steady(Opt(0.2), 0.45, 2.5),
+]
+BEST, CELLS = "Best setting of each family", "All cells"
+
+
+def page_of(folder: Path, rows: list[ResultRow], **config: Any) -> Page:
+    config = {"task": {"task": "sums"}} | config
+    report_runs.manifest(folder, "Bench", **config)
+    return read_page(write_rows(folder, rows)).page
+
+
+def rows_of(page: Page, title: str) -> list[dict[str, Any]]:
+    blocks = [block for section in page.sections for block in section.blocks]
+    return list(next(block for block in blocks if block.title == title).rows)
+
+
+def by_family(page: Page, title: str) -> dict[str, dict[str, Any]]:
+    return {line["family"]: line for line in rows_of(page, title)}
+
+
+def test_every_cell_has_its_figures(tmp_path: Path):
+    cell = row(
+        Chow(0.2),
+        [
+            example(1.0, 3.0, 21, baseline_s=8.0, first_s=1.0, examined=20, rejected=4, calls=5),
+            example(0.0, 2.0, 11, baseline_s=None, first_s=1.0, examined=10, rejected=5, calls=5),
+        ],
+    )
+    page = page_of(tmp_path, [row(ALONE, [example(1.0), example(1.0)]), cell])
+    found = by_family(page, CELLS)
+    speedup = (8 / 11) / (3 / 21)
+    assert {name: found["chow"][name] for name in found["chow"] if "_" not in name} == {
+        "family": "chow",
+        "setting": "alpha 0.2, gamma 4",
+        "quality": 0.5,
+        "relative quality": 0.5,
+        "speedup": pytest.approx(speedup),
+        "decoding speedup": pytest.approx((8 / 10) / (2 / 20)),
+        "relative latency": pytest.approx(1 / speedup),
+        "rejection rate": pytest.approx(9 / 30),
+        "target passes / tokens": pytest.approx(10 / 30),
+    }
+    assert found["chow"]["quality_low"] == pytest.approx(0.0125, abs=0.002)  # exact: 0.0125
+    assert found["autoregressive"]["target passes / tokens_high"] == 1.0
+
+
+def test_best_cells_name_the_setting_and_its_other_figure(tmp_path: Path):
+    slow = steady(Diff(0.2), 0.5, 0.8)
+    found = by_family(page_of(tmp_path, [*ROWS, slow]), BEST)
+    settings = ("setting (speedup)", "its quality", "setting (quality)", "its speedup")
+    shown = {name: [line[key] for key in settings] for name, line in found.items()}
+    both = "alpha 0.2, gamma 4"
+    assert shown == {
+        "chow": [both, 1.0, both, 2.0],
+        "diff": [both, 1.0, "not reached", None],
+        "opt": ["not reached", None, both, 2.5],
+    }
+    assert found["chow"]["speedup at the target's quality"] == 2.0
+    assert found["opt"]["quality within its latency"] == pytest.approx(0.9)
+
+
+def test_failed_cells_have_a_reason_and_an_empty_family_a_line(tmp_path: Path):
+    broken = [row(ChowLog(0.2), error="ran out of memory"), row(Chow(0.9), error="broken")]
+    page = page_of(tmp_path, [*ROWS, *broken])
+    assert [(line["family"], line["cells"]) for line in rows_of(page, BEST)] == [
+        *(("chow", 2), ("opt", 1), ("chow_log", 0)),
+    ]
+    assert [line["reason"] for line in rows_of(page, "Failed cells")] == [
+        "ran out of memory",
+        "broken",
+    ]
+    assert page.facts[0].detail == "2 failed"
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        (
+            [steady(ALONE, None, metric=None), steady(Chow(0.2), None, 2.0, metric=None)],
+            "The task has no metric, so there is no quality to compare with speed.",
+        ),
+        ([steady(ALONE, 0.0), steady(Chow(0.2), 0.0, 2.0)], "The target's own quality is 0"),
+        ([steady(Chow(0.2))], "nothing to compare 1 finished cells with; run the bench again"),
+    ],
+)
+def test_what_cannot_be_compared_is_the_verdict(rows: list[ResultRow], reason: str, tmp_path: Path):
+    page = page_of(tmp_path, rows)
+    assert reason in page.verdict
+    assert "Quality and speed" not in [section.title for section in page.sections]
+
+
+def test_each_sampling_has_sections_of_its_own(tmp_path: Path):
+    others = [steady(ALONE, 0.4, top_p=0.9), steady(Chow(0.2), 0.4, 3.0, top_p=0.9)]
+    page = page_of(tmp_path, [*ROWS, *others, row(ALONE, temperature=0.0, error="broken")])
+    counts = {
+        section.title: len(section.blocks[0].rows)
+        for section in page.sections
+        if section.title.startswith(CELLS)
+    }
+    assert counts == {"All cells, temperature 1": 4, "All cells, temperature 1, top-p 0.9": 2}
+    assert "Cells, temperature 0" in [section.title for section in page.sections]
+    assert page.verdict.startswith("At temperature 0: The target alone has no finished cell")
+
+
+def test_a_response_that_comes_at_once_has_no_decoding_speedup(tmp_path: Path):
+    answers = [example(0.5, 0.5, first_s=0.5)] * 19 + [example(0.5, 0.5, first_s=0.4)]
+    kept = row(ResponseByResponse(alpha=0.9), answers)
+    found = by_family(page_of(tmp_path, [*ROWS, kept]), CELLS)["sequence_cascade"]
+    assert (found["decoding speedup"], found["speedup"]) == (None, 2.0)
+
+
+def test_the_run_is_described(tmp_path: Path):
+    grid = Grid.model_validate(
+        {
+            "temperatures": [1.0],
+            "rules": [{"rule": "chow", "alpha": [0.2, 0.6]}, {"rule": "diff", "alpha": 0.1}],
+        }
+    )
+    page = page_of(tmp_path, ROWS, target="big", grid=grid.model_dump(mode="json"))
+    assert page.facts[0].detail == "1 not run yet"
+    assert page.facts[1].value == "20"
+    assert {"Target: big", "Context of the rows: c0ffee"} <= set(page.about)
+    assert not any(line.startswith("Fewer than") for line in page.about)
+    assert by_family(page, BEST)["diff"]["cells"] == 0
+    few = page_of(tmp_path, [steady(ALONE, count=10), steady(Chow(0.2), count=10)])
+    assert any(line.startswith("Fewer than 16 timed examples") for line in few.about)
+    again = next(fact for fact in page.facts if fact.name == "target against itself")
+    assert (again.value, again.detail) == ("1.000x", "1.000 to 1.000")
+
+
+def test_figures_of_all_answers_are_columns_of_their_cells(tmp_path: Path):
+    figures = {
+        "corpus_scores": {"bleu": 27.4, "chrf": 51.0},
+        "corpus_intervals": {"chrf": (48.0, 54.5)},
+        "signatures": {"bleu": "nrefs:1"},
+    }
+    rows = [cell.model_copy(update=figures) for cell in ROWS[:2]]
+    page = page_of(tmp_path, [*rows, *ROWS[2:]])
+    first = rows_of(page, CELLS)[0]
+    assert (first["bleu"], first["chrf_low"], first["chrf_high"]) == (27.4, 48.0, 54.5)
+    assert "bleu: nrefs:1" in page.about
+
+
+def test_predictions_are_counted_where_something_was_measured(tmp_path: Path):
+    """Rejected 1 of 10 and 3 of 10 by turns: 0.2, with a standard error of 0.02."""
+    examples = [example(examined=10, rejected=1), example(examined=10, rejected=3)] * 12
+    cells = [row(rule, examples) for rule in (Chow(0.2), Chow(0.4), Diff(0.2), Opt(0.2))]
+    alone = row(ALONE, [example()] * 24)
+    rates = {cells[0].key: 0.22, cells[1].key: 0.31, cells[2].key: None, "another cell": 0.1}
+    lines = [
+        {"schema_version": 1, "key": key, "predicted_rejection": rate, "predicted_speedup": 1.5}
+        | {"predicted_surprisal": 0.5}
+        for key, rate in rates.items()
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "predictions.jsonl").write_text(text)
+    page = page_of(tmp_path, [alone, *cells])
+    (figure,) = next(one for one in page.sections if one.title == "Predicted and measured").blocks
+    assert "inside the measured interval: 1 of 2;" in figure.text
+    assert [line["predicted rejection rate"] for line in figure.rows] == [0.22, 0.31, None]
+    (tmp_path / "predictions.jsonl").write_text('{"schema_version": 1, "key": "k"}\n')
+    with pytest.raises(UsageError, match=r"predictions\.jsonl has a row that is not a prediction"):
+        read_page(tmp_path)
+
+
+def test_rows_are_those_of_the_bench_that_the_manifest_is_of(tmp_path: Path):
+    """A first bench, another in the same folder, and the first again, with no more to do."""
+    others = [one.model_copy(update={"context": "0ther"}) for one in ROWS[:2]]
+    page_of(tmp_path, [*ROWS, *others])
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    counts = {}
+    for context in ("c0ffee", "0ther"):
+        (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"context": context}))
+        counts[context] = len(rows_of(read_page(tmp_path).page, CELLS))
+    assert counts == {"c0ffee": len(ROWS), "0ther": 2}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"context": "none"}))
+    with pytest.raises(UsageError, match="only result rows of another bench; run `paceline bench`"):
+        read_page(tmp_path)
+
+
+def test_a_line_joins_the_cells_of_one_gamma_or_fallback_by_their_threshold():
+    cells = [steady(Chow(alpha), gamma=gamma) for alpha in (0.9, 0.1, 0.5) for gamma in (4, 1)]
+    cells += [
+        steady(BigLittle(fallback=fallback, rollback=rollback))
+        for fallback in (0.3, 0.7)
+        for rollback in (4.0, 1.0)
+    ]
+    found = curves(Frontier([steady(ALONE), *cells]))
+    assert [(curve.name, curve.length) for curve in found] == [
+        *(("chow", 1), ("chow", 4), ("big_little", 0.3), ("big_little", 0.7)),
+    ]
+    strategies: Any = [[cell.decoding.strategy for cell in curve.cells] for curve in found]
+    assert [one.rule.alpha for one in strategies[0]] == [0.1, 0.5, 0.9]
+    assert [one.rollback for one in strategies[2]] == [1.0, 4.0]
+
+
+def test_a_family_has_one_colour_in_all_charts_and_an_oracle_has_no_speed(tmp_path: Path):
+    rows = [*ROWS, steady(Oracle(rule=Diff(0.2)), 0.6, 0.7), steady(Lossless(), 0.5, 1.5)]
+    page = page_of(tmp_path, rows)
+    figures = {block.title: block for block in page.sections[0].blocks}
+    panels: Any = figures["Quality against cost"].panels  # pyright: ignore
+    scales = [
+        layer["encoding"]["color"]["scale"]
+        for panel in panels
+        for layer in panel.chart["layer"]
+        if "scale" in layer.get("encoding", {}).get("color", {})
+    ]
+    assert len(scales) > 6
+    assert all(scale == scales[0] for scale in scales)
+    drawn = [{row["family"] for row in panel.chart["data"]["values"]} for panel in panels]
+    assert drawn[1] - drawn[0] == {"oracle_cascade diff"}

@@ -1,0 +1,95 @@
+"""Specifications of charts: what is drawn, and what is left out where it is unknown."""
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.view import charts
+from paceline.view.charts import Axis
+from paceline.view.page import Panel
+
+X, Y = Axis("x", "cost", bounds=True), Axis("y", "quality", bounds=True)
+ROWS = [
+    {"x": 1.0, "x_low": 0.9, "x_high": 1.1, "y": 2.0, "y_low": 1.0, "y_high": 3.0, "g": "one"},
+    {"x": 2.0, "x_low": None, "x_high": None, "y": 1.0, "y_low": 0.5, "y_high": 1.5, "g": "two"},
+]
+UNKNOWN = [{"x": 1.0, "y": 2.0, "g": "one"}, {"x": 2.0, "y": float("nan"), "g": "one"}]
+SIDES = [
+    {"n": name, "g": side, "x": 1.0, "x_low": 0.5, "x_high": 1.5}
+    for name in ("a", "b")
+    for side in ("l", "r")
+]
+
+
+@pytest.mark.parametrize(
+    ("chart", "marks"),
+    [
+        (
+            charts.frontier(ROWS, X, Y, "g", reference=(1.0, None)),
+            ["rule", "rule", "rule", "line", "point"],
+        ),
+        (charts.curves(ROWS, Axis("x"), Y, "g"), ["area", "rule", "line", "point"]),
+        (charts.curves(UNKNOWN, X, Y, "g"), ["line", "point"]),
+        (charts.points(ROWS, X, Y, "g", diagonal=True), ["line", "rule", "rule", "point"]),
+        (charts.intervals(SIDES, "n", X, group="g", reference=0.0), ["rule", "rule", "point"]),
+        (charts.columns(UNKNOWN[:1], X, Y, reference=4, band=(3, 5)), ["rect", "bar", "rule"]),
+        (charts.heat_map(ROWS, "g", "g", Y), ["rect", "text"]),
+    ],
+)
+def test_a_chart_has_the_marks_of_its_kind(chart: dict[str, Any], marks: list[str]):
+    drawn = [layer["mark"] for layer in chart["layer"]]
+    assert [mark if isinstance(mark, str) else mark["type"] for mark in drawn] == marks
+    assert "http" not in str(chart)
+
+
+def test_groups_keep_colour_and_shape_when_some_are_absent():
+    both, second = (
+        charts.curves(rows, X, Y, "g", names=["one", "two"])["layer"][-1]["encoding"]
+        for rows in (ROWS, ROWS[1:])
+    )
+    assert both["color"]["scale"] == second["color"]["scale"]
+    assert both["shape"]["scale"] == second["shape"]["scale"]
+    names = [str(number) for number in range(24)]
+    assert len(set(zip(charts.colours_of(names), charts.shapes_of(names), strict=True))) == 24
+
+
+def test_unknown_values_are_null_or_left_out():
+    assert charts.curves(UNKNOWN, X, Y, "g")["data"]["values"][1]["y"] is None
+    cells = [
+        {"row": "b", "column": "x", "value": 0.5},
+        {"row": "a", "column": "x", "value": float("nan")},
+    ]
+    chart = charts.heat_map(cells, "row", "column", Axis("value", "acceptance"))
+    assert chart["layer"][0]["encoding"]["y"]["sort"] == ["b", "a"]
+    assert [row["row"] for row in chart["data"]["values"]] == ["b"]
+
+
+def test_the_diagonal_spans_both_figures_and_a_shared_axis_all_bounds():
+    chart = charts.points(ROWS, X, Y, "g", diagonal=True)
+    assert chart["layer"][0]["data"]["values"] == [{"at": 1.0}, {"at": 2.0}]
+    assert Y.shared_by(ROWS, 7.0).domain == (0.5, 7.0)
+
+
+def test_an_empirical_distribution_ends_at_one_and_keeps_the_ends_of_a_large_sample():
+    rows = charts.dominance_rows({"a": [3.0, 1.0, 2.0], "b": [5.0]}, "time", "side")
+    assert [(row["side"], row["time"], row["share"]) for row in rows] == [
+        ("a", 1.0, pytest.approx(1 / 3)),
+        ("a", 2.0, pytest.approx(2 / 3)),
+        *(("a", 3.0, 1.0), ("b", 5.0, 1.0)),
+    ]
+    many = charts.dominance_rows({"a": [float(n) for n in range(1, 1001)]}, "time", "side")
+    assert len(many) == 200
+    assert (many[0]["time"], many[-1]["time"], many[-1]["share"]) == (5.0, 1000.0, 1.0)
+
+
+@pytest.mark.slow
+def test_charts_become_one_image_in_the_colours_of_the_light_theme(tmp_path: Path):
+    panels = [Panel(charts.curves(ROWS, X, Y, "g"), f"gamma {gamma}") for gamma in (3, 5)]
+    charts.save(panels, tmp_path / "plot.png", columns=2)
+    image = (tmp_path / "plot.png").read_bytes()
+    assert struct.unpack(">I", image[16:20])[0] > 2 * 520
+    assert charts.in_light_colours("var(--c1) var(--heat-text)".replace("heat-text", "ink")) == (
+        "#1f5fa8 #1d2026"
+    )

@@ -1,0 +1,237 @@
+"""The page of each kind of run: its verdict, its figures, and the rows behind them."""
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import report_runs
+from paceline.core.bootstrap import mean_interval
+from paceline.view.definitions import DEFINITIONS
+from paceline.view.page import Figure, Page, Table, Text
+from paceline.view.read import read_page
+from paceline.view.render import terms_of
+
+Pages = Callable[[str], Page]
+
+
+@pytest.fixture(scope="module")
+def page_of(tmp_path_factory: pytest.TempPathFactory) -> Pages:
+    """The page of a kind of run, made once."""
+
+    @functools.cache
+    def make(kind: str) -> Page:
+        return read_page(report_runs.RUNS[kind](tmp_path_factory.mktemp(kind))).page
+
+    return make
+
+
+def blocks_of(page: Page, kind: Any = (Figure, Table)) -> dict[str, Any]:
+    blocks = [block for section in page.sections for block in section.blocks]
+    return {block.title: block for block in blocks if isinstance(block, kind)}
+
+
+@pytest.mark.parametrize("kind", report_runs.RUNS)
+def test_every_block_has_rows_and_every_term_a_definition(kind: str, page_of: Pages):
+    page = page_of(kind)
+    for section in page.sections:
+        assert section.blocks
+        assert set(terms_of(section)) <= set(DEFINITIONS)
+        for block in section.blocks:
+            source = page.source_of(block)
+            assert block.rows, block.title
+            assert source is not None
+            assert source.command.startswith("paceline ")
+            assert source.config is not None
+
+
+VERDICTS = {
+    "bench": (
+        "The fastest setting with at least the target's quality is lossless gamma 4: 1.30x (1.30 "
+        "to 1.30) the target's speed. Quality / target's: by proof."
+    ),
+    "measure": "Measured 1.30x (1.20 to 1.40) at gamma 2; <b>& more.",
+    "served": "Figures agree at 2 positions.",
+    "verify": (
+        "All 5 greedy texts equal the target's, and 80 sampled tokens follow its distribution (p "
+        "0.4); the same test rejects a broken rule."
+    ),
+    "align": (
+        "On held-out text, expected acceptance rose from 0.300 (0.200 to 0.400) to 0.500 (0.400 to "
+        "0.600) in 600 steps, 60 s."
+    ),
+    "trajectory": (
+        "Of 8 gains in tokens per target call, the one with the largest lower bound is 1.20x (1.15 "
+        "to 1.25): the final draft of first on translation at temperature 0, gamma 3, with 1.90 "
+        "tokens per call. The interval does not allow for this choice."
+    ),
+    "tune": (
+        "Use chow alpha 0.2, gamma 3: 1.40x (1.35 to 1.45) the target's speed and 1.000 of its "
+        "quality, within a quality of at least 0.95 of the target's."
+    ),
+    "sweep": (
+        "The best expected acceptance is that of tvd, 0.630 on average, ahead of forward kl by "
+        "+0.100 (+0.100 to +0.100)."
+    ),
+    "decode": (
+        "6 tokens took 2 target calls after the prompt, 2.50 tokens per call: 3 of 4 drafted "
+        "tokens were accepted."
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", report_runs.RUNS)
+def test_a_verdict_has_its_numbers(kind: str, page_of: Pages):
+    assert page_of(kind).verdict == VERDICTS[kind]
+
+
+def test_the_word_and_its_mark_are_those_of_the_result(page_of: Pages, tmp_path: Path):
+    words = {kind: (page_of(kind).word, page_of(kind).tone) for kind in report_runs.RUNS}
+    assert {kind: word for kind, word in words.items() if word[0]} == {
+        "measure": ("GO", "good"),
+        "served": ("AGREES", "good"),
+        "verify": ("PASSED", "good"),
+    }
+    failed = read_page(report_runs.losslessness(tmp_path, p_value=1e-6)).page
+    assert (failed.word, failed.tone) == ("FAILED", "bad")
+    assert "do not follow the target's distribution: p 1e-06" in failed.verdict
+
+
+def test_a_measurement_plots_predictions_and_measured_speedups(page_of: Pages):
+    blocks = blocks_of(page_of("measure"))
+    rows = blocks["Speedup by gamma"].rows
+    assert len(rows) == 3 * 3 + 2
+    assert rows[-1] == {
+        "gamma": 2,
+        "kind": "measured, whole requests",
+        "speedup": 1.3,
+        "speedup_low": 1.2,
+        "speedup_high": 1.4,
+    }
+    (requests,) = blocks["Timed requests"].rows
+    assert requests["measured / predicted"] == 0.96
+    assert requests["decoding speedup_high"] == pytest.approx(1.4)
+    gammas = blocks["Predictions for each gamma"].rows
+    assert [row["MBSU"] for row in gammas] == pytest.approx([1.4, 1.6, 1.5])
+
+
+def test_a_served_measurement_puts_counters_beside_the_prediction(page_of: Pages):
+    rows = blocks_of(page_of("served"))["Acceptance by position"].rows
+    assert [(row["from"], row["position"]) for row in rows] == [
+        *(("engine's counters", place) for place in (1, 2)),
+        *(("prediction", place) for place in (1, 2)),
+    ]
+
+
+def test_cells_of_the_g_test_have_their_expected_number(page_of: Pages):
+    rows = blocks_of(page_of("verify"))["Tokens in each cell: lossless rule"].rows
+    assert [row["tokens"] for row in rows] == [22, 19, 18, 21]
+    assert {row["expected"] for row in rows} == {20.0}
+
+
+def test_loss_is_averaged_over_steps_and_keeps_its_range(page_of: Pages):
+    rows = blocks_of(page_of("align"))["Loss over training"].rows
+    assert len(rows) == 200  # 600 steps in groups of 3
+    losses = [2.0 - step / 600 for step in (1, 2, 3)]
+    assert rows[0]["loss"] == pytest.approx(sum(losses) / 3)
+    assert (rows[0]["loss_low"], rows[0]["loss_high"]) == (min(losses), max(losses))
+
+
+def test_a_run_without_a_result_says_that_it_has_not_finished(tmp_path: Path):
+    folder = report_runs.training_run(tmp_path, "Pretrain")
+    (folder / "result.json").unlink()
+    page = read_page(folder).page
+    assert page.word == "NOT FINISHED"
+    assert "to 0.400 (0.300 to 0.500) in 600 steps, 60 s." in page.verdict
+
+
+def test_the_tvd_of_a_rule_has_one_name_everywhere(tmp_path: Path):
+    """It is the distance to the target, not to what the rule aims at."""
+    folder = report_runs.sweep_run(tmp_path)
+    text = (folder / "sweep.json").read_text().replace("block_efficiency", "rule_tvd")
+    (folder / "sweep.json").write_text(text)
+    assert (
+        "TVD to the target under the rule" in blocks_of(read_page(folder).page)["Each run"].rows[0]
+    )
+
+
+def test_a_trajectory_has_a_panel_for_each_gamma(page_of: Pages):
+    figures = blocks_of(page_of("trajectory"))
+    over_training = figures["Tokens per target call over training: translation, temperature 0"]
+    assert [panel.title for panel in over_training.panels] == ["gamma 3", "gamma 5"]
+    assert len(over_training.rows) == 2 * 3 * 2
+    gains = figures["Gain over the initial draft: translation, temperature 0"].rows
+    assert {(row["draft"], row["gain"]) for row in gains} == {("end", 1.2)}
+
+
+def test_quality_of_drafts_is_shown_over_training_if_it_was_measured(tmp_path: Path):
+    folder = report_runs.trajectory_run(tmp_path)
+    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    for place, row in enumerate(rows):
+        row["quality"] = report_runs.interval(place / 10)
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    figures = blocks_of(read_page(folder).page)
+    rows = figures["Quality over training: translation, temperature 0"].rows
+    assert [row["quality"] for row in rows] == [0.0, 0.1, 0.2, 0.3, 0.4, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("runs", "shown"),
+    [
+        (["runs/second"], {"second"}),  # a run that was left out later
+        (["runs"], {"first", "second"}),  # a sweep
+        ([f"{Path.cwd()}/runs/first", "runs/second"], {"first", "second"}),
+    ],
+)
+def test_the_runs_of_a_trajectory_are_those_of_its_manifest(
+    runs: list[str], shown: set[str], tmp_path: Path
+):
+    folder = report_runs.trajectory_run(tmp_path)
+    if len(runs) == 2:  # relative and absolute paths
+        file = folder / "rows.jsonl"
+        file.write_text(file.read_text().replace("runs/first", runs[0]))
+    report_runs.manifest(folder, "Trajectory", target="t", runs=runs)
+    figure = next(iter(blocks_of(read_page(folder).page).values()))
+    assert {row["run"] for row in figure.rows} == shown
+
+
+def test_a_sweep_shows_means_over_seeds_with_students_intervals(page_of: Pages):
+    figures = blocks_of(page_of("sweep"))
+    cells = figures["Expected acceptance of each cell"].rows
+    expected = mean_interval(torch.tensor([0.5, 0.51], dtype=torch.float64))
+    assert cells[0]["value"] == pytest.approx(expected.value)
+    assert cells[0]["value_low"] == pytest.approx(expected.low)
+    differences = figures["Difference in expected acceptance to forward kl"].rows
+    assert [row["column"] for row in differences] == ["fixed", "mixed", "all columns"]
+    assert [row["difference"] for row in differences] == pytest.approx([0.1] * 3)
+
+
+def test_a_diverged_run_empties_its_cell_and_is_counted(tmp_path: Path):
+    page = read_page(report_runs.sweep_run(tmp_path, diverged=True)).page
+    assert page.facts[-1].value == "1"
+    figure = blocks_of(page)["Expected acceptance of each cell"]
+    assert len(figure.panels[0].chart["data"]["values"]) == 3
+    assert page.verdict.startswith("The best expected acceptance is that of forward kl")
+
+
+def test_decoded_text_keeps_the_source_and_block_of_each_token(page_of: Pages):
+    (picture,) = blocks_of(page_of("decode"), Text).values()
+    assert "".join(token.text for token in picture.tokens) == "Once upon a <time> there was"
+    assert [(token.source, token.block) for token in picture.tokens] == [
+        ("prefill", 0),
+        *(("accepted", 1), ("accepted", 1), ("bonus", 1)),
+        *(("accepted", 2), ("recovered", 2)),
+    ]
+
+
+def test_a_single_unit_has_an_infinite_bound_which_json_cannot_hold(tmp_path: Path):
+    file = report_runs.served(tmp_path)
+    values = json.loads(file.read_text())
+    values["served"]["block_efficiency"] = {"value": 1.5, "low": 0.0, "high": "Infinity"}
+    file.write_text(json.dumps(values))
+    figure = blocks_of(read_page(file).page)["Tokens per target call"]
+    json.dumps(figure.panels[0].chart, allow_nan=False)

@@ -1,0 +1,200 @@
+"""One file that needs no network: what it holds, and how values and texts are written."""
+
+import base64
+import csv
+import functools
+import io
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import yaml
+
+import report_runs
+from paceline.cli.main import schema_of
+from paceline.config import validate
+from paceline.core.bootstrap import Interval
+from paceline.results import figures
+from paceline.view import charts, render
+from paceline.view.charts import Axis
+from paceline.view.definitions import DEFINITIONS, FIGURES, PAPERS
+from paceline.view.page import (
+    Figure,
+    Mark,
+    Page,
+    Panel,
+    Section,
+    Source,
+    Table,
+    Text,
+    interval_text,
+    shown,
+)
+from paceline.view.read import read_page
+
+NOTATION = (Path(__file__).parents[3] / "docs/notation.md").read_text(encoding="utf-8")
+SOURCE = Source("paceline bench --config bench.yaml", {"seed": 3})
+PLAIN = Section("One", [Text("", "Text.")])
+Written = Callable[[str], str]
+
+
+class Reader(HTMLParser):
+    """Links and identifiers of a page, and what it loads."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[dict[str, str]] = []
+        self.loads: list[str] = []
+        self.ids: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {name: value or "" for name, value in attrs}
+        self.ids += [values["id"]] if "id" in values else []
+        if tag == "a":
+            self.links.append(values)
+        elif address := values.get("src") or values.get("href"):
+            self.loads.append(address)
+
+    def file(self, ending: str) -> str:
+        """The content of the first download with this ending."""
+        link = next(one for one in self.links if one.get("download", "").endswith(ending))
+        return base64.b64decode(link["href"].partition("base64,")[2]).decode()
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """The HTML of a kind of run, made once."""
+
+    @functools.cache
+    def make(kind: str) -> str:
+        run = report_runs.RUNS[kind](tmp_path_factory.mktemp(kind))
+        return render.render(read_page(run).page)
+
+    return make
+
+
+def page_of(*blocks: Figure | Table | Text, source: Source | None = SOURCE) -> str:
+    return render.render(Page("Title", "A verdict.", [Section("Part", blocks)], source=source))
+
+
+def figure(title: str, name: str = "a", source: Source | None = None) -> Figure:
+    rows = [{"name": name, "value": 1.0}]
+    chart = charts.intervals(rows, "name", Axis("value", "value"))
+    return Figure(title, "Text.", [Panel(chart)], rows, source)
+
+
+@pytest.mark.parametrize("kind", report_runs.RUNS)
+def test_a_page_loads_nothing_and_every_link_leads_somewhere(kind: str, written: Written):
+    text = written(kind)
+    read = Reader(text)
+    assert read.loads == ["data:,"]
+    outside = {one["href"] for one in read.links if not one["href"].startswith(("#", "data:"))}
+    assert outside <= {paper.link for paper in PAPERS.values()}
+    targets = {link["href"][1:] for link in read.links if link["href"].startswith("#")}
+    assert targets <= set(read.ids)
+    assert len(set(read.ids)) == len(read.ids)
+    assert len(text.encode()) < 2_000_000
+
+
+def test_text_from_results_cannot_become_markup_and_data_cannot_end_a_script(written: Written):
+    assert "&lt;b&gt;&amp; more" in written("measure")
+    assert "<b>& more" not in written("measure")
+    assert "&lt;time&gt;" in written("decode")
+    text = page_of(figure("A figure", "</script><script>alert(1)"))
+    assert "<script>alert" not in text
+
+
+def test_the_csv_of_a_figure_has_full_precision(written: Written, tmp_path: Path):
+    page = read_page(report_runs.sweep_run(tmp_path)).page
+    rows = list(csv.DictReader(io.StringIO(Reader(written("sweep")).file(".csv"))))
+    shown = page.sections[0].blocks[0].rows
+    assert [float(row["value_low"]) for row in rows] == [row["value_low"] for row in shown]
+
+
+def test_cells_have_their_bounds_and_unknown_values_are_dashes_and_empty_in_csv():
+    rows = [
+        {"a": float("nan"), "b": None, "x": 1.5, "x_low": 1.0, "x_high": 2.0},
+        {"x": 2.0, "x_low": None, "x_high": None},
+    ]
+    assert render.to_csv(rows).splitlines() == ["a,b,x,x_low,x_high", ",,1.5,1.0,2.0", ",,2.0,,"]
+    assert render.merged(rows) == [
+        {"a": "-", "b": "-", "x": "1.500 (1.000 to 2.000)"},
+        {"a": "-", "b": "-", "x": "2.000"},
+    ]
+    assert interval_text(Interval(1.25, 1.0, 2.0), ".1f", "x") == "1.2x (1.0 to 2.0)"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.12345, "0.123"),
+        (1234.56, "1,234.6"),
+        (2.8e-32, "2.8e-32"),
+        (float("inf"), "∞"),
+        (7, "7"),
+        (True, "yes"),
+        (None, "-"),
+    ],
+)
+def test_numbers_in_tables(value: object, text: str):
+    assert shown(value) == text
+
+
+@pytest.mark.parametrize("kind", ["measure", "verify", "tune"])
+def test_the_configuration_of_a_page_runs_the_command_again(kind: str, written: Written):
+    values = yaml.safe_load(Reader(written(kind)).file(".yaml"))
+    config = validate(schema_of(kind), values)
+    assert config.model_dump(mode="json") == values
+
+
+def test_every_source_appears_once_and_figures_point_to_theirs():
+    other = Source("paceline tune --config tune.yaml", {"seed": 4})
+    made = [figure("One"), figure("Two", source=other), figure("Three")]
+    links = [link["href"] for link in Reader(page_of(*made)).links]
+    assert [link for link in links if "source-" in link] == ["#source-1", "#source-2", "#source-1"]
+
+
+def test_a_term_is_defined_once_also_if_only_a_column_names_it():
+    table = Table("A table", [{"speedup": 1.0, "TVD to the target under the rule": 0.1}])
+    sections = [Section(title, [table], ("gamma",)) for title in ("One", "Two")]
+    text = render.render(Page("Title", "A verdict.", sections, source=SOURCE))
+    for term in ("speedup", "gamma", "TVD under the rule"):
+        assert text.count(f"<dt>{term}") == 1
+    with pytest.raises(KeyError, match="no such term"):
+        render.render(Page("Title", "A verdict.", [Section("One", [], ("no such term",))]))
+
+
+def test_a_page_without_charts_has_no_plotting_library():
+    text = render.render(Page("Title", "A verdict.", [PLAIN]))
+    assert len(text.encode()) < 40_000
+
+
+def test_a_mark_has_a_sign_a_word_and_a_detail_and_is_text_in_csv():
+    mark = Mark("holds", "good", "✓", "+31%")
+    text = page_of(Table("Claims", [{"claim": "V3 is better", "verdict": mark}]))
+    assert '<span class="mark good"><span aria-hidden="true">✓</span> holds</span>' in text
+    assert "<small>+31%</small>" in text
+    assert render.to_csv([{"verdict": mark}]).splitlines()[1] == "holds +31%"
+
+
+def test_definitions_use_the_names_of_the_notation_and_are_complete():
+    known = set(re.findall(r"`([a-z_]+)`", NOTATION))
+    ours = {"accuracy", "loss", "gain", "relative_latency", "rule_acceptance", "rule_tvd"}
+    ours |= {"measured_over_predicted", "engine_efficiency"}
+    assert FIGURES.keys() - figures.FIGURES.keys() - ours <= known
+    assert all(one.definition.endswith(".") for one in DEFINITIONS.values())
+    assert {one.better for one in FIGURES.values()} == {"more", "less", ""}
+
+
+def test_colours_come_from_the_style_sheet_alone(tmp_path: Path):
+    """Otherwise a chart would keep the colours of one theme."""
+    page = read_page(report_runs.bench_run(tmp_path)).page
+    styles = render.template("style.css")
+    blocks = [block for part in page.sections for block in part.blocks]
+    for panel in (panel for one in blocks if isinstance(one, Figure) for panel in one.panels):
+        text = str(panel.chart)
+        assert re.findall(r"#[0-9a-f]{3,6}\b", text) == []
+        assert all(f"--{name}:" in styles for name in re.findall(r"var\(--([\w-]+)", text))
