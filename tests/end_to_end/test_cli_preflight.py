@@ -23,7 +23,9 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_args: object, **_kwargs: object) -> None:
         pytest.fail("weights were read")
 
-    monkeypatch.setattr("paceline.models.loading.AutoModelForCausalLM.from_pretrained", refuse)
+    monkeypatch.setattr(
+        "paceline.models.checkpoint_files.AutoModelForCausalLM.from_pretrained", refuse
+    )
 
 
 def arguments(command: str, folder: Path, tmp_path: Path, **places: Any) -> list[Any]:

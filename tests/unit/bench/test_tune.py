@@ -152,7 +152,8 @@ def test_a_candidate_that_fails_is_named_and_the_others_go_on(
 def test_a_target_that_cannot_answer_is_one_line(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("paceline.decode.autoregressive.AutoregressiveDecoder.room", lambda *_: 3)
+    decoder = "paceline.decode.autoregressive.AutoregressiveDecoder"
+    monkeypatch.setattr(f"{decoder}.remaining_context", lambda *_: 3)
     with pytest.raises(UsageError, match="target alone could not answer the examples: example 0"):
         tune(settings(folder, tmp_path / "run", quality_floor=0.9))
 
