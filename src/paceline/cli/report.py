@@ -16,7 +16,9 @@ def report(
         bool, typer.Option("--html", help="The default: reports are HTML files.")
     ] = False,
 ) -> None:
-    """Write the result of a run as one HTML file with verdict, charts, tables and definitions.
+    """Write the result of a run as one HTML file.
+
+    The page has a verdict, charts, tables and definitions.
 
     Writes report.html into the directory of a study, bench, tune, trajectory, sweep, align or
     pretrain; next to a file that measure, verify or decode wrote with --json. Loads no model.

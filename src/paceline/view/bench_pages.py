@@ -67,7 +67,8 @@ def bench_page(results: Results) -> Page:
     task = "No manifest: models, seed and machine are unknown"
     if config:
         engine = (config.get("engine") or {}).get("engine")
-        task = f"Task: {config['task']['task']}" + (f", in {engine}" if engine else "")
+        name = config["task"].get("task") or config["task"].get("import")  # a task of the user
+        task = f"Task: {name}" + (f", in {engine}" if engine else "")
     done = [row for row in results.rows if row.status == "done"]
     context = f"Context of the rows: {results.rows[-1].context}"
     signatures = [f"{name}: {text}" for name, text in done[0].signatures.items()] if done else []

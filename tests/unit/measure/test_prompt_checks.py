@@ -45,7 +45,9 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_args: object, **_kwargs: object) -> None:
         pytest.fail("weights were read")
 
-    monkeypatch.setattr("paceline.models.loading.AutoModelForCausalLM.from_pretrained", refuse)
+    monkeypatch.setattr(
+        "paceline.models.checkpoint_files.AutoModelForCausalLM.from_pretrained", refuse
+    )
 
 
 def config_of(verb: Callable[..., Any], folder: Path, output: Path, text: Path) -> Any:
