@@ -3,8 +3,9 @@
 from typing import Any
 
 from paceline.config import validate
+from paceline.results.row import Source
 from paceline.studies.claim_file import ClaimFile
-from paceline.studies.rows import Source, StudyRow
+from paceline.studies.rows import StudyRow
 from paceline.studies.study_file import StudyConfig
 from paceline.studies.verdicts import judge
 from paceline.view.page import Page

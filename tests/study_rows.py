@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.decode.strategies import DecodingConfig
-from paceline.studies.rows import Source, StudyRow
+from paceline.results.row import Source
+from paceline.studies.rows import StudyRow
 
 SOURCE = Source(
     stage="tau",

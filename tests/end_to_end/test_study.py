@@ -22,7 +22,8 @@ import pytest
 import yaml
 
 from forked import Program
-from paceline.studies.rows import read_study_rows
+from paceline.results.row import read_rows
+from paceline.studies.rows import StudyRow
 from printed import one_line
 from studying import (
     STAGES_ARE_COPIES,
@@ -113,7 +114,7 @@ def logs(folder: Path) -> dict[str, int]:
 
 
 def test_rows_have_their_units_their_figures_and_their_source(whole: Path):
-    rows = read_study_rows(whole / "runs/tiny/rows.jsonl")
+    rows = read_rows(whole / "runs/tiny/rows.jsonl", StudyRow)
     cells = [row for row in rows if row.decoding is not None]
     drafts = [row for row in rows if row.decoding is None]
     assert len(cells) == 2
@@ -155,9 +156,9 @@ def test_ten_kills_change_no_row_and_leave_no_process(new: Path, whole: Path, tm
     assert set(found["killed"]) <= {-signal.SIGKILL, 0}, done.stderr
     assert found["killed"].count(-signal.SIGKILL) >= 5, "the study was slow when it was timed"
     assert max(found["free"]) < 60, "else a stage went on without its study"
-    expected = comparable(read_study_rows(whole / "runs/tiny/rows.jsonl"))
+    expected = comparable(read_rows(whole / "runs/tiny/rows.jsonl", StudyRow))
     for folder in folders:
-        assert comparable(read_study_rows(folder / "runs/tiny/rows.jsonl")) == expected
+        assert comparable(read_rows(folder / "runs/tiny/rows.jsonl", StudyRow)) == expected
         assert not (folder / "runs/tiny/replaced").exists()
 
 
@@ -201,8 +202,8 @@ def test_two_workers_of_ray_give_the_rows_of_one_machine(new: Path, whole: Path,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    rows = read_study_rows(folder / "runs/tiny/rows.jsonl")
-    one = [row for row in read_study_rows(whole / "runs/tiny/rows.jsonl") if row.decoding]
+    rows = read_rows(folder / "runs/tiny/rows.jsonl", StudyRow)
+    one = [row for row in read_rows(whole / "runs/tiny/rows.jsonl", StudyRow) if row.decoding]
     assert len(rows) == 2
     assert comparable(rows) == comparable(one)
 

@@ -31,13 +31,13 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import zlib
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
 from paceline.config import StrictModel, describe
+from paceline.data.text_files import read_lines
 from paceline.environment import environment
 from paceline.errors import UsageError
 from paceline.permissions import Origin
@@ -53,7 +53,6 @@ SCHEMA_VERSION = 1
 FILE_NAMES = ("rows.jsonl", "rows.jsonl.gz")
 """Names of the file of rows in a run directory."""
 Label = str | int | float
-_MOST_BYTES = 1 << 30  # of a decompressed file
 
 
 class Source(StrictModel):
@@ -147,16 +146,19 @@ class Row(StrictModel):
         )
 
 
+RowT = TypeVar("RowT", bound=Row)
+
+
 def _today() -> str:
     return datetime.now(tz=UTC).date().isoformat()
 
 
-def select(rows: Iterable[Row], **conditions: Condition) -> list[Row]:
+def select(rows: Iterable[RowT], **conditions: Condition) -> list[RowT]:
     """The rows that have all of these settings; a tuple: any of its values."""
     return [row for row in rows if row.has(**conditions)]
 
 
-def pooled(rows: Sequence[Row]) -> Row:
+def pooled(rows: Sequence[RowT]) -> RowT:
     """Rows of the same setting and population, with the units of all and the totals of the first.
 
     Raises:
@@ -168,8 +170,8 @@ def pooled(rows: Sequence[Row]) -> Row:
     units = [unit for row in rows for unit in row.units]
     if len(set(units)) < len(units) or any(row.sums.keys() != first.sums.keys() for row in others):
         raise UsageError(
-            f"two rows measure the same examples of {first.population} with {first.setting}; "
-            "remove one, or label the stages apart"
+            f"two rows of {first.study or first.source.command} measure the same examples of "
+            f"{first.population} with {first.setting}; remove one, or label the stages apart"
         )
     sums = {name: tuple(value for row in rows for value in row.sums[name]) for name in first.sums}
     return first.model_copy(update={"units": tuple(units), "sums": sums})
@@ -181,50 +183,51 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
     Raises:
         StorageError: the file cannot be written; an existing one is unchanged.
     """
-    content = "".join(f"{row.model_dump_json(exclude_defaults=True)}\n" for row in rows).encode()
+    content = "".join(f"{json.dumps(_values(row))}\n" for row in rows).encode()
     if path.suffix == ".gz":
         content = gzip.compress(content, mtime=0)
     atomic_write_bytes(path, content)
 
 
-def read_rows(path: Path) -> list[Row]:
-    """Read the rows of a file, or of all runs in a directory.
+def _values(row: Row) -> dict[str, Any]:
+    """The row as JSON values, without empty fields that have a default."""
+    fields = type(row).model_fields
+    values = row.model_dump(mode="json")
+    return {key: value for key, value in values.items() if value or fields[key].is_required()}
+
+
+def read_rows(path: Path, kind: type[RowT] = Row) -> list[RowT]:
+    """Read the rows of a file, or of all runs in a directory, as rows of this class.
 
     Raises:
         UsageError: there are no rows, or one has another version or is malformed.
     """
     if path.is_dir():
         files = sorted(file for name in FILE_NAMES for file in path.rglob(name))
-        return [row for file in files for row in read_rows(file)] if files else _refuse(path)
-    if not path.exists():
-        _refuse(path)
-    return [_row(values, f"{path} row {number}") for number, values in enumerate(_read(path), 1)]
-
-
-def _refuse(path: Path) -> list[Row]:
-    raise UsageError(
-        f"{path} has no result rows; name a file {' or '.join(FILE_NAMES)}, or the directory of a "
-        "command that measures"
-    )
+        rows = [row for file in files for row in read_rows(file, kind)]
+    else:
+        files = [path] if path.exists() else []
+        values = enumerate(_read(path), 1) if files else ()
+        rows = [_row(value, kind, f"{path} row {number}") for number, value in values]
+    if not files:
+        raise UsageError(
+            f"no result rows at {path}; name a file {' or '.join(FILE_NAMES)}, or the directory of "
+            "a command that measures"
+        )
+    return rows
 
 
 def _read(path: Path) -> Iterator[Any]:
     try:
-        content = path.read_bytes()
-        if path.suffix == ".gz":
-            unpacker = zlib.decompressobj(wbits=31)
-            content = unpacker.decompress(content, _MOST_BYTES)
-            if unpacker.unconsumed_tail:
-                raise ValueError(f"it has more than {_MOST_BYTES:,} bytes")
-        for line in content.splitlines():
+        for line, _ in read_lines(path):
             yield json.loads(line)
     except OSError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError, zlib.error) as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not a file of result rows ({error})") from None
 
 
-def _row(values: Any, where: str) -> Row:
+def _row(values: Any, kind: type[RowT], where: str) -> RowT:
     version = values.get("schema_version", SCHEMA_VERSION) if isinstance(values, dict) else None
     if version != SCHEMA_VERSION:
         raise UsageError(
@@ -232,7 +235,7 @@ def _row(values: Any, where: str) -> Row:
             "command again, or read the row with the version that wrote it"
         )
     try:
-        return Row.model_validate(values, context=Origin.RESULTS)
+        return kind.model_validate(values, context=Origin.RESULTS)
     except ValidationError as error:
         raise UsageError(f"{where} is not a result row: {describe(error)}") from None
 

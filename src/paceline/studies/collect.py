@@ -16,8 +16,9 @@ from paceline.measure.bounds import BoundsConfig, BoundsResult
 from paceline.measure.trajectory import SCHEMA_VERSION, TrajectoryRow
 from paceline.models.inspection import count_parameters
 from paceline.records import RunDirectory, read_jsonl
+from paceline.results.row import Source
 from paceline.studies.execute import StageFolder
-from paceline.studies.rows import Source, StudyRow
+from paceline.studies.rows import StudyRow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

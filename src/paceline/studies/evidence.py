@@ -27,9 +27,9 @@ from paceline.core.bootstrap import LEAST_UNITS, Interval
 from paceline.core.bounded_means import mean_bounds
 from paceline.core.speed import mbsu
 from paceline.errors import UsageError
+from paceline.results.row import pooled
 from paceline.rng import named_generator
 from paceline.studies.claim_file import IidTau, MemoryBoundSpeedup
-from paceline.studies.rows import StudyRow, pooled
 from paceline.studies.seeds import SEED, Design, Run, seed_spread, with_seeds
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.studies.claim_file import Condition, Paired, Side
+    from paceline.studies.rows import StudyRow
     from paceline.studies.study_file import Label
 
 T = TypeVar("T")

@@ -31,9 +31,9 @@ from paceline.core.bootstrap import (
 )
 from paceline.core.bounded_means import mean_bounds
 from paceline.errors import UsageError
+from paceline.results.row import pooled
 from paceline.rng import named_generator
 from paceline.studies.evidence import column, ratio_estimate, select
-from paceline.studies.rows import pooled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,8 +21,8 @@ from paceline.bench.schema import Baseline, ExampleRow, ResultRow, family
 from paceline.core.bootstrap import LEAST_UNITS, Interval, percentile_interval
 from paceline.decode.strategies import Autoregressive
 from paceline.errors import UsageError
+from paceline.results.row import pooled
 from paceline.studies.evidence import Evidence, Part, select
-from paceline.studies.rows import StudyRow, pooled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from paceline.bench.comparison import Comparison, Cost
     from paceline.decode.strategies import DecodingConfig
     from paceline.studies.claim_file import Condition, FrontierTest
+    from paceline.studies.rows import StudyRow
 
 _NUM_RESAMPLES = 10_000  # intervals of claims are wide: their tails need many
 _COSTS: dict[str, Cost] = {"accepted": ACCEPTED, "calls": CALLS_SAVED, "time": SPEEDUP}

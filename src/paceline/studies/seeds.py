@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.bootstrap import student_quantile
-from paceline.studies.rows import pooled
+from paceline.results.row import pooled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

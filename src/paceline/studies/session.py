@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError
 from paceline.progress import Progress, silent
+from paceline.results.row import read_rows, write_rows
 from paceline.studies.claim_file import FILE, read_claims
 from paceline.studies.collect import collect
-from paceline.studies.rows import StudyRow, read_study_rows, write_rows
+from paceline.studies.rows import StudyRow
 from paceline.studies.run import run_study
 from paceline.studies.study_file import FOLDER, find_studies, read_study
 from paceline.studies.verdicts import UNDECIDED, Finding, judge
@@ -90,7 +91,7 @@ def study_rows(places: Sequence[Path] | None = None) -> list[StudyRow]:
     """
     rows: list[StudyRow] = []
     for path in row_files(places):
-        found = read_study_rows(path)
+        found = read_rows(path, StudyRow)
         rows += [row for row in found if places is not None or row.study == path.parent.name]
     return rows
 

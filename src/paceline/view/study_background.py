@@ -22,7 +22,7 @@ from paceline.view.page import Source, Text
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from paceline.studies.rows import Source as RowSource
+    from paceline.results.row import Source as RowSource
     from paceline.studies.rows import StudyRow
     from paceline.studies.study_file import StudyConfig
     from paceline.studies.verdicts import Finding

@@ -11,7 +11,8 @@ from paceline.core.sampling import SamplingParams
 from paceline.data import text_files
 from paceline.decode.strategies import Autoregressive, DecodingConfig
 from paceline.errors import StorageError, UsageError
-from paceline.studies.rows import pooled, read_study_rows, write_rows
+from paceline.results.row import pooled, read_rows, write_rows
+from paceline.studies.rows import StudyRow
 from study_rows import study_row
 
 ROWS = [
@@ -29,7 +30,7 @@ def test_rows_are_read_as_they_were_written_and_equal_rows_give_equal_files(
 ):
     for folder in ("one", "two"):
         write_rows(tmp_path / folder / name, ROWS)
-    assert read_study_rows(tmp_path / "one" / name) == ROWS
+    assert read_rows(tmp_path / "one" / name, StudyRow) == ROWS
     files = [tmp_path / folder / name for folder in ("one", "two")]
     assert files[0].read_bytes() == files[1].read_bytes()
     assert sorted((tmp_path / "one").iterdir()) == [files[0]]
@@ -52,12 +53,12 @@ def test_rows_of_another_schema_and_malformed_ones_are_one_line(tmp_path: Path):
             r"rows\.jsonl row 2 has schema_version 0, .* reads 1; run",
         ),
         (values | {"units": [1]}, r"row 2 is not a result row: .*2 values for 1 units"),
-        (values | {"sums": {}}, "row 2 is not a result row: sums"),
+        (values | {"sums": {}}, "row 2 is not a result row: .*needs sums or totals"),
         ([1], "row 2 has schema_version None"),
     ):
         file.write_text(f"{first}\n{json.dumps(row)}\n")
         with pytest.raises(UsageError, match=said) as caught:
-            read_study_rows(file)
+            read_rows(file, StudyRow)
         assert "\n" not in str(caught.value)
 
 
@@ -84,9 +85,9 @@ def test_a_torn_file_is_one_line(tmp_path: Path, name: str):
     whole = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(whole[:-20])
     with pytest.raises(UsageError, match="is not a file of result rows"):
-        read_study_rows(tmp_path / name)
+        read_rows(tmp_path / name, StudyRow)
     with pytest.raises(UsageError, match="no result rows at"):
-        read_study_rows(tmp_path / "none.jsonl")
+        read_rows(tmp_path / "none.jsonl", StudyRow)
 
 
 def test_a_damaged_compressed_file_is_one_line(tmp_path: Path):
@@ -95,7 +96,7 @@ def test_a_damaged_compressed_file_is_one_line(tmp_path: Path):
     content[12:16] = b"\xff\xff\xff\xff"
     file.write_bytes(content)
     with pytest.raises(UsageError, match="is not a file of result rows"):
-        read_study_rows(file)
+        read_rows(file, StudyRow)
 
 
 def test_looks_are_pooled_in_their_order():
@@ -125,7 +126,7 @@ def test_a_file_that_decompresses_without_end_is_one_line(
     for content in (b" " * 1_000_000, b"\n" * 500_000):
         file = tmp_path / "rows.jsonl.gz"
         file.write_bytes(gzip.compress(content))
-        for read in (read_study_rows, lambda path: list(text_files.read_file(path))):
+        for read in (read_rows, lambda path: list(text_files.read_file(path))):
             with pytest.raises(UsageError, match="decompresses to more than 100 times") as caught:
                 read(file)
             assert "\n" not in str(caught.value)
@@ -136,4 +137,4 @@ def test_a_line_that_python_cannot_read_is_one_line(tmp_path: Path, line: str):
     file = tmp_path / "rows.jsonl"
     file.write_text(line)
     with pytest.raises(UsageError, match="is not a file of result rows"):
-        read_study_rows(file)
+        read_rows(file, StudyRow)

@@ -11,10 +11,11 @@ import yaml
 from paceline.config import validate
 from paceline.errors import ConfigError, StudyError, UsageError
 from paceline.records import RunDirectory
+from paceline.results.row import read_rows, write_rows
 from paceline.studies import run as module
 from paceline.studies import session
 from paceline.studies.plan import PlannedStage, plan
-from paceline.studies.rows import StudyRow, read_study_rows, write_rows
+from paceline.studies.rows import StudyRow
 from paceline.studies.run import check_inputs, run_study, states
 from paceline.studies.session import judge_all, row_files, run_and_judge, study_rows
 from paceline.studies.study_file import StudyConfig
@@ -250,7 +251,7 @@ def test_a_claim_that_does_not_fit_the_rows_is_not_measured_and_costs_no_row(
     _, (found,) = run_and_judge(study, "tiny", claims=claims_file(tmp_path, claim(TEST)))
     assert (found.verdict, found.num_units) == (UNMEASURED, 0)
     assert "tau is not in the rows of tiny; name one of calls" in found.reason
-    assert read_study_rows(study.output / "rows.jsonl") == rows
+    assert read_rows(study.output / "rows.jsonl", StudyRow) == rows
 
 
 def test_a_look_is_added_while_a_claim_of_the_study_is_undecided(
@@ -333,7 +334,7 @@ def test_the_evidence_of_a_look_is_judged_once(
     rows, findings = run_and_judge(two, "tiny", claims=file)
     assert (judged, rows) == ([1, 2], looks)
     assert [one.verdict for one in findings] == [UNDECIDED]
-    assert read_study_rows(study.output / "rows.jsonl") == looks
+    assert read_rows(study.output / "rows.jsonl", StudyRow) == looks
 
 
 def _num_looks(stages: Sequence[PlannedStage]) -> int:

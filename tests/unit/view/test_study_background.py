@@ -11,9 +11,10 @@ from typer.testing import CliRunner
 from paceline.cli.main import app
 from paceline.config import validate
 from paceline.core.bootstrap import Interval
+from paceline.results.row import Source, write_rows
 from paceline.studies.claim_file import Claim, Paper
 from paceline.studies.collect import SEEDS
-from paceline.studies.rows import Source, StudyRow, write_rows
+from paceline.studies.rows import StudyRow
 from paceline.studies.study_file import StudyConfig, find_studies, read_study
 from paceline.studies.verdicts import HOLDS, Finding
 from paceline.train.config import RECIPES
