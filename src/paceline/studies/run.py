@@ -151,6 +151,7 @@ def _run(
         except BaseException:  # such as Ctrl-C
             pool.shutdown(wait=False, cancel_futures=True)
             runner.stop()
+            pool.shutdown()  # whoever catches this may use the output again
             raise
     pool.shutdown()
 

@@ -1,9 +1,12 @@
 """A study's looks, its inputs and its failures, with a runner that starts no process."""
 
 import json
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -68,6 +71,13 @@ def writer(study: StudyConfig, monkeypatch: pytest.MonkeyPatch) -> Writer:
     made = Writer(plan(study))
     monkeypatch.setattr(module, "LocalRunner", lambda _: made)
     return made
+
+
+def stoppable(command: Callable[[Sequence[str], Path], int], writer: Writer) -> Any:
+    """A runner with another command; `stop` is the writer's."""
+    runner = Mock(side_effect=command)
+    runner.stop = writer.stop
+    return runner
 
 
 @pytest.mark.parametrize(("looks_needed", "last"), [(1, 0), (2, 1), (9, 2)])
@@ -161,6 +171,27 @@ def test_what_a_stopped_study_had_finished_is_kept(again: Again):
     assert again.done() == [True, False, False]
     Path("data/prompts.jsonl").write_text("")
     assert not again.done()[2], "it may have written over what it had"
+
+
+def test_a_study_that_is_stopped_leaves_no_stage_running(
+    study: StudyConfig, writer: Writer, monkeypatch: pytest.MonkeyPatch
+):
+    both_run, ended = threading.Barrier(2), threading.Event()
+
+    def command(command: Sequence[str], log: Path) -> int:
+        both_run.wait(10)
+        if Path(command[2]).stem == "align":
+            raise KeyboardInterrupt
+        while not writer.was_stopped:
+            time.sleep(0.01)
+        time.sleep(0.1)  # a process takes a while to end
+        ended.set()
+        return -15
+
+    monkeypatch.setattr(module, "LocalRunner", lambda _: stoppable(command, writer))
+    with pytest.raises(KeyboardInterrupt):
+        run_study(study.model_copy(update={"looks": 1, "workers": 2}))
+    assert ended.is_set()
 
 
 def test_a_mark_that_is_damaged_stands_for_no_run(again: Again):
