@@ -21,18 +21,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from forked import Program
 from paceline.results.row import read_rows
 from paceline.studies.rows import StudyRow
-from printed import one_line
-from studying import (
-    STAGES_ARE_COPIES,
-    alignment,
-    cells,
-    comparable,
-    tiny_study,
-    write_study,
-)
+from support.processes import Program
+from support.runs import STAGES_ARE_COPIES, alignment, cells, comparable, tiny_study, write_study
+from support.texts import one_line
 
 # one after the other on the same worker, as all compare with the same run of the study
 pytestmark = pytest.mark.first

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from aligning import align_config, write_corpus, write_pair
 from paceline.config import validate
 from paceline.core.sampling import SamplingParams
 from paceline.core.speed import block_efficiency_from_text, mbsu
@@ -26,6 +25,7 @@ from paceline.progress import silent
 from paceline.tasks import build_task
 from paceline.train import align
 from paceline.view.training_pages import along, draw_trajectories
+from support.runs import align_config, write_corpus, write_pair
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ from paceline.measure.trajectory import Checkpoint, TextFigures, TrajectoryRow
 from paceline.studies.collect import collect
 from paceline.studies.plan import PlannedStage
 from paceline.studies.rows import StudyRow
-from result_rows import ALONE, example, row, write_rows
-from tiny import tiny_hf
+from support.models import tiny_hf
+from support.results import ALONE, example, row, write_rows
 
 ENVIRONMENT = {
     "processor": "a processor",

@@ -10,7 +10,7 @@ from torch import Tensor
 from paceline.core.bootstrap import student_quantile
 from paceline.studies.rows import StudyRow
 from paceline.studies.seeds import Design, Run, Spread, seed_spread, with_seeds
-from study_rows import study_row
+from support.results import study_row
 
 UNITS = 20
 
