@@ -21,18 +21,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from forked import Program
 from paceline.results.row import read_rows
 from paceline.studies.rows import StudyRow
-from printed import one_line
-from studying import (
-    STAGES_ARE_COPIES,
-    alignment,
-    cells,
-    comparable,
-    tiny_study,
-    write_study,
-)
+from support.processes import Program
+from support.runs import STAGES_ARE_COPIES, alignment, cells, comparable, tiny_study, write_study
+from support.texts import one_line
 
 # one after the other on the same worker, as all compare with the same run of the study
 pytestmark = pytest.mark.first
@@ -127,7 +120,7 @@ def test_rows_have_their_units_their_figures_and_their_source(whole: Path):
     assert all(row.covers == ("DistillSpec Table C.1",) for row in drafts)
     written = (whole / "runs/tiny/tau-0/rows.jsonl").read_text().splitlines()
     figures = [json.loads(line)["block_efficiency"]["2"]["value"] for line in written]
-    sums = [sum(r.sums["emitted_2"]) / sum(r.sums["blocks_2"]) for r in drafts]  # pyright: ignore
+    sums = [sum(r.sums["emitted"]) / sum(r.sums["calls"]) for r in drafts]  # pyright: ignore
     assert sums == pytest.approx(figures, rel=1e-5)
     assert all(row.source.fingerprints and row.source.versions["torch"] for row in rows)
 
