@@ -10,6 +10,7 @@ from paceline.progress import Progress, silent
 from paceline.results.row import read_rows, write_rows
 from paceline.studies.claim_file import FILE, read_claims
 from paceline.studies.collect import collect
+from paceline.studies.published import read_verdicts
 from paceline.studies.rows import StudyRow
 from paceline.studies.run import run_study
 from paceline.studies.study_file import FOLDER, find_studies, read_study
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from paceline.studies.study_file import Scale, StudyConfig
 
 
-RUNS, COMMITTED = Path("runs/studies"), Path("docs/studies")
+RUNS, VERDICTS = Path("runs/studies"), Path("docs/studies/verdicts.json")
 
 
 def run_and_judge(
@@ -62,6 +63,32 @@ def run_and_judge(
     return rows, findings
 
 
+def current_verdicts(
+    places: Sequence[Path] | None = None, claims: Path = FILE
+) -> tuple[list[StudyRow], list[Finding]]:
+    """Rows, and the verdicts on all claims.
+
+    Args:
+        places: As in `study_rows`. None: of studies that have rows in runs/studies, their verdicts
+            are judged now; those of other studies are the published ones.
+        claims: File of claims.
+
+    Raises:
+        UsageError: as `judge_all`; or there are neither rows nor published verdicts.
+    """
+    if places is not None or not VERDICTS.exists():
+        rows = study_rows(places)
+        return rows, judge_all(rows, claims)
+    file = read_claims(claims)
+    findings = read_verdicts(VERDICTS, file.claims)
+    rows = study_rows() if any(RUNS.glob("*/rows.jsonl*")) else []
+    if rows:
+        own = {row.study for row in rows}
+        judged = {one.claim.id: one for one in judge_all(rows, claims)}
+        findings = [judged[f.claim.id] if f.claim.study in own else f for f in findings]
+    return rows, findings
+
+
 def judge_all(rows: Sequence[StudyRow], claims: Path = FILE) -> list[Finding]:
     """Verdicts on all claims.
 
@@ -82,9 +109,9 @@ def study_rows(places: Sequence[Path] | None = None) -> list[StudyRow]:
 
     Args:
         places: Files of rows, directories of one study, or directories with one directory per
-            study. None: those of runs/studies, and of docs/studies for other studies; there a
-            directory counts only for the study of its name, because a run with other models, in
-            another directory, is not evidence on the same claims.
+            study. None: those of runs/studies; there a directory counts only for the study of its
+            name, because a run with other models, in another directory, is not evidence on the
+            same claims.
 
     Raises:
         UsageError: there are no files of rows, or a row is malformed or of another version.
@@ -102,7 +129,7 @@ def row_files(places: Sequence[Path] | None = None) -> list[Path]:
     Raises:
         UsageError: there are none.
     """
-    chosen = [COMMITTED, RUNS] if places is None else list(places)
+    chosen = [RUNS] if places is None else list(places)
     found: dict[str, Path] = {}
     for place in chosen:
         if places is not None and not place.exists():

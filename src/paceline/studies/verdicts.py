@@ -109,6 +109,15 @@ class Finding(NamedTuple):
         return "smaller than the interval" if size.high < self.effect.low else "in the interval"
 
     @property
+    def effect_text(self) -> str:
+        """The effect with its interval; a ratio as a percentage, empty without an effect."""
+        if self.effect is None:
+            return ""
+        form = "+.1%" if getattr(self.claim.test, "compare", "") == "ratio" else "+.3f"
+        value, low, high = (format(bound, form) for bound in self.effect)
+        return f"{value} ({low} to {high})"
+
+    @property
     def margins(self) -> str:
         """What was known when margin and test were fixed; empty if nothing was."""
         claim = self.claim
