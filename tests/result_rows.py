@@ -1,17 +1,20 @@
 """Result rows made by hand: what a bench or a measurement would give, without models."""
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.schema import Baseline, ExampleRow, ResultRow, digest
+from paceline.bench.answers import Answer, Times, keep, sums_of
+from paceline.bench.settings import setting_of
+from paceline.bench.workbench import cell_key
 from paceline.core.rules import AnyRule
 from paceline.core.sampling import SamplingParams
 from paceline.decode.strategies import AnyStrategy, Autoregressive, DecodingConfig, Speculative
 from paceline.measure.results import AcceptanceRow, GammaRow, IntervalRow, SpeedRow
+from paceline.results.row import Row, Source
 
 ALONE = Autoregressive()
+Sums = dict[str, float]
 
 
 def example(
@@ -28,51 +31,47 @@ def example(
     rejected: int = 0,
     first_tokens: int = 1,
     prefill_tokens: int = 1,
-) -> ExampleRow:
+) -> Sums:
     """An answer of 11 tokens in a second, as the target alone gives it; no baseline_s: untimed."""
-    beside = None
-    if baseline_s is not None:
-        beside = Baseline(
-            seconds=baseline_s, first_seconds=baseline_first_s, num_tokens=baseline_tokens
-        )
-    return ExampleRow(
-        tokens=tuple(range(num_tokens)),
-        score=score,
-        seconds=seconds,
-        first_seconds=first_s,
-        baseline=beside,
-        num_target_calls=calls,
-        num_drafted=examined,
-        num_examined=examined,
-        num_rejected=rejected,
-        num_first_tokens=first_tokens,
-        num_prefill_tokens=prefill_tokens,
+    answer = Answer.of(
+        range(num_tokens),
+        score,
+        Times(seconds, first_s, num_tokens, first_tokens),
+        prefill_tokens=prefill_tokens,
+        calls=calls,
+        drafted=examined,
+        examined=examined,
+        rejected=rejected,
     )
+    if baseline_s is None:
+        return answer.sums
+    return answer.sums | Times(baseline_s, baseline_first_s, baseline_tokens).sums("target_")
 
 
 def row(
     strategy: AnyStrategy | AnyRule,
-    examples: Sequence[ExampleRow] = (),
+    examples: Sequence[Sums] = (),
     *,
     temperature: float = 1.0,
     top_p: float = 1.0,
     gamma: int = 4,
     metric: str | None = "accuracy",
-    error: str | None = None,
-) -> ResultRow:
+    error: str = "",
+    context: str = "c0ffee",
+) -> Row:
     """A cell; a rule stands for speculative decoding with it."""
     if hasattr(strategy, "accept_probs"):
         strategy = Speculative(rule=strategy, num_speculative_tokens=gamma)  # pyright: ignore
     sampling = SamplingParams(temperature=temperature, top_p=top_p)
     decoding = DecodingConfig(strategy=strategy, sampling=sampling)  # pyright: ignore
-    return ResultRow(
-        key=digest(decoding.model_dump(mode="json")),
-        context="c0ffee",
-        decoding=decoding,
-        metric=metric,
-        status="failed" if error else "done",
+    marks = {"context": context, "key": cell_key(context, decoding)}
+    return Row(
+        population="examples",
+        units=() if error else tuple(range(len(examples))),
+        setting=setting_of(decoding) | ({"metric": metric} if metric else {}),
+        sums={} if error else sums_of(examples),
         error=error,
-        examples=() if error else tuple(examples),
+        source=Source(command="paceline bench", fingerprints=marks),
     )
 
 
@@ -82,16 +81,15 @@ def steady(
     speedup: float = 1.0,
     count: int = 20,
     **settings: Any,
-) -> ResultRow:
+) -> Row:
     """A cell that does the same on every example, so that every resample is the data again."""
     return row(strategy, [example(quality, 1 / speedup)] * count, **settings)
 
 
-def write_rows(folder: Path, rows: Sequence[ResultRow]) -> Path:
+def write_rows(folder: Path, rows: Sequence[Row]) -> Path:
     """A run folder that holds these rows."""
     folder.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(one.model_dump(mode="json")) + "\n" for one in rows]
-    (folder / "results.jsonl").write_text("".join(lines), encoding="utf-8")
+    keep(folder, rows)
     return folder
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.decode.strategies import DecodingConfig
 from paceline.results.row import Source
 from paceline.studies.rows import StudyRow
 
@@ -23,7 +22,6 @@ def study_row(
     units: Sequence[int] | None = None,
     *,
     population: str = "prompts",
-    decoding: DecodingConfig | None = None,
     study: str = "tiny",
     source: Source = SOURCE,
     **setting: Any,
@@ -37,7 +35,6 @@ def study_row(
         units=tuple(range(count) if units is None else units),
         setting=setting,
         sums={name: tuple(values) for name, values in sums.items()},
-        decoding=decoding,
         source=source,
     )
 

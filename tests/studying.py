@@ -9,7 +9,10 @@ import yaml
 from aligning import write_corpus, write_pair
 from paceline.studies.rows import StudyRow
 
-CLOCKS = ("seconds", "target_seconds")
+CLOCKS = (
+    *("seconds", "first_seconds", "target_seconds", "target_first_seconds"),
+    "predicted_decoding_speedup",
+)
 MODELS = {"target": "$data/target", "draft": "$data/draft"}
 WEIGHTS = ["$data/target/model.safetensors", "$data/draft/model.safetensors"]
 ALIGNED = "$output/align/draft/model.safetensors"
@@ -153,17 +156,22 @@ def cells() -> dict[str, Any]:
             "output": "$output/cells",
         },
         "inputs": [*WEIGHTS, "$data/prompts.jsonl"],
-        "outputs": ["$output/cells/results.jsonl"],
+        "outputs": ["$output/cells/rows.jsonl"],
         "labels": {"pair": "tiny"},
     }
 
 
 def comparable(rows: list[StudyRow]) -> list[dict[str, Any]]:
     """The rows without clocks and the machine."""
+
+    def untimed(values: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in values.items() if name not in CLOCKS}
+
     return [
         {
             **row.model_dump(mode="json", exclude={"source"}),
-            "sums": {name: values for name, values in row.sums.items() if name not in CLOCKS},
+            "sums": untimed(row.sums),
+            "totals": untimed(row.totals),
             "source": (row.source.stage, row.source.command, row.source.fingerprints),
         }
         for row in rows

@@ -5,12 +5,11 @@ from __future__ import annotations
 import shlex
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from paceline.bench.runner import read_rows
-from paceline.bench.schema import ResultRow, digest, family, parameters_of
+from paceline.bench import read_rows
+from paceline.bench.settings import sampled
 from paceline.config import as_written, read_json
-from paceline.decode.strategies import Autoregressive, Oracle, Speculative
 from paceline.errors import UsageError
 from paceline.measure.bounds import BoundsConfig, BoundsResult
 from paceline.measure.trajectory import SCHEMA_VERSION, TrajectoryRow
@@ -23,8 +22,6 @@ from paceline.studies.rows import StudyRow
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from paceline.core.sampling import SamplingParams
-    from paceline.decode.strategies import DecodingConfig
     from paceline.studies.plan import PlannedStage
     from paceline.studies.study_file import Label
 
@@ -50,7 +47,7 @@ def collect(study: str, output: Path, stages: Sequence[PlannedStage]) -> list[St
             continue
         with as_written(stage.folder):
             for part in readers[stage.command](stage, StageFolder(output)):
-                population, units, setting, sums, decoding, source = part
+                population, units, setting, sums, more, source = part
                 rows.append(
                     StudyRow(
                         study=study,
@@ -59,14 +56,14 @@ def collect(study: str, output: Path, stages: Sequence[PlannedStage]) -> list[St
                         units=units,
                         setting=stage.labels | setting,
                         sums=sums,
-                        decoding=decoding,
                         source=source,
+                        **more,
                     )
                 )
     return rows
 
 
-_Part = tuple[str, tuple[int, ...], "dict[str, Label]", "Sums", "DecodingConfig | None", Source]
+_Part = tuple[str, tuple[int, ...], "dict[str, Label]", "Sums", "dict[str, Any]", Source]
 
 
 def _trajectory(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
@@ -90,8 +87,8 @@ def _trajectory(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
             sums["score"] = row.texts.score
         units = tuple(range(skipped, skipped + row.num_texts))
         setting: dict[str, Label] = {"task": row.task, **_draft(row, len(starts))}
-        setting |= _sampled(row.sampling)
-        yield f"prompts of {row.task}", units, setting, sums, None, source
+        setting |= sampled(row.sampling)
+        yield f"prompts of {row.task}", units, setting, sums, {}, source
 
 
 def _known(values: dict[str, Any], folder: Path) -> TrajectoryRow:
@@ -122,73 +119,18 @@ def _draft(row: TrajectoryRow, num_starts: int) -> dict[str, Label]:
 
 
 def _bench(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
-    """A row per cell; units are examples."""
+    """The rows of the finished cells, with sums rounded."""
     manifest = RunDirectory(stage.folder).read_manifest() or {}
-    config = cast("dict[str, Any]", manifest.get("config", {}))
-    task = config.get("task", {}).get("task", "task")
-    # tasks of one kind may read different texts
-    population = f"examples of {task} {digest(config.get('task'), config.get('seed'))}"
-    skipped = int(stage.config.get("skip_examples", 0))
     source = _source(stage, folder)
     for row in read_rows(stage.folder, manifest.get("context")):
-        if row.status != "done":
+        if row.error:
             continue
-        units = tuple(range(skipped, skipped + len(row.examples)))
-        setting: dict[str, Label] = {"task": str(task)} | _decoding(row)
-        yield population, units, setting, _example_sums(row), row.decoding, source
-
-
-def _decoding(row: ResultRow) -> dict[str, Label]:
-    strategy = row.decoding.strategy
-    setting = {"family": family(row.decoding)} | _sampled(row.decoding.sampling)
-    if isinstance(strategy, Autoregressive):
-        return setting
-    if not isinstance(strategy, Speculative | Oracle):
-        return setting | _parameters(strategy)
-    setting |= _parameters(strategy.rule)
-    if isinstance(strategy, Speculative):
-        policy = _parameters(strategy.policy).items()
-        setting |= {f"policy_{key}": value for key, value in policy}
-        setting["gamma"] = strategy.num_speculative_tokens
-    return setting
-
-
-def _parameters(variant: Any) -> dict[str, Label]:
-    return {
-        key: value
-        for key, value in parameters_of(variant).items()
-        if isinstance(value, int | float | str) and not isinstance(value, bool)
-    }
-
-
-def _example_sums(row: ResultRow) -> Sums:
-    examples = row.examples
-    sums: Sums = {
-        "score": tuple(None if one.score is None else round(one.score, 6) for one in examples),
-        "tokens": tuple(len(one.tokens) for one in examples),
-        "prefill_tokens": tuple(one.num_prefill_tokens for one in examples),
-        "calls": tuple(one.num_target_calls for one in examples),
-        "examined": tuple(one.num_examined for one in examples),
-        "rejected": tuple(one.num_rejected for one in examples),
-        "seconds": tuple(
-            None if one.baseline is None else round(one.seconds, 6) for one in examples
-        ),
-        "target_seconds": tuple(
-            None if one.baseline is None else round(one.baseline.seconds, 6) for one in examples
-        ),
-        "target_tokens": tuple(
-            None if one.baseline is None else one.baseline.num_tokens for one in examples
-        ),
-    }
-    references = [one.reference for one in examples]
-    if any(references):
-        sums["reference_seconds"] = tuple(
-            None if one is None else round(one.seconds, 6) for one in references
-        )
-        sums["reference_tokens"] = tuple(
-            None if one is None else one.num_tokens for one in references
-        )
-    return sums
+        sums: Sums = {
+            name: tuple(None if value is None else round(value, 6) for value in values)
+            for name, values in row.sums.items()
+        }
+        corpus = {"totals": row.totals, "bounds": row.bounds}
+        yield row.population, row.units, row.setting, sums, corpus, source
 
 
 def _sweep(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
@@ -207,7 +149,7 @@ def _sweep(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
             numbers = [value if isinstance(value, int | float) else None for value in found]
             sums[name] = tuple(None if v is None else round(v, 6) for v in numbers)
         units = tuple(int(run["seed"]) for run in runs)
-        yield SEEDS, units, {"row": row, "column": column}, sums, None, source
+        yield SEEDS, units, {"row": row, "column": column}, sums, {}, source
 
 
 def _bounds(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
@@ -225,17 +167,8 @@ def _bounds(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
             values = tuple(round(float(getattr(one, key)[name]), 6) for one in prompts)
             sums[f"{key} {name}"] = values
     units = tuple(config.skip_prompts + one.prompt for one in prompts)
-    setting = _sampled(config.sampling) | {"max_new_tokens": config.max_new_tokens}
-    yield f"prompts of {config.prompts.path}", units, setting, sums, None, _source(stage, folder)
-
-
-def _sampled(sampling: SamplingParams) -> dict[str, Label]:
-    setting: dict[str, Label] = {"temperature": sampling.temperature}
-    if sampling.top_p < 1:
-        setting["top_p"] = sampling.top_p
-    if sampling.top_k:
-        setting["top_k"] = sampling.top_k
-    return setting
+    setting = sampled(config.sampling) | {"max_new_tokens": config.max_new_tokens}
+    yield f"prompts of {config.prompts.path}", units, setting, sums, {}, _source(stage, folder)
 
 
 def _source(stage: PlannedStage, folder: StageFolder) -> Source:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from paceline.bench.comparison import (
+from paceline.core.bootstrap import LEAST_UNITS, Interval, percentile_interval
+from paceline.errors import UsageError
+from paceline.results.comparison import (
     ACCEPTED,
     CALLS_SAVED,
     SPEEDUP,
@@ -13,22 +15,17 @@ from paceline.bench.comparison import (
     Group,
     QualityAt,
     Width,
+    compare_curves,
 )
-from paceline.bench.comparison import compare as compare_best
-from paceline.bench.measured_frontier import Frontier
-from paceline.bench.quality_curves import compare_curves
-from paceline.bench.schema import Baseline, ExampleRow, ResultRow, family
-from paceline.core.bootstrap import LEAST_UNITS, Interval, percentile_interval
-from paceline.decode.strategies import Autoregressive
-from paceline.errors import UsageError
+from paceline.results.comparison import compare as compare_best
+from paceline.results.frontier import TARGET_ALONE, Frontier, family_of
 from paceline.results.row import pooled
 from paceline.studies.evidence import Evidence, Part, select
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from paceline.bench.comparison import Comparison, Cost
-    from paceline.decode.strategies import DecodingConfig
+    from paceline.results.comparison import Comparison, Cost
     from paceline.studies.claim_file import Condition, FrontierTest
     from paceline.studies.rows import StudyRow
 
@@ -54,7 +51,7 @@ def frontier_evidence(test: FrontierTest, rows: Sequence[StudyRow]) -> Evidence 
         for where in conditions
     ]
     units = _shared([side for sides in chosen for side in sides])
-    names = {family(row.decoding) for row in rows if row.decoding is not None}
+    names = {family_of(row) for row in rows}
     for side in zip(*test.pairs, strict=True):
         if not any(Group(one).has(name) for one in side for name in names):
             raise UsageError(f"no rows of {', '.join(side)}")
@@ -175,10 +172,10 @@ def frontier_of(
     """
     cells: dict[str, list[StudyRow]] = {}
     for row in rows:
-        if row.decoding is not None:
-            cells.setdefault(row.decoding.model_dump_json(), []).append(row)
+        if family_of(row):
+            cells.setdefault(str(sorted(row.setting.items())), []).append(row)
     found = [pooled(group) for group in cells.values()]
-    targets = [row for row in found if row.decoding and _is_target(row.decoding)]
+    targets = [row for row in found if family_of(row) == TARGET_ALONE]
     if not targets:
         return None
     for key in ("temperature", "task", "pair", "part", "draft"):
@@ -195,52 +192,4 @@ def frontier_of(
                 "study again, so that all have the same looks"
             )
     kept = [unit for unit in targets[0].units if units is None or unit in units]
-    return Frontier([_result_row(row, kept) for row in found], num_resamples=num_resamples)
-
-
-def _is_target(decoding: DecodingConfig) -> bool:
-    return isinstance(decoding.strategy, Autoregressive)
-
-
-def _result_row(row: StudyRow, units: Sequence[int]) -> ResultRow:
-    """The row of a cell without its text: rows of studies count tokens and do not keep them.
-
-    Its examples are in the order of `units`, because cells are resampled together.
-    """
-    assert row.decoding is not None, "the caller checks it"
-    counts = row.sums
-    places = {unit: place for place, unit in enumerate(row.units)}
-
-    def example(place: int) -> ExampleRow:
-        def count(name: str) -> int:
-            return int(counts[name][place] or 0)
-
-        def seconds(name: str) -> float | None:
-            return counts[name][place] if name in counts else None
-
-        alone = seconds("target_seconds")
-        return ExampleRow(
-            tokens=(0,) * count("tokens"),
-            score=counts["score"][place],
-            seconds=seconds("seconds") or 0.0,
-            first_seconds=0.0,
-            baseline=None
-            if alone is None
-            else Baseline(seconds=alone, first_seconds=0.0, num_tokens=count("target_tokens")),
-            num_target_calls=count("calls"),
-            num_drafted=count("examined"),
-            num_examined=count("examined"),
-            num_rejected=count("rejected"),
-            num_first_tokens=0,
-            num_prefill_tokens=count("prefill_tokens"),
-        )
-
-    examples = tuple(example(places[unit]) for unit in units)
-    return ResultRow(
-        key=row.decoding.model_dump_json(),
-        context=row.study,
-        decoding=row.decoding,
-        metric="score",
-        status="done",
-        examples=examples,
-    )
+    return Frontier([row.only(kept) for row in found], num_resamples=num_resamples)

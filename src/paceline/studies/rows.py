@@ -1,16 +1,7 @@
-"""Result rows of studies: rows whose decoding settings are kept whole, for frontiers."""
+"""Result rows of studies."""
 
 from __future__ import annotations
 
-from paceline.decode.strategies import DecodingConfig
-from paceline.results.row import Row
+from paceline.results.row import Row as StudyRow
 
-
-class StudyRow(Row):
-    """One setting of a study on one set of examples.
-
-    Attributes:
-        decoding: Of a cell of a bench; None for other rows.
-    """
-
-    decoding: DecodingConfig | None = None
+__all__ = ["StudyRow"]

@@ -109,10 +109,12 @@ def row_files(places: Sequence[Path] | None = None) -> list[Path]:
             raise UsageError(f"{place} does not exist; name a file of rows, or a directory")
         if place.is_file():
             found[str(place)] = place
-        for name in ("rows.jsonl.gz", "rows.jsonl"):
+        names = ("rows.jsonl.gz", "rows.jsonl")
+        if own := [place / name for name in names if (place / name).is_file()]:
+            found[place.name] = own[-1]  # of one study; its stages have rows of their own
+            continue
+        for name in names:
             found |= {path.parent.name: path for path in sorted(place.glob(f"*/{name}"))}
-            if (place / name).is_file():
-                found[place.name] = place / name
     if not found:
         where = " or ".join(map(str, chosen))
         raise UsageError(f"no rows of a study in {where}; run one: paceline study list")

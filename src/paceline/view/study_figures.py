@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from paceline.bench.schema import family, setting
 from paceline.core.bootstrap import Interval, mean_interval
+from paceline.results.frontier import family_of
 from paceline.studies.claim_file import Dominance, Paired, Side
 from paceline.studies.evidence import paired_evidence, select
 from paceline.studies.evidence_of_drafts import own_figures
@@ -76,7 +76,7 @@ def study_blocks(
     measured = [row for row in rows if "acceptance" in row.sums and "label" in row.setting]
     drafts = _draft_blocks(_groups(measured, "part", "task", "temperature"))
     frontiers: list[Block] = []
-    cells = [row for row in rows if row.decoding is not None]
+    cells = [row for row in rows if family_of(row)]
     for group in _groups(cells, "part", "pair", "task", "draft", "model", "temperature"):
         frontiers += _frontier(group)
     blocks = {
@@ -296,15 +296,15 @@ def _grids(rows: Sequence[StudyRow]) -> list[Block]:
 def _frontier(rows: Sequence[StudyRow]) -> list[Block]:
     """Quality against rejection rate and against target calls, a line per family."""
     frontier = frontier_of(rows, _NUM_RESAMPLES)
-    if frontier is None or frontier.target.examples[0].score is None:
+    if frontier is None or "score" not in frontier.target.sums:
         return []
     lines: list[Row] = []
     for curve in ordered_curves(frontier):
         for cell in curve.cells:
-            rejection = frontier.rejection_rate(cell)
-            line: Row = {"family": family(cell.decoding), "setting": setting(cell.decoding) or "-"}
-            line |= bounded("quality", frontier.relative_quality(cell))
-            line |= bounded("calls", frontier.deferral_rate(cell))
+            rejection = frontier.measure("rejection_rate", cell)
+            line: Row = {"family": family_of(cell), "setting": cell.setting.get("setting", "-")}
+            line |= bounded("quality", frontier.measure("relative_quality", cell))
+            line |= bounded("calls", frontier.measure("deferral_rate", cell))
             lines.append(line | bounded("rejection", rejection))
     examined = [line for line in lines if line["rejection"] == line["rejection"]]
     if not examined:

@@ -63,7 +63,7 @@ def test_a_missing_file_and_a_directory_without_rows_say_what_to_name(tmp_path: 
     ("changes", "message"),
     [
         ({"sums": {"calls": (1.0,)}}, "calls has 1 values for 3 units"),
-        ({"sums": {}, "totals": {}, "bounds": {}}, "needs sums or totals"),
+        ({"sums": {}, "totals": {}, "bounds": {}}, "needs sums, totals or an error"),
         ({"bounds": {"chrf": (1.0, 2.0)}}, "bounds of chrf"),
     ],
 )

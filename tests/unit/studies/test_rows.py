@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from paceline.core.sampling import SamplingParams
 from paceline.data import text_files
-from paceline.decode.strategies import Autoregressive, DecodingConfig
 from paceline.errors import StorageError, UsageError
 from paceline.results.row import pooled, read_rows, write_rows
 from paceline.studies.rows import StudyRow
@@ -17,10 +15,7 @@ from study_rows import study_row
 
 ROWS = [
     study_row({"tokens": [3, 4.5], "score": [None, 1]}, task="text", temperature=0.5),
-    study_row(
-        {"tokens": [1]},
-        decoding=DecodingConfig(strategy=Autoregressive(), sampling=SamplingParams(temperature=0)),
-    ),
+    study_row({"tokens": [1]}, family="autoregressive", temperature=0.0),
 ]
 
 
@@ -53,7 +48,7 @@ def test_rows_of_another_schema_and_malformed_ones_are_one_line(tmp_path: Path):
             r"rows\.jsonl row 2 has schema_version 0, .* reads 1; run",
         ),
         (values | {"units": [1]}, r"row 2 is not a result row: .*2 values for 1 units"),
-        (values | {"sums": {}}, "row 2 is not a result row: .*needs sums or totals"),
+        (values | {"sums": {}}, "row 2 is not a result row: .*needs sums, totals or an error"),
         ([1], "row 2 has schema_version None"),
     ):
         file.write_text(f"{first}\n{json.dumps(row)}\n")

@@ -157,7 +157,7 @@ def test_another_setting_runs_its_stage(again: Again):
 
 def test_an_output_that_is_gone_is_made_again(again: Again):
     again.run()
-    Path("runs/tiny/cells/results.jsonl").unlink()
+    Path("runs/tiny/cells/rows.jsonl").unlink()
     assert again.run() == ["cells"]
 
 
@@ -247,8 +247,8 @@ def test_two_studies_do_not_share_a_directory(study: StudyConfig, writer: Writer
         ),
         ({"inputs": ["data"]}, "stage align needs data, which is a directory; name the files"),
         (
-            {"inputs": ["$output/cells/results.jsonl"]},
-            "stage align needs runs/tiny/cells/results.jsonl, which cells writes; move cells up",
+            {"inputs": ["$output/cells/rows.jsonl"]},
+            "stage align needs runs/tiny/cells/rows.jsonl, which cells writes; move cells up",
         ),
     ],
 )
