@@ -15,6 +15,7 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from paceline.errors import UsageError
 from paceline.records import append_jsonl, read_jsonl
 from paceline.results import row as row_file
 from paceline.results.frontier import TARGET_ALONE, family_of, with_target_scores
@@ -113,10 +114,9 @@ def read_rows(folder: Path, context: str | None = None) -> list[Row]:
     """The rows of each cell with this context; None: the context of the last row.
 
     Raises:
-        UsageError: a row has another version or is malformed.
+        UsageError: a row has another version, is malformed, or is not of a bench.
     """
-    path = folder / ROWS
-    rows = row_file.read_rows(path) if path.exists() else []
+    rows = _read(folder)
     if context is None and rows:
         context = context_of(rows[-1])
     return [row for row in rows if context_of(row) == context]
@@ -130,12 +130,19 @@ def keep(folder: Path, rows: Iterable[Row], texts: Mapping[str, Texts] | None = 
     """
     for key, tokens in (texts or {}).items():  # first, so that a finished row has its texts
         append_jsonl(folder / ANSWERS, {"key": key, "tokens": tokens})
-    path = folder / ROWS
-    kept = {key_of(row): row for row in (row_file.read_rows(path) if path.exists() else [])}
+    kept = {key_of(row): row for row in _read(folder)}
     for row in rows:
         kept.pop(key_of(row), None)
         kept[key_of(row)] = row
-    row_file.write_rows(path, _with_target_scores(kept.values()))
+    row_file.write_rows(folder / ROWS, _with_target_scores(kept.values()))
+
+
+def _read(folder: Path) -> list[Row]:
+    path = folder / ROWS
+    rows = row_file.read_rows(path) if path.exists() else []
+    if any(not {"context", "key"} <= row.source.fingerprints.keys() for row in rows):
+        raise UsageError(f"{path} has a row that no bench wrote; choose another directory")
+    return rows
 
 
 def _with_target_scores(rows: Iterable[Row]) -> list[Row]:

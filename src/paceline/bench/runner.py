@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from paceline.bench.answers import Answer, Times, keep, key_of, read_rows, read_texts
+from paceline.bench.answers import ANSWERS, Answer, Times, keep, key_of, read_rows, read_texts
 from paceline.bench.prediction import is_predictable, is_predicted, predict, with_predictions
 from paceline.bench.served_cells import costs_from, serve_cells
 from paceline.bench.workbench import (
@@ -31,7 +31,7 @@ from paceline.data.input_checks import checked
 from paceline.decode import AutoregressiveDecoder
 from paceline.decode.strategies import Autoregressive, build_decoder
 from paceline.decode.text import count_blocks
-from paceline.errors import ContextLengthError
+from paceline.errors import ContextLengthError, UsageError
 from paceline.measure.latency import TimedRequest, has_room, time_request, warm_up
 from paceline.models.loading import load_tokenizer
 from paceline.progress import Progress, silent
@@ -119,10 +119,19 @@ def without_dropped(
 def target_texts(
     folder: Path, context: str, done: Sequence[DecodingConfig]
 ) -> dict[SamplingParams, list[list[int]]]:
-    """Answers of the target alone by their sampling, of the finished cells."""
+    """Answers of the target alone by their sampling, of the finished cells.
+
+    Raises:
+        UsageError: the file of answers lacks them.
+    """
     texts = read_texts(folder)
-    alone = [cell for cell in done if isinstance(cell.strategy, Autoregressive)]
-    return {cell.sampling: texts[cell_key(context, cell)] for cell in alone}
+    keys = {cell_key(context, c): c for c in done if isinstance(c.strategy, Autoregressive)}
+    if keys.keys() - texts.keys():
+        raise UsageError(
+            f"{folder / ANSWERS} lacks answers of the target alone, which predictions need; run "
+            "again in a new directory"
+        )
+    return {cell.sampling: texts[key] for key, cell in keys.items()}
 
 
 def finished(

@@ -22,7 +22,7 @@ from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculati
 from paceline.errors import ConfigError, UsageError
 from paceline.models import CausalModel, load_model
 from paceline.records import RunDirectory
-from paceline.results.row import Row, write_rows
+from paceline.results.row import Row, Source, write_rows
 
 pytestmark = pytest.mark.slow
 
@@ -367,6 +367,11 @@ def test_places_and_rows_that_cannot_be_used_are_one_line(folder: Path, tmp_path
     (tmp_path / "old" / "rows.jsonl").write_text('{"schema_version": 0}\n')
     with pytest.raises(UsageError, match=r"row 1 has schema_version 0, this Paceline reads 1"):
         read_rows(tmp_path / "old")
+    (tmp_path / "foreign").mkdir()
+    foreign = Row(population="p", units=(), setting={}, totals={"x": 1}, source=Source(command="c"))
+    write_rows(tmp_path / "foreign" / "rows.jsonl", [foreign])
+    with pytest.raises(UsageError, match="has a row that no bench wrote"):
+        read_rows(tmp_path / "foreign")
     with pytest.raises(UsageError, match="has 9 distinct examples, 12 were requested"):
         bench(settings(folder, tmp_path / "many", num_examples=12))
 
