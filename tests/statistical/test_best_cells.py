@@ -17,7 +17,7 @@ from torch import Tensor
 from paceline.core.rules import Chow, Opt
 from paceline.results.comparison import SPEEDUP, AtQuality, Group, compare
 from paceline.results.frontier import Frontier
-from result_rows import ALONE, example, row, steady
+from support.results import ALONE, example, row, steady
 
 if TYPE_CHECKING:
     from paceline.results.row import Row

@@ -14,7 +14,7 @@ from paceline.core.rules import Chow
 from paceline.decode.strategies import DecodingConfig
 from paceline.results.frontier import Frontier
 from paceline.results.row import Row
-from result_rows import ALONE, example, row
+from support.results import ALONE, example, row
 
 FLOOR, CONFIDENCE = 0.9, 0.8
 NUM_TUNES, NUM_SETTINGS, NUM_EXAMPLES = 100, 16, 30

@@ -7,17 +7,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.bench import read_rows
+from paceline.bench import read_rows as read_rows_of_bench
 from paceline.bench.settings import sampled
-from paceline.config import as_written, read_json
-from paceline.errors import UsageError
+from paceline.config import as_written
 from paceline.measure.bounds import BoundsConfig, BoundsResult
-from paceline.measure.trajectory import SCHEMA_VERSION, TrajectoryRow
 from paceline.models.inspection import count_parameters
-from paceline.records import RunDirectory, read_jsonl
-from paceline.results.row import Source
+from paceline.records import RunDirectory
+from paceline.results.row import Row, Source
+from paceline.results.row import read_rows as read_rows_of_run
 from paceline.studies.execute import StageFolder
-from paceline.studies.rows import StudyRow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -28,28 +26,40 @@ if TYPE_CHECKING:
     Sums = dict[str, tuple[float | None, ...]]
 
 
-SEEDS = "seeds of training"
-"""Population of rows whose units are runs, not examples."""
 MODELS = ("target", "draft", "truth")
 """Keys of models in the configurations of commands."""
 
 
-def collect(study: str, output: Path, stages: Sequence[PlannedStage]) -> list[StudyRow]:
-    """The rows of all stages that measure something.
+def collect(study: str, output: Path, stages: Sequence[PlannedStage]) -> list[Row]:
+    """The rows of all stages that measure something, with the settings of their stages.
 
     Raises:
         UsageError: a stage's output is of another version or malformed.
     """
-    readers = {"trajectory": _trajectory, "bench": _bench, "sweep": _sweep, "bounds": _bounds}
-    rows: list[StudyRow] = []
+    folder = StageFolder(output)
+    rows: list[Row] = []
     for stage in stages:
-        if stage.command not in readers:
+        if stage.command in _READ:
+            for row in _READ[stage.command](stage.folder):
+                of_stage = {
+                    "stage": stage.name,
+                    "command": command_of(stage, folder),
+                    "sizes": row.source.sizes or _sizes(stage.config),
+                }
+                of_study = {
+                    "study": study,
+                    "covers": stage.covers,
+                    "setting": stage.labels | row.setting,
+                    "source": row.source.model_copy(update=of_stage),
+                }
+                rows.append(row.model_copy(update=of_study))
+        if stage.command not in _READERS:
             continue
         with as_written(stage.folder):
-            for part in readers[stage.command](stage, StageFolder(output)):
-                population, units, setting, sums, more, source = part
+            for part in _READERS[stage.command](stage, folder):
+                population, units, setting, sums, source = part
                 rows.append(
-                    StudyRow(
+                    Row(
                         study=study,
                         covers=stage.covers,
                         population=population,
@@ -57,99 +67,29 @@ def collect(study: str, output: Path, stages: Sequence[PlannedStage]) -> list[St
                         setting=stage.labels | setting,
                         sums=sums,
                         source=source,
-                        **more,
                     )
                 )
     return rows
 
 
-_Part = tuple[str, tuple[int, ...], "dict[str, Label]", "Sums", "dict[str, Any]", Source]
+_Part = tuple[str, tuple[int, ...], "dict[str, Label]", "Sums", Source]
 
 
-def _trajectory(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
-    """A row per draft, task and sampling; units are prompts."""
-    skipped = int(stage.config.get("skip_prompts", 0))
-    source = _source(stage, folder)
-    rows = [_known(values, stage.folder) for values in read_jsonl(stage.folder / "rows.jsonl")]
-    starts = {row.stop.fingerprint: row.stop.run for row in reversed(rows) if row.stop.is_start}
-    for row in rows:
-        if row.stop.is_start and row.stop.run != starts[row.stop.fingerprint]:
-            continue  # runs share their initial draft
-        sums: Sums = {
-            "tokens": row.texts.tokens,
-            "acceptance": row.texts.acceptance,
-            "agreement": row.texts.agreement,
-        }
-        for gamma, blocks in row.texts.blocks.items():
-            sums[f"emitted_{gamma}"] = row.texts.emitted[gamma]
-            sums[f"blocks_{gamma}"] = blocks
-        if row.texts.score:
-            sums["score"] = row.texts.score
-        units = tuple(range(skipped, skipped + row.num_texts))
-        setting: dict[str, Label] = {"task": row.task, **_draft(row, len(starts))}
-        setting |= sampled(row.sampling)
-        yield f"prompts of {row.task}", units, setting, sums, {}, source
+def _of_bench(folder: Path) -> list[Row]:
+    """The finished cells of the bench that the manifest is of, with rounded sums."""
+    context = (RunDirectory(folder).read_manifest() or {}).get("context")
+    return [_rounded(row) for row in read_rows_of_bench(folder, context) if not row.error]
 
 
-def _known(values: dict[str, Any], folder: Path) -> TrajectoryRow:
-    if values.get("schema_version") != SCHEMA_VERSION:
-        raise UsageError(
-            f"{folder} has rows of an older Paceline; remove it and run the study again"
-        )
-    return TrajectoryRow.model_validate(values)
-
-
-def _draft(row: TrajectoryRow, num_starts: int) -> dict[str, Label]:
-    """Settings of a draft; a run of a sweep is ROW/COLUMN/seed-N, another is its directory.
-
-    A shared initial draft has no name, so it is compared with all drafts.
-    """
-    name = row.stop.run.name
-    ratio: dict[str, Label] = {"parameter_ratio": round(row.parameter_ratio, 6)}
-    if row.stop.is_start:
-        start: dict[str, Label] = {"label": "start"} | ratio
-        return start if num_starts == 1 else start | {"draft": f"start of {name}"}
-    setting: dict[str, Label] = {"label": row.stop.label, "step": row.stop.step} | ratio
-    match row.stop.run.parts:
-        case [*_, draft, column, seed] if seed.startswith("seed-"):
-            number = int(seed.removeprefix("seed-"))
-            return setting | {"draft": draft, "trained_on": column, "seed": number}
-        case _:
-            return setting | {"draft": name}
-
-
-def _bench(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
-    """The rows of the finished cells, with sums rounded."""
-    manifest = RunDirectory(stage.folder).read_manifest() or {}
-    source = _source(stage, folder)
-    for row in read_rows(stage.folder, manifest.get("context")):
-        if row.error:
-            continue
-        sums: Sums = {
-            name: tuple(None if value is None else round(value, 6) for value in values)
-            for name, values in row.sums.items()
-        }
-        corpus = {"totals": row.totals, "bounds": row.bounds}
-        yield row.population, row.units, row.setting, sums, corpus, source
-
-
-def _sweep(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
-    """A row per cell of the grid; units are seeds. A run that diverged has no values."""
-    cells: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for values in read_json(stage.folder / "sweep.json"):
-        cells.setdefault((values["row"], values["column"]), []).append(values)
-    figures = sorted(
-        {key for runs in cells.values() for run in runs for key in run.get("after", ())}
-    )
-    source = _source(stage, folder)
-    for (row, column), runs in cells.items():
-        sums: Sums = {}
-        for name in figures:
-            found = [run.get("after", {}).get(name) for run in runs]
-            numbers = [value if isinstance(value, int | float) else None for value in found]
-            sums[name] = tuple(None if v is None else round(v, 6) for v in numbers)
-        units = tuple(int(run["seed"]) for run in runs)
-        yield SEEDS, units, {"row": row, "column": column}, sums, {}, source
+def _rounded(row: Row) -> Row:
+    """Rows of one source are equal in it, so they are without the key of their cell."""
+    sums = {
+        name: tuple(None if value is None else round(value, 6) for value in values)
+        for name, values in row.sums.items()
+    }
+    marks = {name: mark for name, mark in row.source.fingerprints.items() if name != "key"}
+    source = row.source.model_copy(update={"fingerprints": marks})
+    return row.model_copy(update={"sums": sums, "source": source})
 
 
 def _bounds(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
@@ -168,15 +108,21 @@ def _bounds(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
             sums[f"{key} {name}"] = values
     units = tuple(config.skip_prompts + one.prompt for one in prompts)
     setting = sampled(config.sampling) | {"max_new_tokens": config.max_new_tokens}
-    yield f"prompts of {config.prompts.path}", units, setting, sums, {}, _source(stage, folder)
+    yield f"prompts of {config.prompts.path}", units, setting, sums, _source(stage, folder)
+
+
+_READERS = {"bounds": _bounds}
+_READ = {
+    "bench": _of_bench,
+    "trajectory": lambda folder: read_rows_of_run(folder / "rows.jsonl"),
+    "sweep": lambda folder: read_rows_of_run(folder / "rows.jsonl"),
+}
 
 
 def _source(stage: PlannedStage, folder: StageFolder) -> Source:
     run = RunDirectory(stage.folder)
     manifest = run.read_manifest()
-    if manifest is None:  # a sweep: its runs have manifests
-        found = next(iter(sorted(stage.folder.glob("*/*/seed-*/manifest.json"))), None)
-        manifest = read_json(found) if found is not None else {}
+    assert manifest is not None, "a finished stage has a manifest"
     environment = manifest.get("environment", {})
     git = environment.get("git") or {}
     processor = f"{environment.get('processor', 'unknown processor')}"

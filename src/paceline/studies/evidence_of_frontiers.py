@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from paceline.results.comparison import Comparison, Cost
+    from paceline.results.row import Row
     from paceline.studies.claim_file import Condition, FrontierTest
-    from paceline.studies.rows import StudyRow
 
 _NUM_RESAMPLES = 10_000  # intervals of claims are wide: their tails need many
 _COSTS: dict[str, Cost] = {"accepted": ACCEPTED, "calls": CALLS_SAVED, "time": SPEEDUP}
@@ -36,7 +36,7 @@ LEAST_OVERLAP = 0.6
 """Curves that share less of their costs, as a part of the longer curve, get no verdict."""
 
 
-def frontier_evidence(test: FrontierTest, rows: Sequence[StudyRow]) -> Evidence | None:
+def frontier_evidence(test: FrontierTest, rows: Sequence[Row]) -> Evidence | None:
     """Compare every first family with every second one; None if there are too few examples.
 
     Evidence without parts: no pair has a verdict.
@@ -131,11 +131,11 @@ def _compared(
     return compare_best(one, first, second, statistic, 1, other=two)
 
 
-_kept: dict[tuple[object, ...], tuple[Sequence[StudyRow], Frontier | None]] = {}
+_kept: dict[tuple[object, ...], tuple[Sequence[Row], Frontier | None]] = {}
 _NUM_KEPT = 3  # the claims of a paper come by statistic, and then by task
 
 
-def _kept_frontier(rows: Sequence[StudyRow], units: frozenset[int] | None) -> Frontier | None:
+def _kept_frontier(rows: Sequence[Row], units: frozenset[int] | None) -> Frontier | None:
     """The frontier of these row objects; the last ones are kept, because claims share them."""
     key = (units, *map(id, rows))
     if key not in _kept:
@@ -145,7 +145,7 @@ def _kept_frontier(rows: Sequence[StudyRow], units: frozenset[int] | None) -> Fr
     return _kept[key][1]
 
 
-def _of_side(rows: Sequence[StudyRow], where: Mapping[str, Condition]) -> list[StudyRow]:
+def _of_side(rows: Sequence[Row], where: Mapping[str, Condition]) -> list[Row]:
     """The rows of one side; a row without a setting, such as the target alone, is of both."""
     return [
         row
@@ -154,14 +154,14 @@ def _of_side(rows: Sequence[StudyRow], where: Mapping[str, Condition]) -> list[S
     ]
 
 
-def _shared(sides: Sequence[Sequence[StudyRow]]) -> frozenset[int] | None:
+def _shared(sides: Sequence[Sequence[Row]]) -> frozenset[int] | None:
     """The examples that all sides have; None if they are all examples of each."""
     units = [frozenset(unit for row in rows for unit in row.units) for rows in sides]
     return None if len(set(units)) == 1 else frozenset.intersection(*units)
 
 
 def frontier_of(
-    rows: Sequence[StudyRow], num_resamples: int, units: frozenset[int] | None = None
+    rows: Sequence[Row], num_resamples: int, units: frozenset[int] | None = None
 ) -> Frontier | None:
     """The frontier of the cells among these rows; None if the target alone is not among them.
 
@@ -170,7 +170,7 @@ def frontier_of(
     Raises:
         UsageError: the cells are of several temperatures, tasks, pairs or parts of a study.
     """
-    cells: dict[str, list[StudyRow]] = {}
+    cells: dict[str, list[Row]] = {}
     for row in rows:
         if family_of(row):
             cells.setdefault(str(sorted(row.setting.items())), []).append(row)

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError
 from paceline.progress import Progress, silent
-from paceline.results.row import read_rows, write_rows
+from paceline.results.row import Row, read_rows, write_rows
 from paceline.studies.claim_file import FILE, read_claims
 from paceline.studies.collect import collect
-from paceline.studies.rows import StudyRow
 from paceline.studies.run import run_study
 from paceline.studies.study_file import FOLDER, find_studies, read_study
 from paceline.studies.verdicts import UNDECIDED, Finding, judge
@@ -33,7 +32,7 @@ def run_and_judge(
     progress: Progress = silent,
     claims: Path = FILE,
     runner: Runner | None = None,
-) -> tuple[list[StudyRow], list[Finding]]:
+) -> tuple[list[Row], list[Finding]]:
     """Run the study; draw examples again while a claim of it is undecided.
 
     Writes `rows.jsonl` after each look, before the claims are judged. `runner`: as in `run_study`.
@@ -46,7 +45,7 @@ def run_and_judge(
         StudyError: a stage failed; finished stages are kept.
     """
     file = read_claims(claims) if claims.exists() else None
-    rows: list[StudyRow] = []
+    rows: list[Row] = []
     findings: list[Finding] = []
 
     def judge_look(stages: Sequence[PlannedStage]) -> bool:
@@ -62,7 +61,7 @@ def run_and_judge(
     return rows, findings
 
 
-def judge_all(rows: Sequence[StudyRow], claims: Path = FILE) -> list[Finding]:
+def judge_all(rows: Sequence[Row], claims: Path = FILE) -> list[Finding]:
     """Verdicts on all claims.
 
     Args:
@@ -77,7 +76,7 @@ def judge_all(rows: Sequence[StudyRow], claims: Path = FILE) -> list[Finding]:
     return judge(read_claims(claims), rows, looks)
 
 
-def study_rows(places: Sequence[Path] | None = None) -> list[StudyRow]:
+def study_rows(places: Sequence[Path] | None = None) -> list[Row]:
     """All rows of studies.
 
     Args:
@@ -89,9 +88,9 @@ def study_rows(places: Sequence[Path] | None = None) -> list[StudyRow]:
     Raises:
         UsageError: there are no files of rows, or a row is malformed or of another version.
     """
-    rows: list[StudyRow] = []
+    rows: list[Row] = []
     for path in row_files(places):
-        found = read_rows(path, StudyRow)
+        found = read_rows(path)
         rows += [row for row in found if places is not None or row.study == path.parent.name]
     return rows
 

@@ -21,7 +21,7 @@ from paceline.view.page import Figure, Panel, Source, Table, bounded
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from paceline.studies.rows import StudyRow
+    from paceline.results.row import Row as ResultRow
     from paceline.studies.study_file import Label
     from paceline.studies.verdicts import Finding
     from paceline.view.page import Block, Row
@@ -70,7 +70,7 @@ _BOUNDS = Question(
 
 
 def study_blocks(
-    rows: Sequence[StudyRow], findings: Sequence[Finding]
+    rows: Sequence[ResultRow], findings: Sequence[Finding]
 ) -> dict[Question, list[Block]]:
     """All figures that the rows of one study allow, by the question that they answer."""
     measured = [row for row in rows if "acceptance" in row.sums and "label" in row.setting]
@@ -90,27 +90,27 @@ def study_blocks(
     return {question: found for question, found in blocks.items() if found}
 
 
-def _groups(rows: Sequence[StudyRow], *keys: str) -> list[list[StudyRow]]:
-    found: dict[tuple[Label | None, ...], list[StudyRow]] = {}
+def _groups(rows: Sequence[ResultRow], *keys: str) -> list[list[ResultRow]]:
+    found: dict[tuple[Label | None, ...], list[ResultRow]] = {}
     for row in rows:
         found.setdefault(tuple(row.setting.get(key) for key in keys), []).append(row)
     return list(found.values())
 
 
-def _where(rows: Sequence[StudyRow], *keys: str) -> str:
+def _where(rows: Sequence[ResultRow], *keys: str) -> str:
     setting = rows[0].setting
     words = [str(setting[key]) for key in keys if key in setting]
     return ", ".join([*words, f"temperature {setting.get('temperature', 1):g}"])
 
 
-def _source(rows: Iterable[StudyRow]) -> Source:
+def _source(rows: Iterable[ResultRow]) -> Source:
     one = next(iter(rows)).source
     environment = {"commit": one.commit, "machine": one.machine, "versions": one.versions}
     return Source(one.command, None, environment)
 
 
 def _mean(
-    rows: Sequence[StudyRow], over: str, under: str | None, across: tuple[str, ...]
+    rows: Sequence[ResultRow], over: str, under: str | None, across: tuple[str, ...]
 ) -> Interval | None:
     """The figure, averaged over the values of `across`, with its 95% interval over examples."""
     test = Paired(
@@ -126,7 +126,7 @@ def _mean(
     return None if found is None else found.part(_TAIL).at(_TAIL)
 
 
-def _draft_blocks(groups: Sequence[Sequence[StudyRow]]) -> list[Block]:
+def _draft_blocks(groups: Sequence[Sequence[ResultRow]]) -> list[Block]:
     """tau of the final drafts on one axis, and acceptance over steps if checkpoints were measured.
 
     Groups are tasks and temperatures.
@@ -147,24 +147,19 @@ def _draft_blocks(groups: Sequence[Sequence[StudyRow]]) -> list[Block]:
     return blocks
 
 
-def _draft_lines(rows: Sequence[StudyRow]) -> list[Row]:
+def _draft_lines(rows: Sequence[ResultRow]) -> list[Row]:
     """tau and acceptance of each draft at each gamma, in order of the training text."""
-    names = dict.fromkeys(name for row in rows for name in row.sums)
-    gammas = sorted(int(name.removeprefix("blocks_")) for name in names if "blocks_" in name)
     lines: list[Row] = []
-    for (draft, trained_on, label), group in _by_draft(rows).items():
+    for (draft, trained_on, label, gamma), group in _by_draft(rows).items():
         across = ("seed",) if "seed" in group[0].setting else ()
         acceptance = _mean(group, "acceptance", "tokens", across)
-        for gamma in gammas:
-            if any(f"blocks_{gamma}" not in row.sums for row in group):
-                continue  # a study may measure other drafts with other gammas
-            tau = _mean(group, f"emitted_{gamma}", f"blocks_{gamma}", across)
-            if tau is None or acceptance is None:
-                continue
-            line: Row = {"draft": draft, "trained on": trained_on or _NO_TEXT, "label": label}
-            line |= {"gamma": gamma, "step": group[0].setting.get("step", 0)}
-            line |= {"name": f"{draft}, {trained_on}" if trained_on else draft}
-            lines.append(line | bounded("tau", tau) | bounded("acceptance", acceptance))
+        tau = _mean(group, "emitted", "calls", across)
+        if tau is None or acceptance is None:
+            continue
+        line: Row = {"draft": draft, "trained on": trained_on or _NO_TEXT, "label": label}
+        line |= {"gamma": gamma, "step": group[0].setting.get("step", 0)}
+        line |= {"name": f"{draft}, {trained_on}" if trained_on else draft}
+        lines.append(line | bounded("tau", tau) | bounded("acceptance", acceptance))
     texts = list(dict.fromkeys(line["trained on"] for line in lines))
     return sorted(lines, key=lambda line: (line["gamma"], texts.index(line["trained on"])))
 
@@ -198,18 +193,19 @@ def _draft_figure(
     return Figure(f"Tokens per target call: {where}", text, panels, ends, source)
 
 
-def _own_quality(rows: Sequence[StudyRow]) -> list[Block]:
+def _own_quality(rows: Sequence[ResultRow]) -> list[Block]:
     """Quality of each draft's own answers and its tau, a point per draft."""
     blocks: list[Block] = []
     for group in _groups(
         [row for row in rows if row.setting["label"] == "end"], "part", "task", "temperature"
     ):
-        names = dict.fromkeys(name for row in group for name in row.sums if "blocks_" in name)
-        gamma = max(int(name.removeprefix("blocks_")) for name in names)
+        gamma = max(int(row.setting["gamma"]) for row in group)
         lines: list[Row] = []
-        for (draft, trained_on, _), own in _by_draft(group).items():
+        for (draft, trained_on, _, of_draft), own in _by_draft(group).items():
+            if of_draft != gamma:
+                continue
             across = ("seed",) if "seed" in own[0].setting else ()
-            tau = _mean(own, f"emitted_{gamma}", f"blocks_{gamma}", across)
+            tau = _mean(own, "emitted", "calls", across)
             score = _mean(own, "score", None, across)
             if tau is not None and score is not None:
                 line: Row = {"draft": draft, "trained on": trained_on or _NO_TEXT, "gamma": gamma}
@@ -224,14 +220,14 @@ def _own_quality(rows: Sequence[StudyRow]) -> list[Block]:
     return blocks
 
 
-def _by_draft(rows: Sequence[StudyRow]) -> dict[tuple[str, str, str], list[StudyRow]]:
-    """Rows by draft, training text and checkpoint; a draft's looks and seeds are together."""
-    found: dict[tuple[str, str, str], list[StudyRow]] = {}
+def _by_draft(rows: Sequence[ResultRow]) -> dict[tuple[str, str, str, int], list[ResultRow]]:
+    """Rows by draft, training text, checkpoint and gamma, with all looks and seeds of each."""
+    found: dict[tuple[str, str, str, int], list[ResultRow]] = {}
     for row in rows:
         given = row.setting
         draft = str(given.get("draft", "unaligned"))
-        name = (draft, str(given.get("trained_on", "")), str(given["label"]))
-        found.setdefault(name, []).append(row)
+        place = (draft, str(given.get("trained_on", "")), str(given["label"]), int(given["gamma"]))
+        found.setdefault(place, []).append(row)
     return found
 
 
@@ -253,7 +249,7 @@ def _name(side: Side) -> str:
     return draft if isinstance(draft, str) else str(draft)
 
 
-def _dominance(finding: Finding, rows: Sequence[StudyRow]) -> list[Figure]:
+def _dominance(finding: Finding, rows: Sequence[ResultRow]) -> list[Figure]:
     test = finding.claim.test
     if not isinstance(test, Dominance):
         return []
@@ -273,10 +269,10 @@ def _dominance(finding: Finding, rows: Sequence[StudyRow]) -> list[Figure]:
     return [Figure(f"Tau per example: {finding.claim.id}", text, [panel], drawn, source)]
 
 
-def _grids(rows: Sequence[StudyRow]) -> list[Block]:
+def _grids(rows: Sequence[ResultRow]) -> list[Block]:
     """Heat maps of sweeps: mean acceptance over seeds."""
     blocks: list[Block] = []
-    by_stage: dict[str, list[StudyRow]] = {}
+    by_stage: dict[str, list[ResultRow]] = {}
     for row in rows:
         by_stage.setdefault(row.source.stage, []).append(row)
     for stage, group in by_stage.items():
@@ -293,7 +289,7 @@ def _grids(rows: Sequence[StudyRow]) -> list[Block]:
     return blocks
 
 
-def _frontier(rows: Sequence[StudyRow]) -> list[Block]:
+def _frontier(rows: Sequence[ResultRow]) -> list[Block]:
     """Quality against rejection rate and against target calls, a line per family."""
     frontier = frontier_of(rows, _NUM_RESAMPLES)
     if frontier is None or "score" not in frontier.target.sums:
@@ -331,7 +327,7 @@ def _frontier(rows: Sequence[StudyRow]) -> list[Block]:
     return [Figure(f"Quality and cost: {where}", text, panels, lines, _source(rows))]
 
 
-def _bounds(row: StudyRow) -> Table:
+def _bounds(row: ResultRow) -> Table:
     """Acceptance and its bounds, regret and its bounds, as means."""
     names = {
         "acceptance": "acceptance, measured",

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import sacrebleu
 
-from aligning import write_corpus, write_pair
 from paceline.bench import BenchConfig, bench, read_rows
 from paceline.bench.answers import context_of, key_of, read_texts
 from paceline.config import validate
 from paceline.errors import PromptError, UsageError
 from paceline.models import load_model
 from paceline.tasks import Translation
+from support.runs import write_corpus, write_pair
 
 pytestmark = pytest.mark.slow
 

@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 
-from aligning import write_pair
-from benching import bench_config, write_bench_pair
 from paceline.bench import BenchConfig, bench
 from paceline.bench.answers import key_of, read_texts
 from paceline.core.sampling import SamplingParams
@@ -14,6 +12,7 @@ from paceline.data.tokens import encode
 from paceline.decode import AutoregressiveDecoder
 from paceline.errors import ConfigError, UsageError
 from paceline.models import load_model
+from support.runs import bench_config, write_bench_pair, write_pair
 
 pytestmark = pytest.mark.slow
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from aligning import write_corpus
-from benching import QUESTIONS, bench_config, write_bench_pair
 from paceline.bench import BenchConfig, Grid, bench, read_rows, runner
 from paceline.bench.answers import context_of, key_of, read_texts
 from paceline.bench.settings import family, setting
@@ -23,6 +21,7 @@ from paceline.errors import ConfigError, UsageError
 from paceline.models import CausalModel, load_model
 from paceline.records import RunDirectory
 from paceline.results.row import Row, Source, write_rows
+from support.runs import QUESTIONS, bench_config, write_bench_pair, write_corpus
 
 pytestmark = pytest.mark.slow
 

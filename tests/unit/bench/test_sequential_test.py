@@ -11,7 +11,7 @@ from paceline.decode.strategies import DecodingConfig, Speculative
 from paceline.errors import ConfigError
 from paceline.results.frontier import Frontier
 from paceline.results.row import Row
-from result_rows import ALONE, example, row, steady
+from support.results import ALONE, example, row, steady
 
 
 def asked(**changes: Any) -> TuneConfig:

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from aligning import write_corpus, write_pair
-from fake_servers import Answer, sampling_of, serving
 from paceline.bench import BenchConfig, bench, served_cells
 from paceline.bench.answers import context_of, key_of, read_texts
 from paceline.bench.workbench import bench_context
@@ -36,6 +34,8 @@ from paceline.errors import ConfigError, EngineError
 from paceline.models import load_model
 from paceline.permissions import given
 from paceline.results.row import Row
+from support.engines import Answer, sampling_of, serving
+from support.runs import write_corpus, write_pair
 
 pytestmark = pytest.mark.slow
 

@@ -22,7 +22,7 @@ from paceline.results.comparison import (
 )
 from paceline.results.frontier import Frontier
 from paceline.results.row import Row
-from result_rows import ALONE, example, row, steady
+from support.results import ALONE, example, row, steady
 
 LADDER = AtQuality("speed", "ours", SPEEDUP, (1.0, 0.98, 0.95, 0.9))
 

@@ -18,7 +18,7 @@ from paceline.results.comparison import (
 )
 from paceline.results.frontier import Frontier
 from paceline.results.row import Row
-from result_rows import ALONE, example, row, steady
+from support.results import ALONE, example, row, steady
 
 
 def cell(rule: Rule, quality: float, rejected: int, calls: int = 5) -> Row:

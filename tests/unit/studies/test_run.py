@@ -14,17 +14,16 @@ import yaml
 from paceline.config import validate
 from paceline.errors import ConfigError, StudyError, UsageError
 from paceline.records import RunDirectory
-from paceline.results.row import read_rows, write_rows
+from paceline.results.row import Row, read_rows, write_rows
 from paceline.studies import run as module
 from paceline.studies import session
 from paceline.studies.plan import PlannedStage, plan
-from paceline.studies.rows import StudyRow
 from paceline.studies.run import check_inputs, run_study, states
 from paceline.studies.session import judge_all, row_files, run_and_judge, study_rows
 from paceline.studies.study_file import StudyConfig
 from paceline.studies.verdicts import HOLDS, UNDECIDED, UNMEASURED, Finding, judge
-from study_rows import claim, study_row
-from studying import tiny_study
+from support.results import claim, study_row
+from support.runs import tiny_study
 
 
 class Writer:
@@ -282,7 +281,7 @@ def test_a_claim_that_does_not_fit_the_rows_is_not_measured_and_costs_no_row(
     _, (found,) = run_and_judge(study, "tiny", claims=claims_file(tmp_path, claim(TEST)))
     assert (found.verdict, found.num_units) == (UNMEASURED, 0)
     assert "tau is not in the rows of tiny; name one of calls" in found.reason
-    assert read_rows(study.output / "rows.jsonl", StudyRow) == rows
+    assert read_rows(study.output / "rows.jsonl") == rows
 
 
 def test_a_look_is_added_while_a_claim_of_the_study_is_undecided(
@@ -350,7 +349,7 @@ def test_the_evidence_of_a_look_is_judged_once(
 ):
     judged: list[int] = []
 
-    def counting(file: Any, rows: Sequence[StudyRow], looks: dict[str, int]) -> list[Finding]:
+    def counting(file: Any, rows: Sequence[Row], looks: dict[str, int]) -> list[Finding]:
         judged.append(len(rows))
         return judge(file, rows, looks)
 
@@ -365,7 +364,7 @@ def test_the_evidence_of_a_look_is_judged_once(
     rows, findings = run_and_judge(two, "tiny", claims=file)
     assert (judged, rows) == ([1, 2], looks)
     assert [one.verdict for one in findings] == [UNDECIDED]
-    assert read_rows(study.output / "rows.jsonl", StudyRow) == looks
+    assert read_rows(study.output / "rows.jsonl") == looks
 
 
 def _num_looks(stages: Sequence[PlannedStage]) -> int:
