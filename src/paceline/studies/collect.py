@@ -5,25 +5,21 @@ from __future__ import annotations
 import shlex
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from paceline.bench.runner import read_rows
-from paceline.bench.schema import ResultRow, digest, family, parameters_of
+from paceline.bench import read_rows as read_rows_of_bench
+from paceline.bench.settings import sampled
 from paceline.config import as_written
-from paceline.decode.strategies import Autoregressive, Oracle, Speculative
 from paceline.measure.bounds import BoundsConfig, BoundsResult
 from paceline.models.inspection import count_parameters
 from paceline.records import RunDirectory
-from paceline.results.row import Source
+from paceline.results.row import Row, Source
 from paceline.results.row import read_rows as read_rows_of_run
 from paceline.studies.execute import StageFolder
-from paceline.studies.rows import StudyRow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from paceline.core.sampling import SamplingParams
-    from paceline.decode.strategies import DecodingConfig
     from paceline.studies.plan import PlannedStage
     from paceline.studies.study_file import Label
 
@@ -34,17 +30,17 @@ MODELS = ("target", "draft", "truth")
 """Keys of models in the configurations of commands."""
 
 
-def collect(study: str, output: Path, stages: Sequence[PlannedStage]) -> list[StudyRow]:
+def collect(study: str, output: Path, stages: Sequence[PlannedStage]) -> list[Row]:
     """The rows of all stages that measure something, with the settings of their stages.
 
     Raises:
         UsageError: a stage's output is of another version or malformed.
     """
     folder = StageFolder(output)
-    rows: list[StudyRow] = []
+    rows: list[Row] = []
     for stage in stages:
-        if stage.command in ("trajectory", "sweep"):
-            for row in read_rows_of_run(stage.folder / "rows.jsonl", StudyRow):
+        if stage.command in _READ:
+            for row in _READ[stage.command](stage.folder):
                 of_stage = {
                     "stage": stage.name,
                     "command": command_of(stage, folder),
@@ -61,93 +57,39 @@ def collect(study: str, output: Path, stages: Sequence[PlannedStage]) -> list[St
             continue
         with as_written(stage.folder):
             for part in _READERS[stage.command](stage, folder):
-                population, units, setting, sums, decoding, source = part
+                population, units, setting, sums, source = part
                 rows.append(
-                    StudyRow(
+                    Row(
                         study=study,
                         covers=stage.covers,
                         population=population,
                         units=units,
                         setting=stage.labels | setting,
                         sums=sums,
-                        decoding=decoding,
                         source=source,
                     )
                 )
     return rows
 
 
-_Part = tuple[str, tuple[int, ...], "dict[str, Label]", "Sums", "DecodingConfig | None", Source]
+_Part = tuple[str, tuple[int, ...], "dict[str, Label]", "Sums", Source]
 
 
-def _bench(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
-    """A row per cell; units are examples."""
-    manifest = RunDirectory(stage.folder).read_manifest() or {}
-    config = cast("dict[str, Any]", manifest.get("config", {}))
-    task = config.get("task", {}).get("task", "task")
-    # tasks of one kind may read different texts
-    population = f"examples of {task} {digest(config.get('task'), config.get('seed'))}"
-    skipped = int(stage.config.get("skip_examples", 0))
-    source = _source(stage, folder)
-    for row in read_rows(stage.folder, manifest.get("context")):
-        if row.status != "done":
-            continue
-        units = tuple(range(skipped, skipped + len(row.examples)))
-        setting: dict[str, Label] = {"task": str(task)} | _decoding(row)
-        yield population, units, setting, _example_sums(row), row.decoding, source
+def _of_bench(folder: Path) -> list[Row]:
+    """The finished cells of the bench that the manifest is of, with rounded sums."""
+    context = (RunDirectory(folder).read_manifest() or {}).get("context")
+    return [_rounded(row) for row in read_rows_of_bench(folder, context) if not row.error]
 
 
-def _decoding(row: ResultRow) -> dict[str, Label]:
-    strategy = row.decoding.strategy
-    setting = {"family": family(row.decoding)} | _sampled(row.decoding.sampling)
-    if isinstance(strategy, Autoregressive):
-        return setting
-    if not isinstance(strategy, Speculative | Oracle):
-        return setting | _parameters(strategy)
-    setting |= _parameters(strategy.rule)
-    if isinstance(strategy, Speculative):
-        policy = _parameters(strategy.policy).items()
-        setting |= {f"policy_{key}": value for key, value in policy}
-        setting["gamma"] = strategy.num_speculative_tokens
-    return setting
-
-
-def _parameters(variant: Any) -> dict[str, Label]:
-    return {
-        key: value
-        for key, value in parameters_of(variant).items()
-        if isinstance(value, int | float | str) and not isinstance(value, bool)
+def _rounded(row: Row) -> Row:
+    """Rows of one source are equal in it, so they are without the key of their cell."""
+    sums = {
+        name: tuple(None if value is None else round(value, 6) for value in values)
+        for name, values in row.sums.items()
     }
-
-
-def _example_sums(row: ResultRow) -> Sums:
-    examples = row.examples
-    sums: Sums = {
-        "score": tuple(None if one.score is None else round(one.score, 6) for one in examples),
-        "tokens": tuple(len(one.tokens) for one in examples),
-        "prefill_tokens": tuple(one.num_prefill_tokens for one in examples),
-        "calls": tuple(one.num_target_calls for one in examples),
-        "examined": tuple(one.num_examined for one in examples),
-        "rejected": tuple(one.num_rejected for one in examples),
-        "seconds": tuple(
-            None if one.baseline is None else round(one.seconds, 6) for one in examples
-        ),
-        "target_seconds": tuple(
-            None if one.baseline is None else round(one.baseline.seconds, 6) for one in examples
-        ),
-        "target_tokens": tuple(
-            None if one.baseline is None else one.baseline.num_tokens for one in examples
-        ),
-    }
-    references = [one.reference for one in examples]
-    if any(references):
-        sums["reference_seconds"] = tuple(
-            None if one is None else round(one.seconds, 6) for one in references
-        )
-        sums["reference_tokens"] = tuple(
-            None if one is None else one.num_tokens for one in references
-        )
-    return sums
+    marks = {name: mark for name, mark in row.source.fingerprints.items() if name != "key"}
+    source = row.source.model_copy(update={"fingerprints": marks})
+    return row.model_copy(update={"sums": sums, "source": source})
 
 
 def _bounds(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
@@ -165,20 +107,16 @@ def _bounds(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
             values = tuple(round(float(getattr(one, key)[name]), 6) for one in prompts)
             sums[f"{key} {name}"] = values
     units = tuple(config.skip_prompts + one.prompt for one in prompts)
-    setting = _sampled(config.sampling) | {"max_new_tokens": config.max_new_tokens}
-    yield f"prompts of {config.prompts.path}", units, setting, sums, None, _source(stage, folder)
+    setting = sampled(config.sampling) | {"max_new_tokens": config.max_new_tokens}
+    yield f"prompts of {config.prompts.path}", units, setting, sums, _source(stage, folder)
 
 
-def _sampled(sampling: SamplingParams) -> dict[str, Label]:
-    setting: dict[str, Label] = {"temperature": sampling.temperature}
-    if sampling.top_p < 1:
-        setting["top_p"] = sampling.top_p
-    if sampling.top_k:
-        setting["top_k"] = sampling.top_k
-    return setting
-
-
-_READERS = {"bench": _bench, "bounds": _bounds}
+_READERS = {"bounds": _bounds}
+_READ = {
+    "bench": _of_bench,
+    "trajectory": lambda folder: read_rows_of_run(folder / "rows.jsonl"),
+    "sweep": lambda folder: read_rows_of_run(folder / "rows.jsonl"),
+}
 
 
 def _source(stage: PlannedStage, folder: StageFolder) -> Source:

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError
 from paceline.progress import Progress, silent
-from paceline.results.row import read_rows, write_rows
+from paceline.results.row import Row, read_rows, write_rows
 from paceline.studies.claim_file import FILE, read_claims
 from paceline.studies.collect import collect
 from paceline.studies.published import read_verdicts
-from paceline.studies.rows import StudyRow
 from paceline.studies.run import run_study
 from paceline.studies.study_file import FOLDER, find_studies, read_study
 from paceline.studies.verdicts import UNDECIDED, Finding, judge
@@ -34,7 +33,7 @@ def run_and_judge(
     progress: Progress = silent,
     claims: Path = FILE,
     runner: Runner | None = None,
-) -> tuple[list[StudyRow], list[Finding]]:
+) -> tuple[list[Row], list[Finding]]:
     """Run the study; draw examples again while a claim of it is undecided.
 
     Writes `rows.jsonl` after each look, before the claims are judged. `runner`: as in `run_study`.
@@ -47,7 +46,7 @@ def run_and_judge(
         StudyError: a stage failed; finished stages are kept.
     """
     file = read_claims(claims) if claims.exists() else None
-    rows: list[StudyRow] = []
+    rows: list[Row] = []
     findings: list[Finding] = []
 
     def judge_look(stages: Sequence[PlannedStage]) -> bool:
@@ -65,7 +64,7 @@ def run_and_judge(
 
 def current_verdicts(
     places: Sequence[Path] | None = None, claims: Path = FILE
-) -> tuple[list[StudyRow], list[Finding]]:
+) -> tuple[list[Row], list[Finding]]:
     """Rows, and the verdicts on all claims.
 
     Args:
@@ -89,7 +88,7 @@ def current_verdicts(
     return rows, findings
 
 
-def judge_all(rows: Sequence[StudyRow], claims: Path = FILE) -> list[Finding]:
+def judge_all(rows: Sequence[Row], claims: Path = FILE) -> list[Finding]:
     """Verdicts on all claims.
 
     Args:
@@ -104,7 +103,7 @@ def judge_all(rows: Sequence[StudyRow], claims: Path = FILE) -> list[Finding]:
     return judge(read_claims(claims), rows, looks)
 
 
-def study_rows(places: Sequence[Path] | None = None) -> list[StudyRow]:
+def study_rows(places: Sequence[Path] | None = None) -> list[Row]:
     """All rows of studies.
 
     Args:
@@ -116,9 +115,9 @@ def study_rows(places: Sequence[Path] | None = None) -> list[StudyRow]:
     Raises:
         UsageError: there are no files of rows, or a row is malformed or of another version.
     """
-    rows: list[StudyRow] = []
+    rows: list[Row] = []
     for path in row_files(places):
-        found = read_rows(path, StudyRow)
+        found = read_rows(path)
         rows += [row for row in found if places is not None or row.study == path.parent.name]
     return rows
 
@@ -136,10 +135,12 @@ def row_files(places: Sequence[Path] | None = None) -> list[Path]:
             raise UsageError(f"{place} does not exist; name a file of rows, or a directory")
         if place.is_file():
             found[str(place)] = place
-        for name in ("rows.jsonl.gz", "rows.jsonl"):
+        names = ("rows.jsonl.gz", "rows.jsonl")
+        if own := [place / name for name in names if (place / name).is_file()]:
+            found[place.name] = own[-1]  # of one study; its stages have rows of their own
+            continue
+        for name in names:
             found |= {path.parent.name: path for path in sorted(place.glob(f"*/{name}"))}
-            if (place / name).is_file():
-                found[place.name] = place / name
     if not found:
         where = " or ".join(map(str, chosen))
         raise UsageError(f"no rows of a study in {where}; run one: paceline study list")

@@ -36,10 +36,10 @@ from paceline.studies.evidence_of_frontiers import frontier_evidence
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline.results.row import Row
     from paceline.studies.claim_file import Claim, ClaimFile, Expected
     from paceline.studies.evidence import Evidence
     from paceline.studies.evidence_of_drafts import DominanceEffect
-    from paceline.studies.rows import StudyRow
 
 Verdict = Literal[
     "holds",
@@ -130,7 +130,7 @@ class Finding(NamedTuple):
         return text
 
 
-def judge(file: ClaimFile, rows: Sequence[StudyRow], looks: dict[str, int]) -> list[Finding]:
+def judge(file: ClaimFile, rows: Sequence[Row], looks: dict[str, int]) -> list[Finding]:
     """The verdict on each claim. `looks`: the planned number of looks of each study."""
     found: list[Finding] = []
     for claim in file.claims:
@@ -147,9 +147,9 @@ def judge(file: ClaimFile, rows: Sequence[StudyRow], looks: dict[str, int]) -> l
 
 def judge_one(
     claim: Claim,
-    rows: Sequence[StudyRow],
+    rows: Sequence[Row],
     tail: float,
-    everything: Sequence[StudyRow] | None = None,
+    everything: Sequence[Row] | None = None,
 ) -> Finding:
     """The verdict on one claim by the rows of its study.
 
@@ -173,7 +173,7 @@ def judge_one(
 
 
 def _judged(
-    claim: Claim, rows: Sequence[StudyRow], tail: float, everything: Sequence[StudyRow] | None
+    claim: Claim, rows: Sequence[Row], tail: float, everything: Sequence[Row] | None
 ) -> Finding | None:
     match claim.test:
         case Paired():
@@ -300,7 +300,7 @@ def _dominance(claim: Claim, test: Dominance, effect: DominanceEffect) -> Findin
 
 
 def _correlation(
-    claim: Claim, test: Correlation, rows: Sequence[StudyRow], tail: float
+    claim: Claim, test: Correlation, rows: Sequence[Row], tail: float
 ) -> Finding | None:
     effect = correlation_effect(test, rows, tail)
     if effect is None:
@@ -321,7 +321,7 @@ def _correlation(
     )
 
 
-def _checked(claim: Claim, test: Pointwise, rows: Sequence[StudyRow]) -> Finding | None:
+def _checked(claim: Claim, test: Pointwise, rows: Sequence[Row]) -> Finding | None:
     found = check(test, rows)
     if found is None:
         return None

@@ -14,13 +14,12 @@ import yaml
 from paceline.config import validate
 from paceline.errors import ConfigError, StudyError, UsageError
 from paceline.records import RunDirectory
-from paceline.results.row import read_rows, write_rows
+from paceline.results.row import Row, read_rows, write_rows
 from paceline.studies import run as module
 from paceline.studies import session
 from paceline.studies.claim_file import read_claims
 from paceline.studies.plan import PlannedStage, plan
 from paceline.studies.published import as_markdown, write_verdicts
-from paceline.studies.rows import StudyRow
 from paceline.studies.run import check_inputs, run_study, states
 from paceline.studies.session import (
     current_verdicts,
@@ -165,7 +164,7 @@ def test_another_setting_runs_its_stage(again: Again):
 
 def test_an_output_that_is_gone_is_made_again(again: Again):
     again.run()
-    Path("runs/tiny/cells/results.jsonl").unlink()
+    Path("runs/tiny/cells/rows.jsonl").unlink()
     assert again.run() == ["cells"]
 
 
@@ -255,8 +254,8 @@ def test_two_studies_do_not_share_a_directory(study: StudyConfig, writer: Writer
         ),
         ({"inputs": ["data"]}, "stage align needs data, which is a directory; name the files"),
         (
-            {"inputs": ["$output/cells/results.jsonl"]},
-            "stage align needs runs/tiny/cells/results.jsonl, which cells writes; move cells up",
+            {"inputs": ["$output/cells/rows.jsonl"]},
+            "stage align needs runs/tiny/cells/rows.jsonl, which cells writes; move cells up",
         ),
     ],
 )
@@ -290,7 +289,7 @@ def test_a_claim_that_does_not_fit_the_rows_is_not_measured_and_costs_no_row(
     _, (found,) = run_and_judge(study, "tiny", claims=claims_file(tmp_path, claim(TEST)))
     assert (found.verdict, found.num_units) == (UNMEASURED, 0)
     assert "tau is not in the rows of tiny; name one of calls" in found.reason
-    assert read_rows(study.output / "rows.jsonl", StudyRow) == rows
+    assert read_rows(study.output / "rows.jsonl") == rows
 
 
 def test_a_look_is_added_while_a_claim_of_the_study_is_undecided(
@@ -379,7 +378,7 @@ def test_the_evidence_of_a_look_is_judged_once(
 ):
     judged: list[int] = []
 
-    def counting(file: Any, rows: Sequence[StudyRow], looks: dict[str, int]) -> list[Finding]:
+    def counting(file: Any, rows: Sequence[Row], looks: dict[str, int]) -> list[Finding]:
         judged.append(len(rows))
         return judge(file, rows, looks)
 
@@ -394,7 +393,7 @@ def test_the_evidence_of_a_look_is_judged_once(
     rows, findings = run_and_judge(two, "tiny", claims=file)
     assert (judged, rows) == ([1, 2], looks)
     assert [one.verdict for one in findings] == [UNDECIDED]
-    assert read_rows(study.output / "rows.jsonl", StudyRow) == looks
+    assert read_rows(study.output / "rows.jsonl") == looks
 
 
 def _num_looks(stages: Sequence[PlannedStage]) -> int:
