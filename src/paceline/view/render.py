@@ -16,10 +16,9 @@ import vl_convert
 import yaml
 
 import paceline
-from paceline.core.bootstrap import Interval
 from paceline.records import atomic_write_text
 from paceline.view.definitions import DEFINITIONS, TERMS_OF_WORDS
-from paceline.view.page import Figure, Mark, Table, interval_text, is_unknown, shown
+from paceline.view.page import Figure, Mark, Table, columns_of, is_unknown, numeric
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,27 +80,6 @@ def to_csv(rows: Sequence[Row]) -> str:
     return stream.getvalue()
 
 
-def columns_of(rows: Sequence[Row]) -> list[str]:
-    """The columns of all rows, in order of appearance."""
-    return list(dict.fromkeys(name for row in rows for name in row))
-
-
-def merged(rows: Sequence[Row]) -> list[dict[str, str | Mark]]:
-    """The rows as text, with the bounds of a value in the value's own cell; marks stay."""
-    names = columns_of(rows)
-    bounds = {f"{name}_{end}" for name in names for end in ("low", "high")}
-
-    def cell(row: Row, name: str) -> str | Mark:
-        value = row.get(name)
-        if isinstance(value, Mark):
-            return value
-        if f"{name}_low" not in row:
-            return shown(value)
-        return interval_text(Interval(value, row[f"{name}_low"], row[f"{name}_high"]))  # pyright: ignore[reportArgumentType]
-
-    return [{name: cell(row, name) for name in names if name not in bounds} for row in rows]
-
-
 @functools.cache
 def _environment() -> jinja2.Environment:
     found = jinja2.Environment(
@@ -115,13 +93,13 @@ def _environment() -> jinja2.Environment:
         "csv_uri": lambda rows: _data_uri(to_csv(rows), "text/csv"),
         "yaml": _yaml,
         "yaml_uri": lambda config: _data_uri(_yaml(config), "application/yaml"),
-        "merged": merged,
+        "cells": lambda rows: Table("", rows).cells(),
         "counted": _counted,
         "by_block": _by_block,
         "spec": _script_json,
         "kind": _kind_of,
         "slug": lambda text: "-".join("".join(c if c.isalnum() else " " for c in text).split()),
-        "numeric": _numeric,
+        "numeric": numeric,
         "words": lambda name: str(name).replace("_", " "),
     }
     found.tests["mark"] = lambda value: isinstance(value, Mark)
@@ -130,15 +108,6 @@ def _environment() -> jinja2.Environment:
 
 def _kind_of(block: Block) -> str:
     return "chart" if isinstance(block, Figure) else "table" if isinstance(block, Table) else "text"
-
-
-def _numeric(rows: Sequence[Row]) -> set[str]:
-    """The columns of numbers, which are aligned by their digits."""
-    return {
-        name
-        for name in columns_of(rows)
-        if all(isinstance(row.get(name), int | float | None) for row in rows)
-    }
 
 
 def template(name: str) -> str:

@@ -1,0 +1,71 @@
+"""Prints the tables of `view.page`: cells, and the definitions of their columns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.table import Table as Grid
+
+from paceline.view.definitions import meaning_of
+from paceline.view.page import columns_of, numeric
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rich.console import RenderableType
+
+    from paceline.view.page import Table
+
+_BOUNDS = ("_low", "_high")
+
+
+def printed(*tables: Table, notes: Mapping[str, str] | None = None) -> Group:
+    """Tables with their titles and texts, then the definition of each column, once.
+
+    Args:
+        tables: Tables.
+        notes: Further definitions.
+    """
+    parts: list[RenderableType] = []
+    for table in tables:
+        parts += [line for line in (table.title, table.text) if line]
+        parts += [grid(table), *([""] if len(tables) > 1 else [])]
+    return Group(*parts, legend(*tables, notes=notes))
+
+
+def grid(table: Table) -> Grid:
+    """The cells of a table. Headings are broken into lines where the terminal is narrow."""
+    cells, numbers = table.cells(between="-"), numeric(table.rows)
+    shown = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0), collapse_padding=True)
+    for name in cells[0] if cells else ():
+        least = max(map(len, name.split()), default=0)  # a word of a heading is not broken
+        if name in numbers:
+            least = max(least, *(len(str(row[name])) for row in cells))
+            shown.add_column(name, justify="right", min_width=least)
+        else:
+            shown.add_column(name, overflow="fold", min_width=least)
+    for row in cells:
+        shown.add_row(*(str(cell) for cell in row.values()))
+    return shown
+
+
+def legend(*tables: Table, notes: Mapping[str, str] | None = None) -> Grid:
+    """A line per column that has a definition, and one on intervals."""
+    lines: dict[str, str] = {}
+    units = dict.fromkeys(table.units for table in tables if table.units and _has_bounds(table))
+    for table in tables:
+        for name in columns_of(table.rows):
+            if meaning := table.columns.get(name) or meaning_of(name):
+                lines[name] = meaning
+    lines |= notes or {}
+    if units:
+        lines["brackets"] = f"95% intervals over {' or '.join(units)}."
+    shown = Grid.grid()  # breaks lines between words
+    for name, meaning in lines.items():
+        shown.add_row(f"{name}: {meaning.removesuffix('.')}")
+    return shown
+
+
+def _has_bounds(table: Table) -> bool:
+    return any(name.endswith(_BOUNDS) for name in columns_of(table.rows))
