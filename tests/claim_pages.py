@@ -65,27 +65,27 @@ def _draft(tau: float, setting: dict[str, Any]) -> StudyRow:
 
 
 def _gains() -> list[dict[str, Any]]:
+    names = {f"T={value:g}": {"as": f"t{value:g}", "t": value} for value in TEMPERATURES}
     return [
         claim(
             {
                 "kind": "paired",
-                "rows": {"task": task, "temperature": temperature},
+                "rows": {"task": "$task", "temperature": "$t"},
                 "over": "emitted_5",
                 "under": "blocks_5",
                 "first": {"where": {"draft": draft}},
                 "second": {"where": {"label": "start"}},
                 "matters": 0.02,
             },
-            id=f"{draft}-{task}-{temperature:g}".replace("_", "-"),
+            id=f"{draft}-$task-$temperature".replace("_", "-"),
             paper="Direct Alignment",
             item="Figure 1",
             says=f"Distillation with {name} raises tau.",
-            here=f"{name} has a larger tau than the base draft on {task}; T={temperature:g}.",
+            here=f"{name} has a larger tau than the base draft on $task; T=$t.",
             study=STUDY,
+            over={"task": list(TASKS), "temperature": names},
         )
         for draft, name in (("tvd_plus_plus", "TVD++"), ("forward_kl", "KLD"))
-        for task in TASKS
-        for temperature in TEMPERATURES
     ]
 
 

@@ -367,14 +367,17 @@ class Page:
         return block.source or (None if isinstance(block, Text) else self.source)
 
     @property
+    def blocks(self) -> list[Block]:
+        """The blocks of all sections."""
+        return [block for section in self.sections for block in section.blocks]
+
+    @property
     def sources(self) -> list[Source]:
         """The sources of all blocks, each once."""
         found: list[Source] = []
-        for section in self.sections:
-            for block in section.blocks:
-                source = self.source_of(block)
-                if source is not None and source not in found:
-                    found.append(source)
+        for source in map(self.source_of, self.blocks):
+            if source is not None and source not in found:
+                found.append(source)
         return found
 
 
