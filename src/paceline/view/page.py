@@ -418,6 +418,11 @@ def sampling_words(sampling: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
+def case_of(row: ResultRow) -> str:
+    """The task and the sampling parameters of a result row."""
+    return f"{row.setting['task']}, {sampling_words(row.setting)}"
+
+
 def sentence(text: str) -> str:
     """The text with a capital letter and a full stop."""
     return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
