@@ -50,16 +50,16 @@ def _drafts() -> list[StudyRow]:
                 is_worse = draft == "forward_kl" and task == "documentation"
                 names = {"draft": draft, "trained_on": text} if draft else {}
                 setting = names | {"task": task, "temperature": temperature, "label": label}
-                rows.append(_draft(tau - 0.6 * is_worse, setting))
+                for gamma, gain in ((3, 0.0), (5, 0.1)):
+                    exact = tau - 0.6 * is_worse
+                    rows.append(_draft(exact + gain, exact, setting | {"gamma": gamma}))
     return rows
 
 
-def _draft(tau: float, setting: dict[str, Any]) -> StudyRow:
-    sums = {"tokens": [20.0] * UNITS, "acceptance": [8 + 2 * tau] * UNITS}
-    for gamma, gain in ((3, 0.0), (5, 0.1)):
-        sums[f"emitted_{gamma}"] = [20.0] * UNITS
-        values = (tau + gain + 0.02 * (unit % 3) for unit in range(UNITS))
-        sums[f"blocks_{gamma}"] = [20 / value for value in values]
+def _draft(tau: float, acceptance: float, setting: dict[str, Any]) -> StudyRow:
+    sums = {"tokens": [20.0] * UNITS, "acceptance": [8 + 2 * acceptance] * UNITS}
+    sums["emitted"] = [20.0] * UNITS
+    sums["calls"] = [20 / (tau + 0.02 * (unit % 3)) for unit in range(UNITS)]
     population = f"prompts of {setting['task']}"
     return study_row(sums, study=STUDY, population=population, source=SOURCE, **setting)
 
@@ -70,9 +70,9 @@ def _gains() -> list[dict[str, Any]]:
         claim(
             {
                 "kind": "paired",
-                "rows": {"task": "$task", "temperature": "$t"},
-                "over": "emitted_5",
-                "under": "blocks_5",
+                "rows": {"task": "$task", "temperature": "$t", "gamma": 5},
+                "over": "emitted",
+                "under": "calls",
                 "first": {"where": {"draft": draft}},
                 "second": {"where": {"label": "start"}},
                 "matters": 0.02,

@@ -73,7 +73,7 @@ def study_blocks(
     rows: Sequence[StudyRow], findings: Sequence[Finding]
 ) -> dict[Question, list[Block]]:
     """All figures that the rows of one study allow, by the question that they answer."""
-    measured = [row for row in rows if "acceptance" in row.sums and "label" in row.setting]
+    measured = [row for row in rows if {"label", "gamma"} <= row.setting.keys()]
     drafts = _draft_blocks(_groups(measured, "part", "task", "temperature"))
     frontiers: list[Block] = []
     cells = [row for row in rows if row.decoding is not None]
@@ -149,16 +149,10 @@ def _draft_blocks(groups: Sequence[Sequence[StudyRow]]) -> list[Block]:
 
 def _draft_lines(rows: Sequence[StudyRow]) -> list[Row]:
     """tau and acceptance of each draft at each gamma, in order of the training text."""
-    names = dict.fromkeys(name for row in rows for name in row.sums)
-    gammas = sorted(int(name.removeprefix("blocks_")) for name in names if "blocks_" in name)
     lines: list[Row] = []
     for (draft, trained_on, label), group in _by_draft(rows).items():
-        across = ("seed",) if "seed" in group[0].setting else ()
-        acceptance = _mean(group, "acceptance", "tokens", across)
-        for gamma in gammas:
-            if any(f"blocks_{gamma}" not in row.sums for row in group):
-                continue  # a study may measure other drafts with other gammas
-            tau = _mean(group, f"emitted_{gamma}", f"blocks_{gamma}", across)
+        for gamma in sorted({int(row.setting["gamma"]) for row in group}):
+            tau, acceptance = _means(select(group, {"gamma": gamma}), "acceptance", "tokens")
             if tau is None or acceptance is None:
                 continue
             line: Row = {"draft": draft, "trained on": trained_on or _NO_TEXT, "label": label}
@@ -167,6 +161,14 @@ def _draft_lines(rows: Sequence[StudyRow]) -> list[Row]:
             lines.append(line | bounded("tau", tau) | bounded("acceptance", acceptance))
     texts = list(dict.fromkeys(line["trained on"] for line in lines))
     return sorted(lines, key=lambda line: (line["gamma"], texts.index(line["trained on"])))
+
+
+def _means(
+    rows: Sequence[StudyRow], over: str, under: str | None
+) -> tuple[Interval | None, Interval | None]:
+    """tau of a draft and another figure, averaged over its seeds of training."""
+    across = ("seed",) if "seed" in rows[0].setting else ()
+    return _mean(rows, "emitted", "calls", across), _mean(rows, over, under, across)
 
 
 def _draft_figure(
@@ -204,13 +206,10 @@ def _own_quality(rows: Sequence[StudyRow]) -> list[Block]:
     for group in _groups(
         [row for row in rows if row.setting["label"] == "end"], "part", "task", "temperature"
     ):
-        names = dict.fromkeys(name for row in group for name in row.sums if "blocks_" in name)
-        gamma = max(int(name.removeprefix("blocks_")) for name in names)
+        gamma = max(int(row.setting["gamma"]) for row in group)
         lines: list[Row] = []
-        for (draft, trained_on, _), own in _by_draft(group).items():
-            across = ("seed",) if "seed" in own[0].setting else ()
-            tau = _mean(own, f"emitted_{gamma}", f"blocks_{gamma}", across)
-            score = _mean(own, "score", None, across)
+        for (draft, trained_on, _), own in _by_draft(select(group, {"gamma": gamma})).items():
+            tau, score = _means(own, "score", None)
             if tau is not None and score is not None:
                 line: Row = {"draft": draft, "trained on": trained_on or _NO_TEXT, "gamma": gamma}
                 lines.append(line | bounded("tau", tau) | bounded("score", score))
