@@ -13,11 +13,11 @@ from paceline.config import validate
 from paceline.core.bootstrap import Interval
 from paceline.results.row import Source, write_rows
 from paceline.studies.claim_file import Claim, Paper
-from paceline.train.sweep import SEEDS
 from paceline.studies.rows import StudyRow
 from paceline.studies.study_file import StudyConfig, find_studies, read_study
 from paceline.studies.verdicts import HOLDS, Finding
 from paceline.train.config import RECIPES
+from paceline.train.sweep import SEEDS
 from paceline.view.definitions import ALPHA, DEFINITIONS, OCCURRING, PAPERS
 from paceline.view.study_background import (
     NO_BACKGROUND,
