@@ -67,10 +67,21 @@ def test_the_terminal_prints_each_definition_of_the_registry_once(width: int):
     assert max(map(len, lines)) <= width
     text = " ".join(lines)
     for name in figures:
-        assert text.count(f"{FIGURES[name].words}: {FIGURES[name].definition}") == 1
+        assert text.count(f": {FIGURES[name].definition}") == 1
+    assert "tokens per target call (tau): new tokens" in text
     assert lines[-1] == "brackets: 95% intervals over prompts"
     (line,) = (line for line in lines if line.startswith("small") and line.split()[1] == "2")
     assert line.split()[4] == f"{FIGURES['mbsu'].value(rows[1]):.3f}"
+
+
+def test_seven_columns_of_numbers_fit_sixty_characters():
+    figures = ("block_efficiency", "break_even_acceptance", "predicted_speedup", "mbsu")
+    figures += ("block_cost_ratio", "expected_speedup")
+    totals = {"cost_ratio": 0.2, "break_even_acceptance": 0.4}
+    rows = [row(12, block_cost=1.25, block_cost_ratio=1.1, **totals)]
+    lines = lines_of(table_of(rows, ("gamma",), figures, bare=figures), 60)
+    (numbers,) = (line.split() for line in lines if line.split()[:1] == ["12"])
+    assert numbers[1:] == [f"{FIGURES[name].value(rows[0]):.3f}" for name in figures]
 
 
 def test_a_column_that_is_no_figure_has_the_definition_and_format_of_the_table():
