@@ -150,15 +150,14 @@ def _draft_blocks(groups: Sequence[Sequence[StudyRow]]) -> list[Block]:
 def _draft_lines(rows: Sequence[StudyRow]) -> list[Row]:
     """tau and acceptance of each draft at each gamma, in order of the training text."""
     lines: list[Row] = []
-    for (draft, trained_on, label), group in _by_draft(rows).items():
-        for gamma in sorted({int(row.setting["gamma"]) for row in group}):
-            tau, acceptance = _means(select(group, {"gamma": gamma}), "acceptance", "tokens")
-            if tau is None or acceptance is None:
-                continue
-            line: Row = {"draft": draft, "trained on": trained_on or _NO_TEXT, "label": label}
-            line |= {"gamma": gamma, "step": group[0].setting.get("step", 0)}
-            line |= {"name": f"{draft}, {trained_on}" if trained_on else draft}
-            lines.append(line | bounded("tau", tau) | bounded("acceptance", acceptance))
+    for (draft, trained_on, label, gamma), group in _by_draft(rows).items():
+        tau, acceptance = _means(group, "acceptance", "tokens")
+        if tau is None or acceptance is None:
+            continue
+        line: Row = {"draft": draft, "trained on": trained_on or _NO_TEXT, "label": label}
+        line |= {"gamma": gamma, "step": group[0].setting.get("step", 0)}
+        line |= {"name": f"{draft}, {trained_on}" if trained_on else draft}
+        lines.append(line | bounded("tau", tau) | bounded("acceptance", acceptance))
     texts = list(dict.fromkeys(line["trained on"] for line in lines))
     return sorted(lines, key=lambda line: (line["gamma"], texts.index(line["trained on"])))
 
@@ -208,7 +207,9 @@ def _own_quality(rows: Sequence[StudyRow]) -> list[Block]:
     ):
         gamma = max(int(row.setting["gamma"]) for row in group)
         lines: list[Row] = []
-        for (draft, trained_on, _), own in _by_draft(select(group, {"gamma": gamma})).items():
+        for (draft, trained_on, _, of_draft), own in _by_draft(group).items():
+            if of_draft != gamma:
+                continue
             tau, score = _means(own, "score", None)
             if tau is not None and score is not None:
                 line: Row = {"draft": draft, "trained on": trained_on or _NO_TEXT, "gamma": gamma}
@@ -223,14 +224,14 @@ def _own_quality(rows: Sequence[StudyRow]) -> list[Block]:
     return blocks
 
 
-def _by_draft(rows: Sequence[StudyRow]) -> dict[tuple[str, str, str], list[StudyRow]]:
-    """Rows by draft, training text and checkpoint; a draft's looks and seeds are together."""
-    found: dict[tuple[str, str, str], list[StudyRow]] = {}
+def _by_draft(rows: Sequence[StudyRow]) -> dict[tuple[str, str, str, int], list[StudyRow]]:
+    """Rows by draft, training text, checkpoint and gamma, with all looks and seeds of each."""
+    found: dict[tuple[str, str, str, int], list[StudyRow]] = {}
     for row in rows:
         given = row.setting
         draft = str(given.get("draft", "unaligned"))
-        name = (draft, str(given.get("trained_on", "")), str(given["label"]))
-        found.setdefault(name, []).append(row)
+        place = (draft, str(given.get("trained_on", "")), str(given["label"]), int(given["gamma"]))
+        found.setdefault(place, []).append(row)
     return found
 
 

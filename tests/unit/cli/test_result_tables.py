@@ -18,7 +18,7 @@ from paceline.measure.results import IntervalRow
 from paceline.results.row import Row, Source
 from paceline.train.config import Evaluation
 from paceline.train.sweep import Sweep, SweepConfig
-from report_runs import trajectory_row
+from support.reports import trajectory_row
 
 RULES = (Lossless(), Lenient("exponential", 0.8), Lossy(0.25, "tuned"), BiLDRule(12.5))
 

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from aligning import write_pair
 from paceline.config import validate
 from paceline.core.rules import Opt, OptLog
 from paceline.errors import UsageError
 from paceline.measure.bounds import BoundsConfig, bounds, regret_and_bound, theorem_bounds
+from support.runs import write_pair
 
 LENGTH = 3
 

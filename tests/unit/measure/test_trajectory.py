@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from aligning import align_config, write_corpus, write_pair
 from paceline.config import validate
 from paceline.core.sampling import SamplingParams
 from paceline.core.speed import block_efficiency_from_text, mbsu
@@ -23,7 +22,8 @@ from paceline.results.row import Row
 from paceline.tasks import build_task
 from paceline.train import align
 from paceline.view.training_pages import along, draw_trajectories
-from report_runs import trajectory_row
+from support.reports import trajectory_row
+from support.runs import align_config, write_corpus, write_pair
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,9 @@ from paceline.results.row import write_rows as write_result_rows
 from paceline.studies.collect import collect
 from paceline.studies.plan import PlannedStage
 from paceline.studies.rows import StudyRow
-from report_runs import sweep_run, trajectory_row
-from result_rows import ALONE, example, row, write_rows
-from tiny import tiny_hf
+from support.models import tiny_hf
+from support.reports import sweep_run, trajectory_row
+from support.results import ALONE, example, row, write_rows
 
 ENVIRONMENT = {
     "processor": "a processor",

@@ -12,7 +12,7 @@ from paceline.errors import UsageError
 from paceline.studies.claim_file import Correlation
 from paceline.studies.evidence_of_drafts import correlation, correlation_effect
 from paceline.studies.rows import StudyRow
-from study_rows import study_row
+from support.results import study_row
 
 TAIL = 0.025
 TAUS, SCORES = (1.0, 2.0, 4.0, 3.0), (0.1, 0.4, 0.3, 0.6)

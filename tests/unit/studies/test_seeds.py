@@ -10,7 +10,7 @@ from torch import Tensor
 from paceline.core.bootstrap import student_quantile
 from paceline.studies.rows import StudyRow
 from paceline.studies.seeds import Design, Run, Spread, seed_spread, with_seeds
-from study_rows import study_row
+from support.results import study_row
 
 UNITS = 20
 
@@ -85,6 +85,14 @@ def test_other_temperatures_and_models_and_single_seeds_do_not_count():
     assert seed_spread(rows, run(temperature=0.0, parameter_ratio=0.2), measure) is None
     assert seed_spread(rows, run(temperature=1.0, parameter_ratio=0.1), measure) is None
     assert seed_spread(runs([(1,), (2,)]), run(), measure) is None
+
+
+def test_runs_that_are_measured_with_several_gammas_count_once():
+    """The same runs at another gamma are no other runs: the degrees of freedom stay."""
+    of_gamma = [row for gamma in (5, 7) for row in runs([(1, 3), (2, 6)], gamma=gamma)]
+    spread = seed_spread(of_gamma, run(gamma=7), measure)
+    assert spread is not None
+    assert (spread.freedom, spread.variance) == (2, pytest.approx(5))
 
 
 def test_weights_of_runs_are_those_of_the_mean_and_cancel_by_seed():

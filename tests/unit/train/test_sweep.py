@@ -11,7 +11,6 @@ import pytest
 import torch
 from scipy import stats
 
-from aligning import align_config, write_pair
 from paceline.config import validate
 from paceline.core.bootstrap import mean_interval
 from paceline.errors import ConfigError, DivergedError, UsageError
@@ -19,6 +18,7 @@ from paceline.train import evaluation
 from paceline.train.align import align
 from paceline.train.optim import Adafactor
 from paceline.train.sweep import Sweep, SweepConfig, _merged, cells_of, sweep
+from support.runs import align_config, write_pair
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ from paceline.view.study_background import (
     terms_of_findings,
     terms_of_rows,
 )
-from study_rows import SOURCE, claim, study_row
+from support.results import SOURCE, claim, study_row
 
 STUDIES = Path(__file__).parents[3] / "configs/studies"
 

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from claim_pages import claims_page
 from paceline.config import validate
 from paceline.studies.claim_file import ClaimFile
 from paceline.studies.rows import StudyRow
@@ -12,7 +11,7 @@ from paceline.studies.verdicts import judge
 from paceline.view.page import Figure, Page, Table, Text
 from paceline.view.render import render
 from paceline.view.study_page import study_page
-from study_rows import claim, study_row
+from support.results import claim, claims_page, study_row
 
 UNITS = 12
 STUDY = "tiny"

@@ -19,7 +19,7 @@ from paceline.studies.verdicts import (
 )
 from paceline.view.page import Mark, Source, Table
 from paceline.view.summary import summary
-from study_rows import claim, study_row
+from support.results import claim, study_row
 
 UNITS = 12
 SOURCE = Source("paceline claims")
