@@ -298,7 +298,7 @@ def test_a_term_leads_to_its_definition(width: int, visit: Any):
 def test_a_finding_has_a_sign_and_a_word_in_each_column(visit: Any):
     tab = visit("claims").tab
     marks = tab.locator("table.stacked .mark").all_inner_texts()
-    assert {"✓ holds", "✗ does not hold", "○ holds, but says nothing here"} <= set(marks)
+    assert {"✓ holds", "✗ does not hold", "○ says nothing here"} <= set(marks)
     heads = tab.locator("table.stacked").first.locator("thead th").all_inner_texts()
     assert heads[1:] == ["code, T=0", "code, T=1", "documentation, T=0", "documentation, T=1"]
 

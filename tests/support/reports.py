@@ -78,6 +78,19 @@ def gamma_row(gamma: int, speedup: float) -> dict[str, Any]:
     }
 
 
+def _row_of_gamma(gamma: int) -> dict[str, Any]:
+    sums = {"tokens": [20.0], "acceptance": [12.0], "emitted": [14.0 + 2 * gamma], "calls": [10.0]}
+    totals = {"cost_ratio": 0.2, "block_cost": 1.0 + 0.25 * gamma, "break_even_acceptance": 0.3}
+    return {
+        "population": "prompts of prompts.txt",
+        "units": [0],
+        "setting": {"gamma": gamma, "parameter_ratio": 0.2},
+        "sums": sums,
+        "totals": totals,
+        "source": {"command": "measure"},
+    }
+
+
 def measurement(folder: Path, *, low: float = 1.2) -> Path:
     """The output of `measure --json`."""
     speed = {
@@ -120,6 +133,7 @@ def measurement(folder: Path, *, low: float = 1.2) -> Path:
         "speed": speed,
         "verdict": {"go": True, "reason": "measured 1.30x (1.20 to 1.40) at gamma 2; <b>& more"},
         "environment": ENVIRONMENT,
+        "rows": [_row_of_gamma(one) for one in (1, 2, 4)],
     }
     found["config"]["prompts"] = {"path": "prompts.txt"}
     return write_json(folder / "measured.json", found)

@@ -257,27 +257,27 @@ def _draft(tau: float, setting: dict[str, Any]) -> Iterator[Row]:
 
 
 def _gains() -> list[dict[str, Any]]:
+    names = {f"T={value:g}": {"as": f"t{value:g}", "t": value} for value in _TEMPERATURES}
     return [
         claim(
             {
                 "kind": "paired",
-                "rows": {"task": task, "temperature": temperature, "gamma": 5},
+                "rows": {"task": "$task", "temperature": "$t", "gamma": 5},
                 "over": "emitted",
                 "under": "calls",
                 "first": {"where": {"draft": draft}},
                 "second": {"where": {"label": "start"}},
                 "matters": 0.02,
             },
-            id=f"{draft}-{task}-{temperature:g}".replace("_", "-"),
+            id=f"{draft}-$task-$temperature".replace("_", "-"),
             paper="Direct Alignment",
             item="Figure 1",
             says=f"Distillation with {name} raises tau.",
-            here=f"{name} has a larger tau than the base draft on {task}; T={temperature:g}.",
+            here=f"{name} has a larger tau than the base draft on $task; T=$t.",
             study=_STUDY,
+            over={"task": list(_TASKS), "temperature": names},
         )
         for draft, name in (("tvd_plus_plus", "TVD++"), ("forward_kl", "KLD"))
-        for task in _TASKS
-        for temperature in _TEMPERATURES
     ]
 
 

@@ -9,11 +9,13 @@ from rich.console import Group
 from rich.table import Table
 
 from paceline.bench.settings import family, parameters_of, setting
+from paceline.cli.tables import printed
 from paceline.core.bootstrap import Interval
 from paceline.measure.trajectory import START, draft_name, gain_of
 from paceline.models.compatibility import UNTIMED
 from paceline.results.figures import FIGURES
-from paceline.view.definitions import words_of
+from paceline.view.definitions import meaning_of, words_of
+from paceline.view.measure_tables import ACCEPTANCE, gamma_table
 from paceline.view.page import case_of
 
 if TYPE_CHECKING:
@@ -33,28 +35,6 @@ if TYPE_CHECKING:
     from paceline.train.sweep import Sweep
 
 
-_ACCEPTANCE_LEGEND = """\
-expected acceptance: fraction of sampled draft tokens that the target accepts
-greedy draft acceptance: the same if the draft proposes its most likely token
-greedy agreement: fraction of positions with the same most likely token in both models
-gamma: draft tokens per block; * marks the one to serve, if the verdict is GO
-tokens per target call: tau, the mean number of tokens per block"""
-_GAMMA_LEGEND = f"""{_ACCEPTANCE_LEGEND}
-break-even acceptance: acceptance above which this gamma gives a speedup
-predicted speedup: tau / (cost ratio * gamma + 1)
-block cost: target pass over a block / target pass over one token
-expected speedup: tau / measured cost of a block
-MBSU: memory-bound speedup, tau / (parameter ratio * gamma + 1)
-Brackets: 95% intervals over prompts."""
-_UNTIMED_LEGEND = f"""{_ACCEPTANCE_LEGEND}
-MBSU: memory-bound speedup, tau / (parameter ratio * gamma + 1)
-Brackets: 95% intervals over prompts."""
-_ENGINE_LEGEND = f"""{_ACCEPTANCE_LEGEND}
-needed: block / step without the draft; tau must be larger for a speedup
-break-even acceptance: acceptance that gives this tau if it is the same for all tokens
-block: time per block in the engine, drafting included; ~ interpolated
-expected speedup: tau / needed; the last block of a text may be shorter
-Brackets: 95% intervals over prompts."""
 _EVALUATED = (
     *("expected_acceptance", "greedy_agreement", "block_efficiency"),
     *("rule_acceptance", "rule_tvd"),
@@ -81,23 +61,27 @@ def measurement_table(found: Measurement) -> Group:
         f"{text.num_tokens} target tokens after {text.num_prompts} prompts, temperature "
         f"{sampling.temperature:g}, top-p {sampling.top_p:g}, top-k {sampling.top_k}",
     )
-    summary.add_row("expected acceptance", str(text.expected_acceptance))
-    summary.add_row("greedy draft acceptance", str(text.greedy_draft_acceptance))
-    summary.add_row("greedy agreement", str(text.greedy_agreement))
+    notes: dict[str, str] = {}
+    for name in ACCEPTANCE:
+        words = words_of(name)
+        summary.add_row(words, str(getattr(text, name)))
+        notes[words] = meaning_of(words)
+    brackets = {"brackets": "95% intervals over prompts."}
+    table = printed(gamma_table(found), notes=notes | brackets)
     if not found.verdict.timed:
-        return Group(summary, _untimed_table(found), _UNTIMED_LEGEND)
+        return Group(summary, table)
     target, draft = (f"{one * 1e3:.1f} ms" for one in (cost.target_pass_s, cost.draft_pass_s))
     if cost.engine:
         count = found.config.concurrency
         batch = "" if count == 1 else f" of {count} requests"
         summary.add_row(f"one step{batch} in {cost.engine}", f"{target} without the draft")
-        return Group(summary, _engine_table(found), _ENGINE_LEGEND, *_speed_lines(found))
+        return Group(summary, table, *_speed_lines(found))
     summary.add_row("one pass", f"target {target}, draft {draft}, cost ratio {cost.cost_ratio:.3f}")
     if cost.target_start_s is not None and cost.draft_start_s is not None:
         starts = [f"{one * 1e3:.1f} ms" for one in (cost.target_start_s, cost.draft_start_s)]
         once = f"target {starts[0]}, draft {starts[1]}, once per request"
         summary.add_row("encoder and first pass", once)
-    return Group(summary, _gamma_table(found), _GAMMA_LEGEND, *_speed_lines(found))
+    return Group(summary, table, *_speed_lines(found))
 
 
 def model_lines(report: ModelReport) -> Iterator[str]:
@@ -122,59 +106,6 @@ def model_lines(report: ModelReport) -> Iterator[str]:
 def verdict_style(verdict: Verdict | Agreement) -> str:
     """Green for a positive verdict, red for a negative one, yellow without a verdict."""
     return {0: "bold green", 1: "bold red"}.get(verdict.exit_code, "bold yellow")
-
-
-def _right_aligned(*names: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in names:
-        table.add_column(name, justify="right")
-    return table
-
-
-def _gamma_table(found: Measurement) -> Table:
-    table = _right_aligned(
-        *("gamma", "tokens per target call", "break-even acceptance", "predicted speedup"),
-        *("block cost", "expected speedup", "MBSU"),
-    )
-    for row in found.gammas:
-        needed = row.break_even_acceptance
-        table.add_row(
-            f"{row.gamma}{'*' if row.gamma == found.best_gamma else ''}",
-            f"{row.block_efficiency:.3f}",
-            "none" if needed is None else f"{needed:.3f}",
-            f"{row.predicted_speedup:.3f}",
-            f"{row.block_cost_ratio:.2f}",
-            f"{row.expected_speedup:.3f}",
-            f"{row.mbsu:.3f}",
-        )
-    return table
-
-
-def _untimed_table(found: Measurement) -> Table:
-    table = _right_aligned("gamma", "tokens per target call", "MBSU")
-    for row in found.gammas:
-        table.add_row(str(row.gamma), f"{row.block_efficiency:.3f}", f"{row.mbsu:.3f}")
-    return table
-
-
-def _engine_table(found: Measurement) -> Table:
-    table = _right_aligned(
-        *("gamma", "tokens per target call", "needed", "break-even acceptance"),
-        *("block", "expected speedup"),
-    )
-    step_s = found.cost.target_pass_s
-    for row in found.gammas:
-        needed, block_s = row.break_even_acceptance, row.block_s or math.nan
-        timed = row.gamma in found.timed_gammas
-        table.add_row(
-            f"{row.gamma}{'*' if row.gamma == found.best_gamma else ''}",
-            f"{row.block_efficiency:.3f}",
-            f"{block_s / step_s:.3f}",
-            "none" if needed is None else f"{needed:.3f}",
-            f"{block_s * 1e3:.1f} ms{'' if timed else ' ~'}",
-            f"{row.expected_speedup:.3f}",
-        )
-    return table
 
 
 def _speed_lines(found: Measurement) -> Iterator[str]:

@@ -249,6 +249,10 @@ class StepCosts(PassCosts):
         """The c of an engine depends on gamma: it includes more than the draft's passes."""
         return predicted_speedup(block_efficiency, gamma, self.drafting_cost_ratio(gamma))
 
+    def totals(self, gamma: int, drafted: float) -> dict[str, float]:
+        """As of passes, with the c of this gamma."""
+        return super().totals(gamma, drafted) | {"cost_ratio": self.drafting_cost_ratio(gamma)}
+
     def error_of_block(self, gamma: int, confidence: float) -> tuple[float, float]:
         """Relative error of block / plain step as a lower and an upper factor, e.g. 0.95, 1.06.
 

@@ -11,7 +11,7 @@ import math
 import statistics
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -175,15 +175,18 @@ class PassCosts:
         ratios = self.drafting_cost_ratio(gamma), self.block_cost_ratio(gamma)
         return speed_model.break_even_acceptance(gamma, *ratios)
 
-    def figures(self, gamma: int, block_efficiency: float, drafted: float) -> dict[str, Any]:
-        """The figures of a `GammaRow` that depend on costs."""
-        break_even = self.break_even(gamma)
+    def totals(self, gamma: int, drafted: float) -> dict[str, float]:
+        """Costs of blocks of gamma tokens by their names in result rows.
+
+        `drafted`: mean number of drafted tokens per block, as in `expected_speedup`.
+        """
         return {
-            "break_even_acceptance": None if math.isinf(break_even) else break_even,
-            "predicted_speedup": self.predicted_speedup(block_efficiency, gamma),
+            "cost_ratio": self.cost_ratio,
             "drafting_cost_ratio": self.drafting_cost_ratio(gamma),
             "block_cost_ratio": self.block_cost_ratio(gamma),
-            "expected_speedup": self.expected_speedup(block_efficiency, gamma, drafted),
+            "block_cost": 1 / self.expected_speedup(1.0, gamma, drafted),
+            "needed_block_efficiency": self.block_s(gamma) / self.target_pass_s,
+            "break_even_acceptance": self.break_even(gamma),
             "block_s": self.block_s(gamma),
         }
 
@@ -202,7 +205,7 @@ class UnknownCosts(PassCosts):
     def __init__(self) -> None:
         super().__init__(math.nan, math.nan, {}, {})
 
-    def figures(self, gamma: int, block_efficiency: float, drafted: float) -> dict[str, Any]:
+    def totals(self, gamma: int, drafted: float) -> dict[str, float]:
         """None."""
         return {}
 
@@ -427,12 +430,34 @@ class PairedTimes(NamedTuple):
     Attributes:
         stats: Counts of the method's blocks.
         num_repeats: Number of times that each prompt was decoded.
+        counts: Counts of the method's blocks of each prompt.
     """
 
     baseline: PromptTimes
     method: PromptTimes
     stats: DecodeStats
     num_repeats: int = 1
+    counts: Sequence[DecodeStats] = ()
+
+    @property
+    def sums(self) -> dict[str, tuple[float, ...]]:
+        """Sums of each prompt by their names in result rows."""
+        firsts = (float(self.num_repeats),) * len(self.method.seconds)
+        sums: dict[str, tuple[float, ...]] = {}
+        for side, name in ((self.method, ""), (self.baseline, "target_")):
+            sums[f"{name}seconds"] = tuple(side.seconds)
+            sums[f"{name}first_seconds"] = tuple(side.first_s)
+            sums[f"{name}tokens"] = tuple(map(float, side.tokens))
+            sums[f"{name}first_tokens"] = firsts
+        named = {
+            "emitted": "num_emitted",
+            "calls": "num_target_calls",
+            "examined": "num_examined",
+            "rejected": "num_recovered",
+        }
+        for name, count in named.items():
+            sums[name] = tuple(float(getattr(one, count)) for one in self.counts)
+        return sums
 
     def speedup(self, rng: torch.Generator) -> Interval:
         """Seconds per token of the baseline / of the method, with an interval over requests."""
@@ -477,7 +502,7 @@ def time_pairs(
         PromptTimes.zeros(len(prompts)), PromptTimes.zeros(len(prompts)), DecodeStats(), num_repeats
     )
     sides = [(baseline, times.baseline), (method, times.method)]
-    stats = times.stats
+    counts = [DecodeStats() for _ in prompts]
     num_runs = num_repeats * len(prompts)
     for number in range(num_runs):
         row = number % len(prompts)
@@ -485,15 +510,16 @@ def time_pairs(
             request = time_request(decoder, prompts[row], max_new_tokens, seed + number)
             side.add(row, request)
             if decoder is method:
-                stats += count_blocks(request.blocks)
+                counts[row] += count_blocks(request.blocks)
         between()
         progress("timing requests", number + 1, num_runs)
+    stats = sum(counts, DecodeStats())
     if not stats.num_drafted:
         raise UsageError(
             "every timed text ended before anything was drafted; use other prompts, or skip the "
             "timing with timed_prompts=0"
         )
-    return times._replace(stats=stats)
+    return times._replace(stats=stats, counts=counts)
 
 
 def num_choosing(num_requests: int) -> int:

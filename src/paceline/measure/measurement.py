@@ -3,12 +3,12 @@
 # B texts, T positions
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from paceline.config import StrictModel
-from paceline.core import speed as speed_model
 from paceline.data.input_checks import InputChecks, checked
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.environment import environment
@@ -39,7 +39,8 @@ from paceline.measure.verdict import Verdict, decide, decide_by_expected, expect
 from paceline.models.compatibility import without_rollback
 from paceline.models.loading import fingerprint
 from paceline.progress import Progress, silent
-from paceline.rng import named_generator
+from paceline.results.figures import FIGURES
+from paceline.results.row import Row, Source
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,8 +48,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.core.text_scores import TextScores
-    from paceline.measure.latency import PassCosts
+    from paceline.measure.latency import PairedTimes, PassCosts
     from paceline.models.contract import Model
+    from paceline.results.row import Label
 
 # The prefill gives the first token, and a block leaves one token of the budget to the target.
 _MIN_TIMED_TOKENS = 3
@@ -83,7 +85,9 @@ class MeasureConfig(WithCosts, PairConfig):
 
 
 class Measurement(StrictModel):
-    """Result of a measurement, with its configuration."""
+    """Result of a measurement, with its configuration; its figures are those of `rows()`."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
 
     schema_version: Literal[1] = 1
     kind: Literal["measure"] = "measure"
@@ -106,6 +110,16 @@ class Measurement(StrictModel):
     target_fingerprint: str = ""
     """Fingerprint of the model's files; empty for models in memory."""
     draft_fingerprint: str = ""
+    result_rows: list[Row] = Field(default_factory=list[Row], alias="rows")
+
+    def rows(self) -> list[Row]:
+        """Result rows: of the scored texts without gamma, then by gamma; then of timed requests.
+
+        The units are the numbers of the prompts. Rows of texts have the sums of acceptance, and by
+        gamma also those of blocks and the costs of a block as totals. The row of timed requests has
+        the setting `timed`.
+        """
+        return self.result_rows
 
 
 def measure(config: MeasureConfig, progress: Progress = silent) -> Measurement:
@@ -122,11 +136,11 @@ def measure(config: MeasureConfig, progress: Progress = silent) -> Measurement:
     pair = load_models_of(config, costs, progress)
     prompts = load_prompts(config, pair)
     measurement = measure_models(*pair, prompts, config, progress, engine=costs)
-    fingerprints = {
-        "target_fingerprint": fingerprint(config.target),
-        "draft_fingerprint": fingerprint(config.draft),
-    }
-    return measurement.model_copy(update=fingerprints)
+    marks = {name: fingerprint(getattr(config, name)) for name in ("target", "draft")}
+    source = measurement.rows()[0].source.model_copy(update={"fingerprints": marks})
+    rows = [row.model_copy(update={"source": source}) for row in measurement.rows()]
+    named = {f"{name}_fingerprint": mark for name, mark in marks.items()}
+    return measurement.model_copy(update=named | {"result_rows": rows})
 
 
 def as_served(config: MeasureConfig, costs: EngineCosts) -> MeasureConfig:
@@ -171,7 +185,9 @@ def measure_models(
     sample_texts(target, prompts, config, completions, progress)
     completions = completions[: len(prompts)]
     texts = ScoredTexts.of(target, draft, prompts, completions, config, progress)
-    acceptance = texts.acceptance(config.seed)
+    sizes = {"target": target.num_parameters, "draft": draft.num_parameters}
+    scored = _row_of_texts(texts, config, Source.here("measure", sizes=sizes))
+    acceptance = texts.acceptance(scored, config.seed)
     gammas = texts.usable_gammas(config.gammas)
     # passes and requests are timed in the middle of a typical text
     begun = completions[0][: config.max_new_tokens // 2]
@@ -185,12 +201,20 @@ def measure_models(
         timer = PassTimer(target, draft, prompts[0], gammas, *samplings, begun)
         costs = timer.run(config.pass_repeats, progress)
     cost = _cost_row(target, draft, costs)
-    rows = [_gamma_row(gamma, texts, acceptance, cost, costs) for gamma in gammas]
-    tried, speed, expected = list[TriedRow](), None, None
+    served = {"engine": costs.engine, "concurrency": config.concurrency} if costs.engine else {}
+    totals, setting = _finite(_pass_costs(costs)), scored.setting | served
+    scored = scored.model_copy(update={"totals": totals, "setting": setting})
+    of_gammas = [_row_of_gamma(scored, gamma, texts, costs) for gamma in gammas]
+    rows = [_gamma_row(row) for row in of_gammas]
+    tried, timed, speed, expected = list[TriedRow](), None, None, None
     if engine is None and architecture is not None:
         chosen, verdict = rows[0], not_timed(acceptance, architecture)
     elif config.timed_prompts and engine is None:  # also if no speedup is expected
-        chosen, tried, speed = _time_best(target, draft, prompts, rows, begun, config, progress)
+        chosen, tried, costs, times = _time_best(
+            target, draft, prompts, rows, begun, config, progress
+        )
+        timed = _row_of_requests(scored, chosen, costs, times, config.timed_prompts)
+        speed = _speed_row(timed, chosen, costs, times, config.seed)
         verdict = decide(acceptance, chosen, speed)
     else:
         counts = [texts.tokens_and_blocks(gamma) for gamma in gammas]
@@ -209,6 +233,7 @@ def measure_models(
         timed_gammas=costs.timed_gammas,
         verdict=verdict,
         environment=environment(),
+        rows=[scored, *of_gammas, *([] if timed is None else [timed])],
     )
 
 
@@ -252,23 +277,15 @@ class ScoredTexts(NamedTuple):
         """See `usable_gammas`."""
         return usable_gammas(gammas, int(self.length_B.max()), int(self.budget_B.max()))
 
-    def mean(self, score_BT: Tensor, seed: int) -> IntervalRow:
-        """Mean over the tokens of all texts of a score in [0, 1], with its interval over texts."""
-        rng = named_generator(seed, "bootstrap")
-        return IntervalRow.of_ratio(score_BT.sum(-1), self.length_B, rng, most=1.0)
-
-    def acceptance(self, seed: int) -> AcceptanceRow:
-        """Means over the tokens of all texts, with intervals over texts."""
-        scores = self.scores
-        reached_T = scores.mask_BT.sum(0)
-        by_position_T = scores.acceptance_BT.sum(0) / reached_T.clamp(min=1)
+    def acceptance(self, row: Row, seed: int) -> AcceptanceRow:
+        """Means over the tokens of all texts, with intervals over texts; `row`: of these texts."""
+        by_position_T = self.scores.acceptance_BT.sum(0) / self.scores.mask_BT.sum(0).clamp(min=1)
+        names = ("expected_acceptance", "greedy_draft_acceptance", "greedy_agreement")
         return AcceptanceRow(
             num_prompts=len(self.length_B),
             num_tokens=int(self.length_B.sum()),
-            expected_acceptance=self.mean(scores.acceptance_BT, seed),
-            greedy_draft_acceptance=self.mean(scores.greedy_draft_BT, seed),
-            greedy_agreement=self.mean(scores.agreement_BT, seed),
             acceptance_by_position=[float(mean) for mean in by_position_T],
+            **{name: IntervalRow.of(FIGURES[name].measure(row, seed=seed)) for name in names},
         )
 
 
@@ -308,21 +325,63 @@ def _cost_row(target: Model, draft: Model, costs: PassCosts) -> CostRow:
     )
 
 
-def _gamma_row(
-    gamma: int, texts: ScoredTexts, acceptance: AcceptanceRow, cost: CostRow, costs: PassCosts
-) -> GammaRow:
-    tokens_B, blocks_B = texts.tokens_and_blocks(gamma)
-    tau = float(tokens_B.sum() / blocks_B.sum())
-    drafted = texts.drafted_per_block(gamma)
-    alpha = min(max(acceptance.expected_acceptance.value, 0.0), 1.0)
-    return GammaRow(
-        gamma=gamma,
-        block_efficiency_iid=speed_model.block_efficiency_iid(alpha, gamma),
-        block_efficiency=tau,
-        drafted_per_block=drafted,
-        mbsu=speed_model.mbsu(tau, gamma, cost.draft_parameters / cost.target_parameters),
-        **costs.figures(gamma, tau, drafted),
+def _row_of_texts(texts: ScoredTexts, config: MeasureConfig, source: Source) -> Row:
+    scores = texts.scores
+    parts = {
+        "tokens": scores.mask_BT,
+        "acceptance": scores.acceptance_BT,
+        "greedy_acceptance": scores.greedy_draft_BT,
+        "agreement": scores.agreement_BT,
+    }
+    setting: dict[str, Label] = {"draft": config.draft, **config.sampling.setting}
+    if config.draft_sampling is not None:
+        setting["draft_temperature"] = config.draft_sampling.temperature
+    setting["parameter_ratio"] = source.sizes["draft"] / source.sizes["target"]
+    return Row(
+        population=f"prompts of {config.prompts.path}",
+        units=tuple(range(len(texts.length_B))),
+        setting=setting,
+        sums={name: _each(part_BT.sum(-1)) for name, part_BT in parts.items()},
+        source=source,
     )
+
+
+def _pass_costs(costs: PassCosts) -> dict[str, float]:
+    if math.isnan(costs.target_pass_s):
+        return {}
+    names = ("target_pass_s", "draft_pass_s", "cost_ratio", "target_start_s", "draft_start_s")
+    return {name: value for name in names if (value := getattr(costs, name)) is not None}
+
+
+def _row_of_gamma(row: Row, gamma: int, texts: ScoredTexts, costs: PassCosts) -> Row:
+    """The row of the texts with the blocks of gamma tokens, and what these cost."""
+    drafted = texts.drafted_per_block(gamma)
+    tokens_B, blocks_B = texts.tokens_and_blocks(gamma)
+    totals = {"drafted_per_block": drafted} | row.totals | costs.totals(gamma, drafted)
+    return row.model_copy(
+        update={
+            "setting": row.setting | {"gamma": gamma},
+            "sums": row.sums | {"emitted": _each(tokens_B), "calls": _each(blocks_B)},
+            "totals": _finite(totals),
+        }
+    )
+
+
+def _each(values_B: Tensor) -> tuple[float, ...]:
+    return tuple(map(float, values_B))
+
+
+def _finite(totals: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in totals.items() if math.isfinite(value)}
+
+
+def _gamma_row(row: Row) -> GammaRow:
+    names = ("block_efficiency_iid", "block_efficiency", "mbsu", "predicted_speedup")
+    names += ("break_even_acceptance", "block_cost_ratio", "expected_speedup")
+    figures = {name: FIGURES[name].value(row) for name in names if FIGURES[name].is_in(row)}
+    kept = ("drafted_per_block", "drafting_cost_ratio", "block_s")
+    gamma = int(row.setting["gamma"])
+    return GammaRow(gamma=gamma, **figures, **{k: row.totals[k] for k in kept if k in row.totals})
 
 
 def _time_best(
@@ -333,13 +392,13 @@ def _time_best(
     begun: Sequence[int],
     config: MeasureConfig,
     progress: Progress,
-) -> tuple[GammaRow, list[TriedRow], SpeedRow]:
+) -> tuple[GammaRow, list[TriedRow], PassCosts, PairedTimes]:
     """Choose and time gamma, on separate requests; passes are timed between the requests.
 
     `begun`: tokens after the first prompt, before the timed passes.
 
     Returns:
-        The row of this gamma, all tried gammas, and its timing.
+        The row of this gamma, all tried gammas, the costs of passes and the times.
     """
     prompts, length = prompts[: config.timed_prompts], config.max_new_tokens
 
@@ -378,23 +437,41 @@ def _time_best(
     num_requests = len(prompts) - choosing
     for _ in range(config.pass_repeats - num_requests * config.timed_repeats):
         timer.time_once()
-    rng = named_generator(config.seed, "bootstrap-speed")
-    decoding = IntervalRow.of(times.decoding_speedup(rng))
-    costs, tau = timer.costs(), times.stats.block_efficiency
-    predicted = costs.predicted_speedup(best.row.block_efficiency, best.row.gamma)
-    speed = SpeedRow(
-        gamma=best.row.gamma,
-        num_requests=num_requests,
+    return best.row, [candidate.figures() for candidate in tried], timer.costs(), times
+
+
+def _row_of_requests(
+    row: Row, best: GammaRow, costs: PassCosts, times: PairedTimes, timed_prompts: int
+) -> Row:
+    """The row of timed requests, with the costs of passes that were timed between them.
+
+    The first of the timed prompts chose gamma.
+    """
+    units = row.units[:timed_prompts][-len(times.counts) :]
+    totals = _pass_costs(costs) | {"scored_block_efficiency": best.block_efficiency}
+    setting = row.setting | {"gamma": best.gamma, "timed": "requests"}
+    return row.model_copy(
+        update={"units": units, "setting": setting, "sums": times.sums, "totals": totals}
+    )
+
+
+def _speed_row(
+    row: Row, best: GammaRow, costs: PassCosts, times: PairedTimes, seed: int
+) -> SpeedRow:
+    speedup, decoding = (
+        IntervalRow.of(FIGURES[name].measure(row, seed=seed))
+        for name in ("speedup", "decoding_speedup")
+    )
+    names = ("measured_over_predicted", "engine_efficiency", "block_efficiency", "acceptance_rate")
+    return SpeedRow(
+        gamma=best.gamma,
+        num_requests=len(row.units),
         num_tokens=sum(times.method.tokens),
-        speedup=IntervalRow.of(times.speedup(rng)),
-        decoding_speedup=decoding,
         cost_ratio=costs.cost_ratio,
-        predicted_speedup=predicted,
-        measured_over_predicted=decoding.value / predicted,
-        engine_efficiency=decoding.value / costs.predicted_speedup(tau, best.row.gamma),
+        predicted_speedup=costs.predicted_speedup(best.block_efficiency, best.gamma),
         baseline_tokens_per_s=times.baseline.tokens_per_s,
         speculative_tokens_per_s=times.method.tokens_per_s,
-        block_efficiency=tau,
-        acceptance_rate=times.stats.acceptance_rate,
+        speedup=speedup,
+        decoding_speedup=decoding,
+        **{name: FIGURES[name].value(row) for name in names},
     )
-    return best.row, [candidate.figures() for candidate in tried], speed

@@ -1,10 +1,12 @@
 """The registry of figures: each is defined here once, by the sums of a row that it is made from.
 
-A figure is a product of ratios of totals over the units of a row, or a formula of another figure:
+A figure is a product of ratios of sums over the units of a row, a formula of another figure, or a
+total of the row:
 
     block efficiency = sum(emitted) / sum(calls)
     speedup          = sum(target_seconds) / sum(target_tokens) * sum(tokens) / sum(seconds)
     MBSU             = block efficiency / (parameter ratio * gamma + 1)
+    cost ratio       = totals["cost_ratio"]
 
 Units in which a part is not measured do not count. Tables, charts, pages and JSON take names, units
 and definitions from here. To add a figure, `register` it; rows that have its sums then show it.
@@ -49,7 +51,7 @@ class Paper(NamedTuple):
 
 @dataclass(frozen=True)
 class Figure:
-    """Definition of a figure.
+    """Definition of a figure; without `ratios` and `of`: the total of a row with the same name.
 
     Attributes:
         name: Key in JSON and data frames.
@@ -57,15 +59,16 @@ class Figure:
         ratios: Numerator and denominator of each ratio of totals; each is a sum of a row, the
             number 1 for every unit, or several with + and -, such as `tokens - prefill_tokens`.
         of: Name of the figure that `formula` is applied to, instead of `ratios`.
-        formula: Increasing function of that figure, and of the settings and totals in `needs`.
-        needs: Names of settings or totals of the row.
-        label: Name in text; by default `name` with spaces.
+        formula: Monotone function of that figure, and of what is in `needs`.
+        needs: Names of settings, totals or other figures of the row.
+        label: Name in tables and on axes; by default `name` with spaces.
+        term: Name in lists of definitions; by default the label.
         symbol: Symbol in the papers.
         unit: Such as seconds; empty: a pure number.
         better: Direction; None: neither.
         interval: `ratio`: bootstrap-t; `score`: of values in [0, 1]; `count`: of events that equal
             units may have by chance.
-        most: The largest possible value.
+        most: The largest possible value, of all rows or of each.
         format: Of the value, as in d3 and Vega.
         paper: Where it is defined.
     """
@@ -77,23 +80,24 @@ class Figure:
     formula: Formula | None = None
     needs: tuple[str, ...] = ()
     label: str = ""
+    term: str = ""
     symbol: str = ""
     unit: str = ""
     better: Literal["more", "less"] | None = None
     interval: Literal["ratio", "score", "count"] = "ratio"
-    most: float = math.inf
+    most: float | Callable[[Row], float] = math.inf
     format: str = ".3f"
     paper: Paper | None = None
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise ValueError(f"name {self.name!r} is not of lower case letters, digits and _")
-        if (self.formula is None) == (not self.ratios) or (self.formula is None) != (not self.of):
+        if (self.formula is None) != (not self.of) or (self.of and self.ratios):
             raise ValueError(f"{self.name} needs either ratios, or a formula of another figure")
 
     @property
     def words(self) -> str:
-        """Name in text."""
+        """Name in tables and on axes."""
         return self.label or self.name.replace("_", " ")
 
     @property
@@ -105,8 +109,9 @@ class Figure:
     def is_in(self, row: Row) -> bool:
         """Whether the row has what the figure is made from, in at least one unit."""
         if self.formula is not None:
-            known = row.setting.keys() | row.totals.keys()
-            return FIGURES[self.of].is_in(row) and all(name in known for name in self.needs)
+            return FIGURES[self.of].is_in(row) and all(_has(row, name) for name in self.needs)
+        if not self.ratios:
+            return self.name in row.totals
         names = {name for ratio in self.ratios for part in ratio for _, name in _terms(part)}
         return names <= row.sums.keys() and bool(len(self._columns(row)[0][0]))
 
@@ -118,6 +123,8 @@ class Figure:
         """
         if self.formula is not None:
             return self.formula(FIGURES[self.of].value(row), self._facts(row))
+        if not self.ratios:
+            return self._total(row)
         value = 1.0
         for over_N, under_N in self._columns(row):
             under = float(under_N.sum())
@@ -133,11 +140,14 @@ class Figure:
         if self.formula is not None:
             facts, formula = self._facts(row), self.formula
             base = FIGURES[self.of].measure(row, seed=seed, confidence=confidence)
-            return Interval(*(formula(bound, facts) for bound in base))
+            value, *ends = (formula(bound, facts) for bound in base)
+            return Interval(value, *sorted(ends))
+        if not self.ratios:
+            return Interval(self._total(row), *row.bounds.get(self.name, (math.nan, math.nan)))
         ratios = self._columns(row)
         if not all(float(under_N.sum()) for _, under_N in ratios):
             return Interval(math.nan, math.nan, math.nan)
-        rng = named_generator(seed, self.name)
+        rng = named_generator(seed, "bootstrap")  # figures of a row share resamples
         (over_N, under_N), *others = ratios
         if others:
             (tops_N, bottoms_N), *more = others
@@ -153,7 +163,7 @@ class Figure:
             *(over_N, under_N),
             rng=rng,
             confidence=confidence,
-            most=self.most,
+            most=self.most(row) if callable(self.most) else self.most,
             counted=self.interval == "count",
         )
 
@@ -210,9 +220,23 @@ class Figure:
 
     def _facts(self, row: Row) -> dict[str, float]:
         known = row.setting | row.totals
-        if missing := [name for name in self.needs if name not in known]:
+        if missing := [name for name in self.needs if not _has(row, name)]:
             raise UsageError(f"{self.words} needs {missing[0]}, which the row lacks")
-        return {name: float(known[name]) for name in self.needs}
+        return {
+            name: float(known[name] if name in known else FIGURES[name].value(row))
+            for name in self.needs
+        }
+
+    def _total(self, row: Row) -> float:
+        if self.name not in row.totals:
+            raise UsageError(f"{self.words} is a total, which a row of {row.source.command} lacks")
+        return row.totals[self.name]
+
+
+def _has(row: Row, name: str) -> bool:
+    """Whether the row has a setting, a total or a figure of this name."""
+    known = name in row.setting or name in row.totals
+    return known or (name in FIGURES and FIGURES[name].is_in(row))
 
 
 def _terms(part: str) -> list[tuple[int, str]]:
@@ -260,10 +284,13 @@ _BUILT_IN: Sequence[Figure] = (
     ),
     Figure(
         "block_efficiency",
-        "tokens per target call, recovered and bonus tokens included; at most gamma + 1",
+        "new tokens / target calls, recovered and bonus tokens included; at most gamma + 1",
         (("emitted", "calls"),),
+        label="tokens per target call",
+        term="block efficiency",
         symbol="tau",
         better="more",
+        most=lambda row: float(row.setting.get("gamma", math.inf)) + 1,
         paper=_DISTILLSPEC,
     ),
     Figure(
@@ -299,6 +326,40 @@ _BUILT_IN: Sequence[Figure] = (
         paper=_DISTILLSPEC,
     ),
     Figure(
+        "cost_ratio",
+        "seconds of a draft pass / seconds of a target pass, each drawing one token",
+        symbol="c",
+        better="less",
+    ),
+    Figure(
+        "block_cost_ratio",
+        "target pass over gamma + 1 tokens / over one token",
+        label="block cost",
+        better="less",
+    ),
+    Figure(
+        "needed_block_efficiency",
+        "time of a block / of a target pass over one token: tokens per target call must be larger "
+        "for a speedup",
+        label="needed",
+        better="less",
+    ),
+    Figure(
+        "break_even_acceptance",
+        "the acceptance at which tokens per target call equal the cost of a block",
+        label="break-even acceptance",
+        better="less",
+    ),
+    Figure(
+        "expected_speedup",
+        "tokens per target call / the cost of a block in target passes, where a pass over "
+        "gamma + 1 tokens costs what it costs on this machine",
+        of="block_efficiency",
+        formula=lambda tau, facts: tau / facts["block_cost"],
+        needs=("block_cost",),
+        better="more",
+    ),
+    Figure(
         "speedup",
         "seconds per token of the target alone / of decoding with the draft, measured by turns on "
         "the same requests, prompt included",
@@ -315,6 +376,36 @@ _BUILT_IN: Sequence[Figure] = (
         ),
         better="more",
         format=".2f",
+    ),
+    Figure(
+        "relative_latency",
+        "1 / speedup",
+        of="speedup",
+        formula=lambda speedup, _: 1 / speedup if speedup else math.inf,
+        better="less",
+    ),
+    Figure(
+        "measured_over_predicted",
+        "decoding speedup / predicted speedup, with the tokens per target call of the scored texts",
+        of="decoding_speedup",
+        formula=lambda measured, facts: (
+            measured
+            / speed.predicted_speedup(
+                facts["scored_block_efficiency"], int(facts["gamma"]), facts["cost_ratio"]
+            )
+        ),
+        needs=("scored_block_efficiency", "gamma", "cost_ratio"),
+        label="measured / predicted",
+        better="more",
+    ),
+    Figure(
+        "engine_efficiency",
+        "the same with the tokens per target call of these requests; the rest is spent on longer "
+        "target passes and on work outside of passes",
+        of="decoding_speedup",
+        formula=lambda measured, facts: measured / facts["predicted_speedup"],
+        needs=("predicted_speedup",),
+        better="more",
     ),
     Figure(
         "tokens_per_s",
@@ -355,8 +446,42 @@ _BUILT_IN: Sequence[Figure] = (
         "deferral_rate",
         "target calls / tokens, without the pass over the prompt",
         (("calls", "emitted"),),
+        label="target passes / tokens",
+        term="deferral rate",
         better="less",
         paper=_CASCADES,
+    ),
+    Figure(
+        "gain",
+        "block efficiency / that of the run's initial draft, on the same texts",
+        better="more",
+        format=".2f",
+    ),
+    Figure(
+        "rule_acceptance",
+        "probability that a rule accepts a drafted token; a mean over tokens of held-out text",
+        label="acceptance under the rule",
+        better="more",
+    ),
+    Figure(
+        "rule_tvd",
+        "total variation distance of the target's distribution and of the one that the rule makes "
+        "of both models' distributions",
+        label="TVD to the target under the rule",
+        term="TVD under the rule",
+        better="less",
+    ),
+    Figure(
+        "accuracy",
+        "fraction of held-out tokens that are the model's most likely one",
+        better="more",
+    ),
+    Figure(
+        "loss",
+        "cross entropy with held-out text, per token",
+        label="held-out loss",
+        unit="nats",
+        better="less",
     ),
     Figure(
         "quality",

@@ -25,7 +25,7 @@ from paceline.records import atomic_write_bytes
 from paceline.view.definitions import words_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from paceline.view.page import Panel, Row
@@ -68,13 +68,16 @@ CONFIG: dict[str, Any] = {
         "title": None,
     },
     "text": {"color": INK, "fontSize": 12},
+    "autosize": {"type": "fit-x", "contains": "padding"},
 }
+"""Of all charts; a page has it once."""
 
 _HEIGHT = 320
 _ROW_HEIGHT = 30
 _CELL_HEIGHT = 46
 _MOST_STEPS = 200  # of an empirical distribution
 _DASHED = {"aria": False, "color": MUTED, "strokeDash": [4, 4], "strokeWidth": 1.2}
+_DATUM = re.compile(r'datum\[("[^"]*")\]')
 _LONGEST = 20  # letters of a name on one line
 
 
@@ -363,12 +366,9 @@ def columns(
 
 def save(panels: Sequence[Panel], path: Path, columns: int) -> None:
     """Write charts side by side as a PNG image; raises StorageError if it cannot be written."""
-    charts = [
-        {key: value for key, value in panel.chart.items() if key not in ("config", "autosize")}
-        | {"title": panel.title, "width": 520}
-        for panel in panels
-    ]
-    spec = {"concat": charts, "columns": columns, "config": CONFIG | {"background": "white"}}
+    charts = [{**panel.chart, "title": panel.title, "width": 520} for panel in panels]
+    config = {name: part for name, part in CONFIG.items() if name != "autosize"}
+    spec = {"concat": charts, "columns": columns, "config": config | {"background": "white"}}
     image = vl_convert.vegalite_to_png(in_light_colours(json.dumps(spec)), scale=1.5)
     atomic_write_bytes(path, image)
 
@@ -456,13 +456,32 @@ def _in_two(name: str) -> list[str]:
 
 
 def _finished(chart: alt.LayerChart | alt.FacetChart, rows: Sequence[Row]) -> Spec:
-    """The specification with its data, the configuration and the container's width."""
-    data = [{key: _plain(value) for key, value in row.items()} for row in rows]
-    spec = chart.properties(width="container", data=alt.Data(values=data)).to_dict()
+    """The specification with the container's width and the columns of the data that it draws."""
+    spec = chart.properties(width="container", data=_of_values().data).to_dict()
     spec.pop("$schema", None)  # an address, which a page without network does not need
-    return spec | {"config": CONFIG, "autosize": {"type": "fit-x", "contains": "padding"}}
+    spec.pop("config", None)  # the page's is used
+    names = set(_fields(spec))
+    data = [{name: _plain(row[name]) for name in row if name in names} for row in rows]
+    return spec | {"data": {"values": data}}
+
+
+def _fields(spec: Any) -> Iterator[str]:
+    """The columns that a specification uses: in channels, and as `datum[...]` in filters."""
+    if isinstance(spec, dict):
+        for key, value in spec.items():
+            if key == "field":
+                yield value
+            else:
+                yield from _fields(value)
+    elif isinstance(spec, list):
+        for value in spec:
+            yield from _fields(value)
+    elif isinstance(spec, str):
+        yield from (json.loads(name) for name in _DATUM.findall(spec))
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no infinite numbers and no NaN."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    """Four significant digits; JSON has no infinite numbers and no NaN."""
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.4g}") if math.isfinite(value) else None

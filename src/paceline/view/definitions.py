@@ -1,4 +1,4 @@
-"""The words and definitions of pages: the figures of `results`, further ones, and other terms."""
+"""The words and definitions of tables and pages: the figures of `results`, and other terms."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Definition(NamedTuple):
         term: The name in a list of definitions.
         definition: What it is.
         name: The name in code and result rows; empty for other terms than figures.
-        words: The name in tables and on axes, if it differs from the term.
-        unit: Of a figure that has one.
+        words: The name of a figure in tables and on axes.
+        format: Of a figure's values.
         better: Which values of a figure are better: `more` or `less`.
         symbol: In the papers.
         source: The place in a paper.
@@ -29,7 +29,7 @@ class Definition(NamedTuple):
     definition: str
     name: str = ""
     words: str = ""
-    unit: str = ""
+    format: str = ""
     better: str = ""
     symbol: str = ""
     source: str = ""
@@ -63,40 +63,8 @@ PAPERS = {
 }
 ALPHA = "alpha of a rule"
 
-_WORDS = {
-    "block_efficiency": "tokens per target call",
-    "deferral_rate": "target passes / tokens",
-}
-# Figures that no row gives: of evaluations during training, of costs, of other figures.
-# term, definition, name, words, unit, better, symbol
-_OWN = (
-    ("acceptance under the rule", "probability that a rule accepts a drafted token; a mean over "
-     "tokens of held-out text.", "rule_acceptance", "", "", "more"),
-    ("TVD under the rule", "total variation distance of the target's distribution and of the one "
-     "that the rule makes of both models' distributions.",
-     "rule_tvd", "TVD to the target under the rule", "", "less"),
-    ("accuracy", "fraction of held-out tokens that are the model's most likely one.",
-     "accuracy", "", "", "more"),
-    ("held-out loss", "cross entropy with held-out text, per token.", "loss", "", "nats", "less"),
-    ("relative latency", "1 / speedup.", "relative_latency", "", "", "less"),
-    ("expected speedup", "tokens per target call / the cost of a block in target passes, where a "
-     "pass over gamma + 1 tokens costs what it costs on this machine.",
-     "expected_speedup", "", "", "more"),
-    ("cost ratio", "seconds of a draft pass / seconds of a target pass, each drawing one token.",
-     "cost_ratio", "", "", "less", "c"),
-    ("break-even acceptance", "the acceptance at which tokens per target call equal the cost of a "
-     "block.", "break_even_acceptance", "", "", "less"),
-    ("measured / predicted", "decoding speedup / predicted speedup.",
-     "measured_over_predicted", "", "", "more"),
-    ("engine efficiency", "the same with the tokens per target call of these requests; the rest is "
-     "spent on longer target passes and on work outside of passes.",
-     "engine_efficiency", "", "", "more"),
-    ("gamma", "number of tokens that the draft proposes in a block.", "gamma"),
-    ("gain", "block efficiency / that of the run's initial draft, on the same texts.",
-     "gain", "", "", "more"),
-)  # fmt: skip
-
 _OTHERS = (
+    ("gamma", "number of tokens that the draft proposes in a block."),
     ("95% interval", "the range that contains the true value in 95 of 100 repetitions. It comes "
      "from the independent units: prompts, examples or seeds. Of speedups and rates by the "
      "studentised bootstrap; of mean scores by Dirichlet weights with one more example at the "
@@ -189,15 +157,20 @@ def _from(paper: str, term: str, place: str, definition: str) -> Definition:
 
 def _registered(figure: Figure) -> Definition:
     source, link = figure.paper or ("", "")
-    words, better = _WORDS.get(figure.name, ""), figure.better or ""
-    text = f"{figure.definition}."
     return Definition(
-        figure.words, text, figure.name, words, figure.unit, better, figure.symbol, source, link
+        figure.term or figure.words,
+        f"{figure.definition}.",
+        figure.name,
+        figure.words,
+        figure.format,
+        figure.better or "",
+        figure.symbol,
+        source,
+        link,
     )
 
 
 FIGURES = {name: _registered(figure) for name, figure in figures.FIGURES.items()}
-FIGURES |= {one[2]: Definition(*one) for one in _OWN}
 """Figures by their names in code."""
 _OCCURRING = (
     *(_from("DistillSpec", term, "table 1", text) for term, text in _RECIPES),
@@ -233,7 +206,19 @@ TERMS_OF_WORDS = {one.words or one.term: one.term for one in DEFINITIONS.values(
 
 def words_of(name: str) -> str:
     """A figure in tables and on axes; a name that is no figure, with spaces."""
-    known = FIGURES.get(name)
-    if known is None:
-        return name.removeprefix("num_").replace("_", " ")
-    return known.words or known.term
+    known = figures.FIGURES.get(name)
+    return name.removeprefix("num_").replace("_", " ") if known is None else known.words
+
+
+def meaning_of(words: str) -> str:
+    """The definition of a column or axis; empty if it has none."""
+    figure = figure_of(words)
+    if figure is not None:
+        return f"{figure.definition}."
+    term = TERMS_OF_WORDS.get(words)
+    return "" if term is None else DEFINITIONS[term].definition
+
+
+def figure_of(words: str) -> Figure | None:
+    """The figure with these words."""
+    return next((one for one in figures.FIGURES.values() if one.words == words), None)

@@ -9,6 +9,7 @@ from paceline.core.bootstrap import Interval
 from paceline.view import charts
 from paceline.view.charts import Axis
 from paceline.view.definitions import words_of
+from paceline.view.measure_tables import ACCEPTANCE, gamma_table
 from paceline.view.page import (
     Fact,
     Figure,
@@ -113,7 +114,7 @@ def _speedups(found: Measurement) -> Section:
     chart = charts.curves(rows, gamma, _SPEED, "kind", reference=(None, 1.0))
     blocks: list[Block] = [
         Figure("Speedup by gamma", text, [Panel(chart)], rows),
-        Table("Predictions for each gamma", [figures(row) for row in found.gammas]),
+        gamma_table(found, with_intervals=True),
     ]
     if found.tried:
         text = "On other requests than the measured speedup, to choose the gamma."
@@ -123,10 +124,9 @@ def _speedups(found: Measurement) -> Section:
 
 
 def _acceptance(found: Measurement) -> Section:
-    names = ("expected_acceptance", "greedy_draft_acceptance", "greedy_agreement")
     rows: list[Row] = [
         {"figure": words_of(name), **bounded("value", getattr(found.acceptance, name))}
-        for name in names
+        for name in ACCEPTANCE
     ]
     value = Axis("value", "fraction of tokens", ".2f", bounds=True)
     text = "Three figures that others call acceptance rate, on text of the target."
@@ -147,7 +147,7 @@ def _acceptance(found: Measurement) -> Section:
             "over all tokens. Few answers are long, so later positions vary more."
         )
         blocks.append(Figure("Acceptance along the text", text, [Panel(chart)], positions))
-    return Section("Acceptance", blocks, [words_of(name) for name in names])
+    return Section("Acceptance", blocks, [words_of(name) for name in ACCEPTANCE])
 
 
 def served_page(found: ServedMeasurement) -> Page:

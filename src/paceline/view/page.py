@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from paceline.config import StrictModel
 from paceline.core.bootstrap import Interval
 from paceline.measure.results import IntervalRow
-from paceline.view.definitions import words_of
+from paceline.results.figures import FIGURES
+from paceline.view.definitions import figure_of, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -45,12 +46,15 @@ def shown(value: Any, format: str = "") -> str:
     return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3f}"
 
 
-def interval_text(found: Interval | IntervalRow, format: str = "", unit: str = "") -> str:
+def interval_text(
+    found: Interval | IntervalRow, format: str = "", unit: str = "", between: str = " to "
+) -> str:
     """A value with its bounds, such as `1.42x (1.38 to 1.47)`."""
     text = f"{shown(found.value, format)}{unit}"
     if is_unknown(found.low) or is_unknown(found.high):
         return text
-    return f"{text} ({shown(found.low, format)} to {shown(found.high, format)})"
+    between = " to " if found.low < 0 else between
+    return f"{text} ({shown(found.low, format)}{between}{shown(found.high, format)})"
 
 
 def is_unknown(value: Any) -> bool:
@@ -62,6 +66,8 @@ def bounded(name: str, interval: Interval | IntervalRow | None) -> Row:
     """The three columns of a value with its interval; the first alone if it was not measured."""
     if interval is None:
         return {name: None}
+    if math.isnan(interval.low) and math.isnan(interval.high):
+        return {name: interval.value}
     return {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
@@ -156,16 +162,108 @@ class Mark:
 
 @dataclass(frozen=True)
 class Table:
-    """A table that is always visible; `rows` as in a figure, but texts and marks are allowed."""
+    """A table of a page or of the terminal; `rows` as in a figure, with texts and marks.
+
+    Attributes:
+        title: May be empty.
+        rows: The lines. Columns have the words of `definitions`, which has their definitions.
+        source: What made the rows; None: what made the page's.
+        text: A sentence on the table.
+        columns: Definitions of other columns.
+        formats: Of columns that are not figures, or are shown otherwise than the registry says.
+        units: What intervals are over, such as prompts.
+        is_stacked: Whether a narrow screen has the cells of a row below each other.
+    """
 
     title: str
     rows: Sequence[Row]
     source: Source | None = None
     text: str = ""
     columns: Mapping[str, str] = field(default_factory=dict)
-    """Definitions of columns that are not figures of `definitions`."""
+    formats: Mapping[str, str] = field(default_factory=dict)
+    units: str = ""
     is_stacked: bool = False
-    """Whether a narrow screen has the cells of a row below each other."""
+
+    def cells(self, between: str = " to ") -> list[dict[str, str | Mark]]:
+        """The rows as text, with the bounds of a value in the value's own cell; marks stay."""
+        names = columns_of(self.rows)
+        bounds = {f"{name}_{end}" for name in names for end in ("low", "high")}
+        shown_names = [name for name in names if name not in bounds]
+        forms = {name: self._format(name) for name in shown_names}
+        return [
+            {name: _cell(row, name, forms[name], between) for name in shown_names}
+            for row in self.rows
+        ]
+
+    def _format(self, name: str) -> str:
+        figure = figure_of(name)
+        return self.formats.get(name, "" if figure is None else figure.format)
+
+
+def table_of(
+    rows: Sequence[ResultRow],
+    settings: Sequence[str] = (),
+    figures: Sequence[str] = (),
+    *,
+    bare: Sequence[str] = (),
+    title: str = "",
+    text: str = "",
+    units: str = "",
+    seed: int = 0,
+    **more: Any,
+) -> Table:
+    """A line per result row: some of its settings, and some of its figures with their intervals.
+
+    Args:
+        rows: Result rows.
+        settings: Names of settings. Those that no row has are left out, as are figures.
+        figures: Names of figures in `results.figures`.
+        bare: Those of them that are shown without intervals.
+        title: Of the table.
+        text: Below the title.
+        units: What intervals are over.
+        seed: Of the bootstrap.
+        more: Further attributes of the table.
+    """
+    lines: list[Row] = []
+    for row in rows:
+        line: Row = {words_of(name): row.setting.get(name) for name in settings}
+        for name in figures:
+            figure, words = FIGURES[name], words_of(name)
+            if not figure.is_in(row):
+                line[words] = None
+            elif name in bare:
+                line[words] = figure.value(row)
+            else:
+                line |= bounded(words, figure.measure(row, seed=seed))
+        lines.append(line)
+    empty = [name for name in columns_of(lines) if all(line.get(name) is None for line in lines)]
+    kept = [{key: value for key, value in line.items() if key not in empty} for line in lines]
+    return Table(title, kept, text=text, units=units, **more)
+
+
+def columns_of(rows: Sequence[Row]) -> list[str]:
+    """The columns of all rows, in order of appearance."""
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def numeric(rows: Sequence[Row]) -> set[str]:
+    """The columns of numbers, which are aligned by their digits."""
+    return {
+        name
+        for name in columns_of(rows)
+        if all(isinstance(row.get(name), int | float | None) for row in rows)
+    }
+
+
+def _cell(row: Row, name: str, form: str, between: str) -> str | Mark:
+    value = row.get(name)
+    if isinstance(value, Mark):
+        return value
+    if f"{name}_low" not in row:
+        return shown(value, form)
+    bounds = row[f"{name}_low"], row[f"{name}_high"]
+    return interval_text(Interval(value, *bounds), form, between=between)  # pyright: ignore[reportArgumentType]
 
 
 @dataclass(frozen=True)
@@ -269,14 +367,17 @@ class Page:
         return block.source or (None if isinstance(block, Text) else self.source)
 
     @property
+    def blocks(self) -> list[Block]:
+        """The blocks of all sections."""
+        return [block for section in self.sections for block in section.blocks]
+
+    @property
     def sources(self) -> list[Source]:
         """The sources of all blocks, each once."""
         found: list[Source] = []
-        for section in self.sections:
-            for block in section.blocks:
-                source = self.source_of(block)
-                if source is not None and source not in found:
-                    found.append(source)
+        for source in map(self.source_of, self.blocks):
+            if source is not None and source not in found:
+                found.append(source)
         return found
 
 

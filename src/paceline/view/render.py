@@ -1,4 +1,8 @@
-"""Writes a page as one HTML file that needs no network: template, style, charts, data."""
+"""Writes a page as one HTML file that needs no network: template, style, charts, data.
+
+The plotting library and the data of charts and downloads are compressed, which a page of many
+charts needs to stay below a megabyte. Tables are HTML, which is read without scripts.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import functools
 import io
 import itertools
 import json
+import zlib
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -16,17 +21,18 @@ import vl_convert
 import yaml
 
 import paceline
-from paceline.core.bootstrap import Interval
 from paceline.records import atomic_write_text
+from paceline.view import charts
 from paceline.view.definitions import DEFINITIONS, TERMS_OF_WORDS
-from paceline.view.page import Figure, Mark, Table, interval_text, is_unknown, shown
+from paceline.view.page import Figure, Mark, Table, columns_of, is_unknown, numeric
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from paceline.view.page import Block, Page, Row, Section, Token
 
+_MOST_ROWS = 60  # of the table below a chart
 _VEGA_LITE = "6.4"  # the version that Vega-Altair 6 writes
 
 
@@ -38,7 +44,6 @@ def render(page: Page) -> str:
     """
     terms = {number: terms_of(section) for number, section in enumerate(page.sections)}
     used = dict.fromkeys(term for names in terms.values() for term in names)
-    blocks = [block for section in page.sections for block in section.blocks]
     return (
         _environment()
         .get_template("page.html.j2")
@@ -48,11 +53,35 @@ def render(page: Page) -> str:
             definitions={term: DEFINITIONS[term] for term in used},
             style=template("style.css"),
             script=template("page.js"),
-            bundle=_bundle() if any(isinstance(block, Figure) for block in blocks) else "",
+            library=_library() if any(map(_is_figure, page.blocks)) else "",
+            data=_packed(json.dumps(_data(page), allow_nan=False, separators=(",", ":"))),
+            most_rows=_MOST_ROWS,
             version=paceline.__version__,
         )
         .lstrip()
     )
+
+
+def _data(page: Page) -> dict[str, Any]:
+    """What scripts draw and offer: charts, rows as CSV, configurations, each in the page's order.
+
+    The rows of a chart are columns.
+    """
+    panels = [panel for block in page.blocks if isinstance(block, Figure) for panel in block.panels]
+    return {
+        "config": charts.CONFIG,
+        "charts": [_in_columns(panel.chart) for panel in panels],
+        "csv": [
+            to_csv(block.rows) for block in page.blocks if block.rows and page.source_of(block)
+        ],
+        "yaml": [_yaml(one.config) for one in page.sources if one.config is not None],
+    }
+
+
+def _in_columns(chart: Mapping[str, Any]) -> dict[str, Any]:
+    rows = chart["data"]["values"]
+    columns = {name: [row.get(name) for row in rows] for name in columns_of(rows)}
+    return {**chart, "data": {"columns": columns}}
 
 
 def terms_of(section: Section) -> list[str]:
@@ -72,34 +101,19 @@ def write(page: Page, path: Path) -> None:
 
 
 def to_csv(rows: Sequence[Row]) -> str:
-    """The rows as CSV, numbers in full precision; empty where a value is unknown."""
+    """The rows as CSV, numbers with six significant digits; empty where a value is unknown."""
     stream = io.StringIO()
     writer = csv.DictWriter(stream, columns_of(rows), restval="")
     writer.writeheader()
     for row in rows:
-        writer.writerow({key: "" if is_unknown(value) else value for key, value in row.items()})
+        writer.writerow({key: _csv_value(value) for key, value in row.items()})
     return stream.getvalue()
 
 
-def columns_of(rows: Sequence[Row]) -> list[str]:
-    """The columns of all rows, in order of appearance."""
-    return list(dict.fromkeys(name for row in rows for name in row))
-
-
-def merged(rows: Sequence[Row]) -> list[dict[str, str | Mark]]:
-    """The rows as text, with the bounds of a value in the value's own cell; marks stay."""
-    names = columns_of(rows)
-    bounds = {f"{name}_{end}" for name in names for end in ("low", "high")}
-
-    def cell(row: Row, name: str) -> str | Mark:
-        value = row.get(name)
-        if isinstance(value, Mark):
-            return value
-        if f"{name}_low" not in row:
-            return shown(value)
-        return interval_text(Interval(value, row[f"{name}_low"], row[f"{name}_high"]))  # pyright: ignore[reportArgumentType]
-
-    return [{name: cell(row, name) for name in names if name not in bounds} for row in rows]
+def _csv_value(value: Any) -> Any:
+    if is_unknown(value):
+        return ""
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 @functools.cache
@@ -112,33 +126,29 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     found.filters |= {
-        "csv_uri": lambda rows: _data_uri(to_csv(rows), "text/csv"),
-        "yaml": _yaml,
-        "yaml_uri": lambda config: _data_uri(_yaml(config), "application/yaml"),
-        "merged": merged,
+        "cells": lambda rows: Table("", rows).cells(),
         "counted": _counted,
         "by_block": _by_block,
-        "spec": _script_json,
         "kind": _kind_of,
         "slug": lambda text: "-".join("".join(c if c.isalnum() else " " for c in text).split()),
-        "numeric": _numeric,
+        "numeric": _numbers_of_columns,
         "words": lambda name: str(name).replace("_", " "),
     }
     found.tests["mark"] = lambda value: isinstance(value, Mark)
     return found
 
 
+def _is_figure(block: Block) -> bool:
+    return isinstance(block, Figure)
+
+
 def _kind_of(block: Block) -> str:
     return "chart" if isinstance(block, Figure) else "table" if isinstance(block, Table) else "text"
 
 
-def _numeric(rows: Sequence[Row]) -> set[str]:
-    """The columns of numbers, which are aligned by their digits."""
-    return {
-        name
-        for name in columns_of(rows)
-        if all(isinstance(row.get(name), int | float | None) for row in rows)
-    }
+def _numbers_of_columns(rows: Sequence[Row], lines: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The columns of numbers, counted from 1."""
+    return [at for at, name in enumerate(lines[0], 1) if name in numeric(rows)]
 
 
 def template(name: str) -> str:
@@ -147,24 +157,18 @@ def template(name: str) -> str:
 
 
 @functools.cache
-def _bundle() -> str:
-    """Vega, Vega-Lite and their embedding as one script, which no tag inside may end."""
-    bundle = vl_convert.javascript_bundle(vl_version=_VEGA_LITE)  # pyright: ignore[reportCallIssue]
-    return bundle.replace("</script", "<\\/script")
+def _library() -> str:
+    """Vega, Vega-Lite and their embedding as one script."""
+    return _packed(vl_convert.javascript_bundle(vl_version=_VEGA_LITE))  # pyright: ignore[reportCallIssue]
 
 
-def _script_json(value: Any) -> str:
-    """JSON that is safe inside a script element."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c")
+def _packed(text: str) -> str:
+    """The text, compressed, in letters that are safe inside a script element."""
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
 def _yaml(config: Any) -> str:
     return yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
-
-
-def _data_uri(text: str, kind: str) -> str:
-    return f"data:{kind};charset=utf-8;base64,{base64.b64encode(text.encode()).decode()}"
 
 
 def _counted(tokens: Sequence[Token]) -> list[tuple[str, int]]:

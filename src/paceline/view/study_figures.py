@@ -73,7 +73,7 @@ def study_blocks(
     rows: Sequence[ResultRow], findings: Sequence[Finding]
 ) -> dict[Question, list[Block]]:
     """All figures that the rows of one study allow, by the question that they answer."""
-    measured = [row for row in rows if "acceptance" in row.sums and "label" in row.setting]
+    measured = [row for row in rows if {"label", "gamma"} <= row.setting.keys()]
     drafts = _draft_blocks(_groups(measured, "part", "task", "temperature"))
     frontiers: list[Block] = []
     cells = [row for row in rows if family_of(row)]
@@ -151,9 +151,7 @@ def _draft_lines(rows: Sequence[ResultRow]) -> list[Row]:
     """tau and acceptance of each draft at each gamma, in order of the training text."""
     lines: list[Row] = []
     for (draft, trained_on, label, gamma), group in _by_draft(rows).items():
-        across = ("seed",) if "seed" in group[0].setting else ()
-        acceptance = _mean(group, "acceptance", "tokens", across)
-        tau = _mean(group, "emitted", "calls", across)
+        tau, acceptance = _means(group, "acceptance", "tokens")
         if tau is None or acceptance is None:
             continue
         line: Row = {"draft": draft, "trained on": trained_on or _NO_TEXT, "label": label}
@@ -162,6 +160,14 @@ def _draft_lines(rows: Sequence[ResultRow]) -> list[Row]:
         lines.append(line | bounded("tau", tau) | bounded("acceptance", acceptance))
     texts = list(dict.fromkeys(line["trained on"] for line in lines))
     return sorted(lines, key=lambda line: (line["gamma"], texts.index(line["trained on"])))
+
+
+def _means(
+    rows: Sequence[ResultRow], over: str, under: str | None
+) -> tuple[Interval | None, Interval | None]:
+    """tau of a draft and another figure, averaged over its seeds of training."""
+    across = ("seed",) if "seed" in rows[0].setting else ()
+    return _mean(rows, "emitted", "calls", across), _mean(rows, over, under, across)
 
 
 def _draft_figure(
@@ -204,9 +210,7 @@ def _own_quality(rows: Sequence[ResultRow]) -> list[Block]:
         for (draft, trained_on, _, of_draft), own in _by_draft(group).items():
             if of_draft != gamma:
                 continue
-            across = ("seed",) if "seed" in own[0].setting else ()
-            tau = _mean(own, "emitted", "calls", across)
-            score = _mean(own, "score", None, across)
+            tau, score = _means(own, "score", None)
             if tau is not None and score is not None:
                 line: Row = {"draft": draft, "trained on": trained_on or _NO_TEXT, "gamma": gamma}
                 lines.append(line | bounded("tau", tau) | bounded("score", score))

@@ -49,7 +49,7 @@ def test_block_efficiency_is_the_ratio_of_totals_and_not_the_mean_of_ratios():
 def test_the_interval_is_that_of_the_sums():
     measured, figure = row(), FIGURES["block_efficiency"]
     columns = [torch.tensor(measured.sums[name]) for name in ("emitted", "calls")]
-    expected = ratio_interval(*columns, rng=named_generator(5, figure.name))
+    expected = ratio_interval(*columns, rng=named_generator(5, "bootstrap"))
     assert figure.measure(measured, seed=5) == pytest.approx(expected)
 
 
@@ -75,7 +75,7 @@ def test_a_speedup_is_the_ratio_of_two_rates_and_counts_timed_units_only():
         )
         for who in ("target_", "")
     )
-    expected = ratio_of_ratios_interval(over, under, rng=named_generator(0, "speedup"))
+    expected = ratio_of_ratios_interval(over, under, rng=named_generator(0, "bootstrap"))
     assert figure.measure(measured) == pytest.approx(expected)
 
 
@@ -91,10 +91,45 @@ def test_a_formula_is_applied_to_the_value_and_to_both_bounds():
     assert figure == pytest.approx([bound / (0.1 * 3 + 1) for bound in tau])
 
 
+def test_a_decreasing_formula_exchanges_the_bounds():
+    names = ("tokens", "seconds", "target_tokens", "target_seconds")
+    measured = row(sums={name: tuple(map(float, RNG.uniform(1, 5, COUNT))) for name in names})
+    value, low, high = FIGURES["speedup"].measure(measured)
+    found = FIGURES["relative_latency"].measure(measured)
+    assert found == pytest.approx((1 / value, 1 / high, 1 / low))
+
+
+def test_a_total_is_a_figure_with_the_bounds_of_its_row():
+    measured = row(totals={"gain": 1.2, "accuracy": 0.4}, bounds={"gain": (1.1, 1.3)})
+    assert FIGURES["gain"].measure(measured) == (1.2, 1.1, 1.3)
+    unbounded = (0.4, math.nan, math.nan)
+    assert FIGURES["accuracy"].measure(measured) == pytest.approx(unbounded, nan_ok=True)
+    with pytest.raises(UsageError, match="gain is a total, which a row of measure lacks"):
+        FIGURES["gain"].value(row())
+
+
+def test_a_formula_can_need_another_figure():
+    each = {"tokens": 10, "first_tokens": 1, "emitted": 9, "seconds": 5, "first_seconds": 0.5}
+    each |= {"calls": 4, "target_tokens": 10, "target_seconds": 10}
+    each |= {"target_first_tokens": 1, "target_first_seconds": 1}
+    measured = row(
+        units=tuple(range(9)),
+        setting={"gamma": 2},
+        sums={name: (float(value),) * 9 for name, value in each.items()},
+        totals={"cost_ratio": 0.25, "scored_block_efficiency": 2.0},
+    )
+    assert FIGURES["decoding_speedup"].value(measured) == 2
+    assert FIGURES["engine_efficiency"].value(measured) == pytest.approx(2 / (9 / 4 / 1.5))
+    assert FIGURES["measured_over_predicted"].value(measured) == pytest.approx(2 / (2 / 1.5))
+
+
 def test_quality_of_answers_that_are_all_right_has_an_interval_of_clopper_and_pearson():
     measured = row(units=tuple(range(20)), sums={"score": (1.0,) * 20})
     low = FIGURES["quality"].measure(measured).low
-    assert low == pytest.approx(0.025 ** (1 / 20), abs=0.003)
+    exact = 0.025 ** (1 / 20)
+    # three standard errors of a quantile of 4,000 draws: sqrt(p (1 - p) / R) / density
+    error = (0.025 * 0.975 / 4000) ** 0.5 / (20 * exact**19)
+    assert low == pytest.approx(exact, abs=3 * error)
 
 
 def test_a_gain_is_paired():
@@ -111,7 +146,8 @@ def test_a_row_has_the_figures_of_its_sums():
     assert [figure.name for figure in figures_of(row())] == ["block_efficiency", "deferral_rate"]
     with_ratio = row(totals={"parameter_ratio": 0.2, "cost_ratio": 0.3})
     names = {figure.name for figure in figures_of(with_ratio)}
-    assert names == {"block_efficiency", "deferral_rate", "mbsu", "predicted_speedup"}
+    formulas = {"block_efficiency", "deferral_rate", "mbsu", "predicted_speedup"}
+    assert names == formulas | {"cost_ratio"}
 
 
 def test_a_figure_without_what_it_needs_says_so():

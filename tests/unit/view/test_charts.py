@@ -55,6 +55,14 @@ def test_groups_keep_colour_and_shape_when_some_are_absent():
     assert len(set(zip(charts.colours_of(names), charts.shapes_of(names), strict=True))) == 24
 
 
+def test_a_chart_keeps_the_columns_that_it_draws_with_four_digits():
+    rows = [one | {"x": one["x"] / 3, "detail": "l", "more": 1.0, "not drawn": 2.0} for one in ROWS]
+    chart = charts.frontier(rows, X, Y, "g", labels=["more"], detail="detail")
+    names = {"x", "x_low", "x_high", "y", "y_low", "y_high", "g", "more", "detail", "place"}
+    assert set(chart["data"]["values"][0]) == names
+    assert [row["x"] for row in chart["data"]["values"]] == [0.3333, 0.6667]
+
+
 def test_unknown_values_are_null_or_left_out():
     assert charts.curves(UNKNOWN, X, Y, "g")["data"]["values"][1]["y"] is None
     cells = [

@@ -116,7 +116,11 @@ def test_a_measurement_plots_predictions_and_measured_speedups(page_of: Pages):
     assert requests["measured / predicted"] == 0.96
     assert requests["decoding speedup_high"] == pytest.approx(1.4)
     gammas = blocks["Predictions for each gamma"].rows
-    assert [row["MBSU"] for row in gammas] == pytest.approx([1.4, 1.6, 1.5])
+    taus = {1: 1.6, 2: 1.8, 4: 2.2}
+    assert [row["gamma"] for row in gammas] == ["1", "2*", "4"]
+    assert [row["tokens per target call"] for row in gammas] == pytest.approx(list(taus.values()))
+    expected = [tau / (0.2 * gamma + 1) for gamma, tau in taus.items()]
+    assert [row["MBSU"] for row in gammas] == pytest.approx(expected)
 
 
 def test_a_served_measurement_puts_counters_beside_the_prediction(page_of: Pages):

@@ -120,7 +120,7 @@ def test_bounds_are_a_table_of_means():
 def test_the_page_is_one_file(page: Page):
     text = render(page)
     assert text.startswith("<!DOCTYPE html>")
-    assert len(text) < 2_000_000
+    assert len(text) < 500_000
 
 
 @pytest.fixture(scope="module")

@@ -23,11 +23,46 @@
   addEventListener("hashchange", reveal);
   reveal();
 
-  const draw = (panel) => vegaEmbed(
-    panel.querySelector(".chart"),
-    JSON.parse(panel.querySelector("script").textContent),
-    { actions: false, renderer: "svg", ast: true },
-  );
-  Promise.all([...document.querySelectorAll(".panel")].map(draw))
-    .then(() => { root.dataset.ready = "yes"; });
+  // A link to a term shows its definition.
+  for (const link of document.querySelectorAll('.note a[href^="#term-"]')) {
+    link.title = document.querySelector(`${link.hash} dd`).textContent;
+  }
+
+  const unpacked = (id) => {
+    const letters = atob(document.getElementById(id).textContent);
+    const bytes = Uint8Array.from(letters, (letter) => letter.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+    return new Response(stream).text();
+  };
+  // The link is made when it is used: the text is in the page once.
+  const offer = (link, kind, text) => link.addEventListener("click", () => {
+    link.href = `data:${kind};charset=utf-8,${encodeURIComponent(text)}`;
+  });
+  const rows = (columns) => {
+    const names = Object.keys(columns);
+    return (columns[names[0]] ?? []).map(
+      (_, at) => Object.fromEntries(names.map((name) => [name, columns[name][at]])),
+    );
+  };
+  const all = (selector) => [...document.querySelectorAll(selector)];
+  const draw = async () => {
+    const data = JSON.parse(await unpacked("data"));
+    all("a.csv").forEach((link, at) => offer(link, "text/csv", data.csv[at]));
+    all("a.yaml").forEach((link, at) => offer(link, "application/yaml", data.yaml[at]));
+    all("article pre code").forEach((code, at) => { code.textContent = data.yaml[at]; });
+    if (data.charts.length) {
+      const library = document.createElement("script");
+      library.textContent = await unpacked("library");
+      document.head.append(library);
+    }
+    await Promise.all(all(".chart").map((chart, at) => {
+      const spec = data.charts[at];
+      spec.data = { values: rows(spec.data.columns) };
+      return vegaEmbed(
+        chart, spec, { config: data.config, actions: false, renderer: "svg", ast: true },
+      );
+    }));
+    root.dataset.ready = "yes";
+  };
+  draw();
 })();

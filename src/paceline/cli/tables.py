@@ -1,0 +1,86 @@
+"""Prints the tables of `view.page`: cells, and the definitions of their columns."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.table import Table as Grid
+
+from paceline.view.definitions import figure_of, meaning_of
+from paceline.view.page import UNKNOWN, columns_of, numeric
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rich.console import RenderableType
+
+    from paceline.view.page import Table
+
+_BOUNDS = ("_low", "_high")
+
+
+def printed(*tables: Table, notes: Mapping[str, str] | None = None) -> Group:
+    """Tables with their titles and texts, then the definition of each column, once.
+
+    Args:
+        tables: Tables.
+        notes: Further definitions, which are printed first.
+    """
+    parts: list[RenderableType] = []
+    for table in tables:
+        parts += [line for line in (table.title, table.text) if line]
+        parts += [grid(table), *([""] if len(tables) > 1 else [])]
+    return Group(*parts, legend(*tables, notes=notes))
+
+
+def grid(table: Table) -> Grid:
+    """The cells of a table. Headings of numbers are broken into lines as wide as the numbers."""
+    cells, numbers = table.cells(between="-"), numeric(table.rows)
+    shown = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in cells[0] if cells else ():
+        least = max(map(len, name.split()), default=0)  # a word of a heading is not broken
+        if name in numbers or all(map(_is_number, (row[name] for row in cells))):
+            least = max(least, *(len(str(row[name])) for row in cells))
+            heading = textwrap.fill(name, least, break_long_words=False, break_on_hyphens=False)
+            shown.add_column(heading, justify="right", min_width=least)
+        else:
+            shown.add_column(name, overflow="fold", min_width=least)
+    for row in cells:
+        shown.add_row(*(str(cell) for cell in row.values()))
+    return shown
+
+
+def _is_number(cell: object) -> bool:
+    """Whether a cell is a number with a remark, or stands for an absent number."""
+    return str(cell)[:1] in "0123456789" or cell in ("none", UNKNOWN)
+
+
+def legend(*tables: Table, notes: Mapping[str, str] | None = None) -> Grid:
+    """A line per column that has a definition, and one on intervals."""
+    lines: dict[str, str] = {}
+    units = dict.fromkeys(table.units for table in tables if table.units and _has_bounds(table))
+    for table in tables:
+        for name in columns_of(table.rows):
+            if meaning := meaning_of(name):
+                lines[_with_symbol(name)] = meaning
+        lines |= table.columns
+    lines = {**(notes or {}), **lines}
+    if units:
+        lines["brackets"] = f"95% intervals over {' or '.join(units)}."
+    shown = Grid.grid()  # breaks lines between words
+    for name, meaning in lines.items():
+        shown.add_row(f"{name}: {meaning.removesuffix('.')}")
+    return shown
+
+
+def _with_symbol(name: str) -> str:
+    """A figure with its symbol, if that is a letter and not a formula."""
+    figure = figure_of(name)
+    symbol = "" if figure is None else figure.symbol
+    return f"{name} ({symbol})" if symbol.isalpha() else name
+
+
+def _has_bounds(table: Table) -> bool:
+    return any(name.endswith(_BOUNDS) for name in columns_of(table.rows))
