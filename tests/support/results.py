@@ -247,18 +247,19 @@ def _drafts() -> list[StudyRow]:
                 is_worse = draft == "forward_kl" and task == "documentation"
                 names = {"draft": draft, "trained_on": text} if draft else {}
                 setting = names | {"task": task, "temperature": temperature, "label": label}
-                rows.append(_draft(tau - 0.6 * is_worse, setting))
+                rows += _draft(tau - 0.6 * is_worse, setting)
     return rows
 
 
-def _draft(tau: float, setting: dict[str, Any]) -> StudyRow:
-    sums = {"tokens": [20.0] * _UNITS, "acceptance": [8 + 2 * tau] * _UNITS}
-    for gamma, gain in ((3, 0.0), (5, 0.1)):
-        sums[f"emitted_{gamma}"] = [20.0] * _UNITS
-        values = (tau + gain + 0.02 * (unit % 3) for unit in range(_UNITS))
-        sums[f"blocks_{gamma}"] = [20 / value for value in values]
+def _draft(tau: float, setting: dict[str, Any]) -> Iterator[StudyRow]:
+    """A row per gamma."""
     population = f"prompts of {setting['task']}"
-    return study_row(sums, study=_STUDY, population=population, source=_PAGE_SOURCE, **setting)
+    where: dict[str, Any] = {"study": _STUDY, "population": population, "source": _PAGE_SOURCE}
+    for gamma, gain in ((3, 0.0), (5, 0.1)):
+        sums = {"tokens": [20.0] * _UNITS, "acceptance": [8 + 2 * tau] * _UNITS}
+        values = (tau + gain + 0.02 * (unit % 3) for unit in range(_UNITS))
+        sums |= {"emitted": [20.0] * _UNITS, "calls": [20 / value for value in values]}
+        yield study_row(sums, **where, gamma=gamma, **setting)
 
 
 def _gains() -> list[dict[str, Any]]:
@@ -266,9 +267,9 @@ def _gains() -> list[dict[str, Any]]:
         claim(
             {
                 "kind": "paired",
-                "rows": {"task": task, "temperature": temperature},
-                "over": "emitted_5",
-                "under": "blocks_5",
+                "rows": {"task": task, "temperature": temperature, "gamma": 5},
+                "over": "emitted",
+                "under": "calls",
                 "first": {"where": {"draft": draft}},
                 "second": {"where": {"label": "start"}},
                 "matters": 0.02,

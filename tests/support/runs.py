@@ -175,7 +175,7 @@ def bench_config(folder: Path, output: Path, grid: dict[str, Any], **changes: An
     return validate(BenchConfig, values | changes)
 
 
-CLOCKS = ("seconds", "target_seconds")
+CLOCKS = ("seconds", "target_seconds", "elapsed_s")
 MODELS = {"target": "$data/target", "draft": "$data/draft"}
 WEIGHTS = ["$data/target/model.safetensors", "$data/draft/model.safetensors"]
 ALIGNED = "$output/align/draft/model.safetensors"
@@ -280,6 +280,7 @@ def comparable(rows: list[StudyRow]) -> list[dict[str, Any]]:
         {
             **row.model_dump(mode="json", exclude={"source"}),
             "sums": {name: values for name, values in row.sums.items() if name not in CLOCKS},
+            "totals": {name: value for name, value in row.totals.items() if name not in CLOCKS},
             "source": (row.source.stage, row.source.command, row.source.fingerprints),
         }
         for row in rows

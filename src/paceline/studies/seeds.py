@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     Measure = Callable[[StudyRow, "Run"], tuple[float, Tensor] | None]
 
 SEED = "seed"
-_MEASURED = ("task", "temperature", "top_p", "label", "step", "parameter_ratio")
+_MEASURED = ("task", "temperature", "top_p", "label", "step", "parameter_ratio", "gamma")
 """Settings of a measurement; the others name the recipe."""
-_ALIKE = ("temperature", "top_p", "parameter_ratio")
+_ALIKE = ("temperature", "top_p", "parameter_ratio", "gamma")
 """Settings that must be equal for one spread; the last is the pair of models."""
 _ENOUGH = 8  # degrees of freedom of one task
 

@@ -87,6 +87,14 @@ def test_other_temperatures_and_models_and_single_seeds_do_not_count():
     assert seed_spread(runs([(1,), (2,)]), run(), measure) is None
 
 
+def test_runs_that_are_measured_with_several_gammas_count_once():
+    """The same runs at another gamma are no other runs: the degrees of freedom stay."""
+    of_gamma = [row for gamma in (5, 7) for row in runs([(1, 3), (2, 6)], gamma=gamma)]
+    spread = seed_spread(of_gamma, run(gamma=7), measure)
+    assert spread is not None
+    assert (spread.freedom, spread.variance) == (2, pytest.approx(5))
+
+
 def test_weights_of_runs_are_those_of_the_mean_and_cancel_by_seed():
     """Two recipes against one, two seeds: 1/4 each against 1/2 each; the net of a seed is 0."""
     made = [

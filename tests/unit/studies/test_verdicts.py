@@ -172,7 +172,7 @@ def test_a_correlation_is_compared_with_the_constant(monkeypatch: pytest.MonkeyP
     test = {
         "kind": "correlation",
         "first": {"over": "score"},
-        "second": {"over": "emitted_5", "under": "blocks_5"},
+        "second": {"over": "emitted", "under": "calls"},
         "than": 0.5,
         "matters": 0.1,
         "expect": "less",
