@@ -1,7 +1,6 @@
 """The command line in this process: fast, and its exit code, stdout and stderr can be looked at."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +8,7 @@ import pytest
 
 from paceline.cli.main import main
 from support.runs import write_pair
-
-Run = Callable[..., tuple[int, str, str]]
+from support.texts import Run
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from paceline.records import read_jsonl
-from support.processes import Program
+from support.processes import finish, start
 from support.runs import align_config, losses, write_corpus, write_pair
 
 # argv: a JSON file of [config file, moments]; a moment is [place, how many times it is passed].
@@ -136,7 +136,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         file.write_text(json.dumps(config.model_dump(mode="json")))
         plan.append([name, str(file), moments])
     (folder / "plan.json").write_text(json.dumps(plan))
-    done = Program(_NURSERY, [folder / "plan.json"]).wait()
+    done = finish(start(_NURSERY, folder / "plan.json"))
     assert done.returncode == 0, done.stderr
     codes = json.loads(done.stdout)
     for name, moments in MOMENTS.items():

@@ -16,9 +16,7 @@ from paceline import errors
 from paceline.cli import console
 from paceline.cli.console import CheckedOutput, checked_output
 from paceline.cli.main import app
-from support.texts import one_line
-
-Run = Callable[..., tuple[int, str, str]]
+from support.texts import Run, one_line
 
 # For each command, arguments that get it going and something that it then calls.
 BUILD = "paceline.cli.options.build"

@@ -1,14 +1,11 @@
 """Many odd inputs: never a traceback, never a verdict, one line and the right exit code."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.texts import one_line
-
-Run = Callable[..., tuple[int, str, str]]
+from support.texts import Run, one_line, refused
 
 # Values that some key will not take, each for every key below: 9 x 8 inputs.
 ODD = (
@@ -42,9 +39,7 @@ def test_an_odd_value_is_taken_or_refused_in_one_line(
     """No model is there, so that what is taken ends at the missing target."""
     missing = str(tmp_path / "no-model")
     given = ("--target", missing, "--draft", missing, "--prompts", tmp_path / "no-text.txt")
-    code, out, err = run("measure", *given, "--set", f"{key}={value}")
-    assert (code, out) == (2, "")
-    line = one_line(err)
+    line = refused(run, "measure", *given, "--set", f"{key}={value}")
     assert key.partition(".")[0] in line or missing in line
 
 
@@ -108,6 +103,4 @@ def test_an_odd_text_is_refused_with_its_place(
     file = tmp_path / name
     file.write_bytes(TEXTS[name])
     given: tuple[Any, ...] = ("--target", pair_folder / "target", "--draft", pair_folder / "draft")
-    code, out, err = run("measure", *given, "--prompts", file, "--set", "max_new_tokens=4")
-    assert (code, out) == (2, "")
-    assert name in one_line(err)
+    assert name in refused(run, "measure", *given, "--prompts", file, "--set", "max_new_tokens=4")

@@ -3,15 +3,13 @@
 import json
 import shutil
 from collections import namedtuple
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.texts import one_line
+from support.texts import Run, one_line, refused
 
-Run = Callable[..., tuple[int, str, str]]
 Usage = namedtuple("Usage", "total used free")
 SHORT = ("--set", "max_prompt_tokens=8", "--set", "max_new_tokens=8")
 
@@ -80,9 +78,9 @@ def test_a_text_that_is_not_there_is_said_before_weights_are_read(
     run: Run, pair_folder: Path, tmp_path: Path, command: str
 ):
     missing = tmp_path / "nowhere.jsonl"
-    code, _, err = run(command, *arguments(command, pair_folder, tmp_path, text=missing))
-    assert code == 2
-    assert str(missing) in one_line(err)
+    assert str(missing) in refused(
+        run, command, *arguments(command, pair_folder, tmp_path, text=missing)
+    )
 
 
 @pytest.mark.usefixtures("no_weights")
@@ -90,9 +88,9 @@ def test_a_text_that_is_not_there_is_said_before_weights_are_read(
 def test_a_wrong_draft_is_said_before_the_target_is_loaded(
     run: Run, pair_folder: Path, tmp_path: Path, command: str
 ):
-    code, _, err = run(command, *arguments(command, pair_folder, tmp_path, draft="no/where"))
-    assert code == 2
-    assert "no/where" in one_line(err)
+    assert "no/where" in refused(
+        run, command, *arguments(command, pair_folder, tmp_path, draft="no/where")
+    )
 
 
 @pytest.mark.usefixtures("no_weights")
@@ -104,18 +102,18 @@ def test_weights_that_were_cut_off_are_found_by_their_header(
     shutil.copytree(pair_folder / "target", target)
     weights = target / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    code, _, err = run(command, *arguments(command, pair_folder, tmp_path, target=target))
-    assert code == 2
-    assert str(target) in one_line(err)
+    assert str(target) in refused(
+        run, command, *arguments(command, pair_folder, tmp_path, target=target)
+    )
 
 
 @pytest.mark.usefixtures("no_weights")
 def test_a_draft_without_tokenizer_files_is_refused(run: Run, pair_folder: Path, tmp_path: Path):
     draft = tmp_path / "bare"
     shutil.copytree(pair_folder / "draft", draft, ignore=shutil.ignore_patterns("tokenizer*"))
-    code, _, err = run("measure", *arguments("measure", pair_folder, tmp_path, draft=draft))
-    assert code == 2
-    assert f"the draft {draft} has no tokenizer files" in one_line(err)
+    assert f"the draft {draft} has no tokenizer files" in refused(
+        run, "measure", *arguments("measure", pair_folder, tmp_path, draft=draft)
+    )
 
 
 @pytest.mark.usefixtures("no_weights")
@@ -127,9 +125,7 @@ def test_a_prompt_that_does_not_fit_is_named_by_file_and_line(
     given = ("--target", pair_folder / "target", "--draft", pair_folder / "draft")
     for command in ("measure", "analyze", "verify"):
         short = ("--set", "max_new_tokens=4")
-        code, _, err = run(command, *given, "--prompts", prompts, *short)
-        assert code == 2
-        line = one_line(err)
+        line = refused(run, command, *given, "--prompts", prompts, *short)
         assert f"{prompts} line 3 has " in line
         assert "holds 64; set max_prompt_tokens" in line
 
@@ -140,9 +136,9 @@ def test_a_malformed_line_far_down_is_found_before_weights_are_read(
 ):
     text = tmp_path / "text.jsonl"
     text.write_text('{"text": "the cat"}\n' * 900 + '{"text": \n')
-    code, _, err = run("align", *arguments("align", pair_folder, tmp_path, text=text))
-    assert code == 2
-    assert f"{text} line 901 is not JSON" in one_line(err)
+    assert f"{text} line 901 is not JSON" in refused(
+        run, "align", *arguments("align", pair_folder, tmp_path, text=text)
+    )
 
 
 @pytest.mark.usefixtures("no_weights")

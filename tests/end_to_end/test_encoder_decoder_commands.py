@@ -11,7 +11,7 @@ import yaml
 from paceline.models import load_model
 from paceline.records import read_jsonl
 from support.runs import write_corpus
-from support.texts import one_line
+from support.texts import refused
 
 WORDS = "one two three four five six seven eight nine ten eleven twelve red blue green".split()  # noqa: SIM905
 NUMBERS = [*WORDS, *(f"{first} {second}" for first in WORDS[:8] for second in WORDS[4:12])]
@@ -250,26 +250,26 @@ def test_a_trajectory_and_a_sweep_and_an_export_run(run, pair: Path, tmp_path: P
     code, out, err = run("export", deep, "--to", "transformers", "--out", tmp_path / "alone")
     assert code == 0, err
     assert "2 decoder layers and 1 encoder layers, for which generate() of transformers" in out
-    code, _, err = run(*draft, "--to", "vllm", "--out", tmp_path / "refused")
-    assert code == 2
-    assert "is an encoder-decoder, which vllm cannot serve with a draft" in one_line(err)
+    assert "is an encoder-decoder, which vllm cannot serve with a draft" in refused(
+        run, *draft, "--to", "vllm", "--out", tmp_path / "refused"
+    )
 
 
 def test_what_an_encoder_decoder_has_no_use_for_is_one_line(run, pair: Path, tmp_path: Path):
     start = ("align", *models(pair), "--output", tmp_path / "run", *sets(num_steps=1))
     corpus = {"data.train": pair / "pairs.jsonl"}
-    code, _, err = run(*start, *sets(**corpus, **{"data.pack_documents": "true"}))
-    assert code == 2
-    assert "data.pack_documents is set, but it only applies to decoder-only" in one_line(err)
+    assert "data.pack_documents is set, but it only applies to decoder-only" in refused(
+        run, *start, *sets(**corpus, **{"data.pack_documents": "true"})
+    )
     documents = write_corpus(tmp_path / "documents.jsonl", [{"text": "red blue"}])
-    code, _, err = run(*start, *sets(**{"data.train": documents}))
-    assert code == 2
-    assert "has a prompt but no completion" in one_line(err)
+    assert "has a prompt but no completion" in refused(
+        run, *start, *sets(**{"data.train": documents})
+    )
     narrow = ("draft", "--target", pair / "target/model", "--out", tmp_path / "narrow")
     text = ("--text", pair / "pairs.jsonl")
-    code, _, err = run(*narrow, *sets(hidden_size=16, num_key_value_heads=1), *text)
-    assert code == 2
-    assert "t5 has no key heads of its own; set num_heads" in one_line(err)
-    code, _, err = run("perplexity", "--model", pair / "target/model", *text)
-    assert code == 2
-    assert "is an encoder-decoder, which does not continue documents" in one_line(err)
+    assert "t5 has no key heads of its own; set num_heads" in refused(
+        run, *narrow, *sets(hidden_size=16, num_key_value_heads=1), *text
+    )
+    assert "is an encoder-decoder, which does not continue documents" in refused(
+        run, "perplexity", "--model", pair / "target/model", *text
+    )

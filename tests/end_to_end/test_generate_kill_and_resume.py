@@ -14,7 +14,7 @@ import torch
 
 from paceline.data.answering import ShardStore
 from support.engines import Served, serving
-from support.processes import Program
+from support.processes import finish, start
 from support.runs import write_corpus, write_pair
 
 # argv: the configuration of the whole run, that of the killed one, and what decides the moments of
@@ -109,7 +109,7 @@ def kill_ten_times(folder: Path, tmp_path: Path, moments: str, changes: dict[str
         }
         files.append(tmp_path / f"{name}.yaml")
         files[-1].write_text(json.dumps(settings))
-    done = Program(_NURSERY, [*files, moments]).wait()
+    done = finish(start(_NURSERY, *files, moments))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["codes"] == [-9] * 10, done.stderr

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from support.texts import one_line
+from support.texts import refused
 
 pytestmark = pytest.mark.slow
 
@@ -69,6 +69,6 @@ def test_decode_shows_the_text_that_it_prints(run: Any, pair: tuple[Any, ...], t
 def test_a_path_that_is_no_file_is_an_error_before_the_run(
     run: Any, pair: tuple[Any, ...], tmp_path: Path
 ):
-    code, out, err = run("decode", *pair, "--prompt", "a", "--html", tmp_path)
-    assert (code, out) == (2, "")
-    assert "is a directory; name a file" in one_line(err)
+    assert "is a directory; name a file" in refused(
+        run, "decode", *pair, "--prompt", "a", "--html", tmp_path
+    )

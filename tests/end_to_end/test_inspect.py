@@ -1,7 +1,6 @@
 """`paceline inspect` shows what a user has to know of a model, and fails where a check fails."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,7 @@ from transformers import AutoModelForCausalLM, BertConfig, BertLMHeadModel, Qwen
 
 from support.gguf_files import write_gguf
 from support.models import tiny_hf, tiny_tokenizer
-
-Run = Callable[..., tuple[int, str, str]]
+from support.texts import Run
 
 CHATML = (
     "{% for m in messages %}<bos>{{ m.role }}\n{{ m.content }}<eos>\n{% endfor %}"

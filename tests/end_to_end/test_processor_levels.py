@@ -32,8 +32,8 @@ FILES = [
 ]
 # at the lowest level alone: the tests above run the kernels of these at every level
 LOWEST = ["unit/core/test_fused.py", "equivalence/test_align_equivalence.py"]
-# What starts its own processes, architectures without a fast path, and tests of alignment whose
-# kernels the other tests run too.
+# What starts its own processes, architectures without a fast path, and
+# tests of alignment whose kernels the other tests run too.
 LEFT_OUT = (
     "two_processes or without_a_compiler or compiled_once or deprecation "
     "or bloom or gpt_neox or gemma3_text or t5 or bart or marian or pegasus "
@@ -46,19 +46,8 @@ LOWER = processor.usable_levels()[:-1] if not os.environ.get(processor.VARIABLE)
 @pytest.mark.skipif(not LOWER, reason="a processor of the lowest level, or one that is limited")
 @pytest.mark.parametrize("level", LOWER)
 def test_the_fast_paths_are_right_on_older_processors(level: str, tmp_path: Path):
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:xdist",
-    ]
-    command += ["--no-header", "--basetemp", str(tmp_path / "tests")]
-    command += ["-k", f"not ({LEFT_OUT})"]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "-k", f"not ({LEFT_OUT})"]
+    command += ["-p", "no:cacheprovider", "-p", "no:xdist", "--basetemp", str(tmp_path / "tests")]
     files = [*FILES, *(LOWEST if level == LOWER[0] else ())]
     done = subprocess.run(
         [*command, *(str(TESTS / name) for name in files)],

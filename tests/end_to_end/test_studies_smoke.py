@@ -6,6 +6,7 @@ study does not have fails here.
 
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Lock
 
 import pytest
 
@@ -93,11 +94,15 @@ def _texts_of_direct_alignment(folder: Path) -> Path:
     return folder
 
 
-class Copies:
-    """Runs stages in processes that have imported the libraries."""
+class InThisProcess:
+    """Runs stages one after the other, without the imports of processes of their own."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()  # a study starts several stages at once
 
     def __call__(self, command: Sequence[str], log: Path) -> int:
-        done = run_command(ROOT, *command)
+        with self._lock:
+            done = run_command(ROOT, *command)
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a", encoding="utf-8") as stream:
             stream.write(done.stdout + done.stderr)
@@ -124,7 +129,7 @@ def test_a_study_runs_and_its_claims_find_their_rows(
     assert study.variables.keys() <= known.keys(), "make these in the fixture"
     own = {variable: str(known[variable]) for variable in study.variables}
     study = study.model_copy(update={"variables": own, "output": tmp_path / "study"})
-    rows, found = run_and_judge(study, name, "smoke", runner=Copies())
+    rows, found = run_and_judge(study, name, "smoke", runner=InThisProcess())
     findings = {one.claim.id: one for one in found}
     assert findings.keys() == {one.id for one in read_claims().claims if one.study == name}
     # the smoke scale has fewer families and settings, so that a side may have no rows

@@ -1,19 +1,15 @@
 """`paceline study` on a tiny study: runs once, survives kills and Ctrl-C, says what is wrong.
 
-Most studies and their stages are copies of a process that has imported the libraries; those of
-the tests of kills and of Ctrl-C are ended from outside. Stages that Ray runs, and the one that
-fails, are started as a user's are.
+The studies that run whole, that are killed and that are interrupted are processes as users start
+them. The others run in this process, on copies of the whole one; their stages are processes too.
 """
 
 import fcntl
 import json
-import os
 import resource
 import shutil
 import signal
 import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,55 +18,18 @@ import pytest
 import yaml
 
 from paceline.results.row import read_rows
-from support.processes import Program
-from support.runs import STAGES_ARE_COPIES, alignment, cells, comparable, tiny_study, write_study
-from support.texts import one_line
+from support.processes import COMMAND_LINE, finish, start
+from support.runs import alignment, cells, comparable, tiny_study, write_study
+from support.texts import Run, one_line, refused
 
 # one after the other on the same worker, as all compare with the same run of the study
 pytestmark = pytest.mark.first
 
-Run = Callable[..., tuple[int, str, str]]
 STUDY = ("study", "run", "tiny.yaml")
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 
-# argv: those of the command line
-_STUDY = STAGES_ARE_COPIES + "command_line(*sys.argv[1:])\n"
-
-# argv: the folder of the study that is timed, that of the killed one
-_NURSERY = STAGES_ARE_COPIES + textwrap.dedent("""
-    import json, random, time
-
-    def study(folder, seconds=None):
-        child = os.fork()
-        if child == 0:
-            os.chdir(folder)
-            command_line("study", "run", "tiny.yaml", "--workers", "2")
-        if seconds is not None:
-            time.sleep(seconds)
-            os.kill(child, signal.SIGKILL)
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-    def seconds_until_free(folder):
-        '''Until no process of a stage holds its log.'''
-        started = time.monotonic()
-        for log in Path(folder).glob("runs/tiny/logs/*.log"):
-            with log.open("ab") as stream:
-                fcntl.flock(stream, fcntl.LOCK_EX)
-        return time.monotonic() - started
-
-    timed, killed = sys.argv[1:]
-    started = time.monotonic()
-    codes = {"timed": study(timed)}
-    whole = time.monotonic() - started
-    rng = random.Random(0)
-    codes["killed"], codes["free"] = [], []
-    for number in range(10):
-        codes["killed"].append(study(killed, rng.uniform(0.02, 0.09) * whole))
-        if number % 2:  # else the next study begins while stages still end
-            codes["free"].append(seconds_until_free(killed))
-    codes["last"] = study(killed)
-    print(json.dumps(codes))
-""")
+# Files of a stage in progress, in the order in which one worker makes them. A study is killed when
+# the first file of a kind appears.
+MOMENTS = ("logs/align.log", "align/checkpoints/*", "align/draft/*", "tau-0/*", "cells/*")
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +45,7 @@ def whole(new: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same after an undisturbed run."""
     folder = tmp_path_factory.mktemp("whole") / "study"
     shutil.copytree(new, folder)
-    done = Program(_STUDY, STUDY, cwd=folder).wait()
+    done = finish(start(COMMAND_LINE, *STUDY, cwd=folder))
     assert done.returncode == 0, done.stderr
     assert done.stdout == "8 result rows are in runs/tiny/rows.jsonl\n"
     return folder
@@ -139,19 +98,31 @@ def test_a_second_run_executes_nothing_and_writes_the_same_rows(
     assert done == {"align": True, "tau-look-0": True, "cells": True, "tau-look-1": False}
 
 
-def test_ten_kills_change_no_row_and_leave_no_process(new: Path, whole: Path, tmp_path: Path):
-    folders = [copied(new, tmp_path / name) for name in ("timed", "killed")]
-    done = Program(_NURSERY, folders).wait()
+def wait_for(study: subprocess.Popen[str], has_come: Callable[[], bool]) -> None:
+    while not has_come():
+        assert study.poll() is None, finish(study).stderr
+        time.sleep(0.01)
+
+
+def test_a_kill_in_each_stage_changes_no_row_and_leaves_no_process(
+    new: Path, whole: Path, tmp_path: Path
+):
+    folder = copied(new, tmp_path)
+    for number, pattern in enumerate(MOMENTS):
+        study = start(COMMAND_LINE, *STUDY, cwd=folder)
+        wait_for(study, lambda pattern=pattern: any(folder.glob(f"runs/tiny/{pattern}")))
+        study.kill()
+        assert finish(study).returncode == -signal.SIGKILL, pattern
+        if number % 2:  # else the next study begins while stages still end
+            continue
+        for log in folder.glob("runs/tiny/logs/*.log"):
+            with log.open("ab") as stream:
+                fcntl.flock(stream, fcntl.LOCK_EX)  # until its stage has ended
+    done = finish(start(COMMAND_LINE, *STUDY, "--workers", "2", cwd=folder))
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert (found["timed"], found["last"]) == (0, 0), done.stderr
-    assert set(found["killed"]) <= {-signal.SIGKILL, 0}, done.stderr
-    assert found["killed"].count(-signal.SIGKILL) >= 5, "the study was slow when it was timed"
-    assert max(found["free"]) < 60, "else a stage went on without its study"
     expected = comparable(read_rows(whole / "runs/tiny/rows.jsonl"))
-    for folder in folders:
-        assert comparable(read_rows(folder / "runs/tiny/rows.jsonl")) == expected
-        assert not (folder / "runs/tiny/replaced").exists()
+    assert comparable(read_rows(folder / "runs/tiny/rows.jsonl")) == expected
+    assert not (folder / "runs/tiny/replaced").exists()
 
 
 # A shell starts programs in the background with Ctrl-C ignored, and their children inherit it.
@@ -160,13 +131,11 @@ _INTERRUPTIBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int
 
 def test_ctrl_c_ends_the_study_with_130_and_its_stages(new: Path, tmp_path: Path):
     folder = copied(new, tmp_path)
-    study = Program(_INTERRUPTIBLE + _STUDY, STUDY, cwd=folder)
+    study = start(_INTERRUPTIBLE + COMMAND_LINE, *STUDY, cwd=folder)
     log = folder / "runs/tiny/logs/align.log"
-    while not log.exists() or not log.stat().st_size:
-        assert study.runs, study.wait().stderr
-        time.sleep(0.05)
+    wait_for(study, lambda: log.exists() and log.stat().st_size > 0)
     study.send_signal(signal.SIGINT)
-    done = study.wait()
+    done = finish(study)
     assert done.returncode == 130
     assert "interrupted" in done.stderr.splitlines()[-1]
     with log.open("ab") as stream:
@@ -185,14 +154,8 @@ def test_two_workers_of_ray_give_the_rows_of_one_machine(new: Path, whole: Path,
         "connect_to_ray(num_cpus=2, include_dashboard=False); "
         "from paceline.cli.main import main; main()"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, *STUDY, "--workers", "2", "--set", "runner=ray"],
-        cwd=folder,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [*STUDY, "--workers", "2", "--set", "runner=ray"]
+    done = finish(start(program, *command, cwd=folder, env={"RAY_USAGE_STATS_ENABLED": "0"}))
     assert done.returncode == 0, done.stderr
     rows = read_rows(folder / "runs/tiny/rows.jsonl")
     every = read_rows(whole / "runs/tiny/rows.jsonl")
@@ -252,8 +215,7 @@ def test_a_mistake_in_a_study_is_one_line(
     said: str,
 ):
     folder = copied(new, tmp_path, monkeypatch)
-    code, _, err = run("study", *arguments)
-    assert (code, said in one_line(err)) == (2, True), err
+    assert said in refused(run, "study", *arguments)
     assert not (folder / "runs").exists()
 
 
@@ -262,10 +224,9 @@ def test_a_stage_whose_input_is_gone_is_named_and_nothing_is_lost(
 ):
     folder = copied(whole, tmp_path, monkeypatch)
     (folder / "data/prompts.jsonl").unlink()
-    code, _, err = run(*STUDY)
-    assert code == 2
+    line = refused(run, *STUDY)
     said = "stage tau-look-0 needs data/prompts.jsonl, which is not there; make the tiny models"
-    assert said in one_line(err)
+    assert said in line
     assert (folder / "runs/tiny/tau-0/rows.jsonl").exists()
 
 
@@ -295,10 +256,9 @@ def test_rows_of_an_older_schema_are_named_and_stay(
     file = folder / "runs/tiny/tau-0/rows.jsonl"
     file.write_text(file.read_text().replace('"schema_version": 1', '"schema_version": 0'))
     older = file.read_bytes()
-    code, _, err = run(*STUDY)
-    assert code == 2
+    line = refused(run, *STUDY)
     said = "runs/tiny/tau-0/rows.jsonl row 1 has schema_version 0, this Paceline reads 1; run the"
-    assert said in one_line(err)
+    assert said in line
     assert file.read_bytes() == older
 
 
@@ -324,6 +284,4 @@ def test_a_study_of_another_commands_file_is_called_so(run: Run, tmp_path: Path)
     file = tmp_path / "align.yaml"
     settings = tiny_study()["stages"]["align"]["set"]
     file.write_text(yaml.safe_dump(settings))
-    code, _, err = run("study", "run", file)
-    assert code == 2
-    assert "is a file for paceline align" in one_line(err)
+    assert "is a file for paceline align" in refused(run, "study", "run", file)

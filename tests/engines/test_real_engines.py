@@ -30,6 +30,7 @@ from paceline.models import load_model
 from paceline.models.gguf.pre_tokenizers import SPLITS
 from support.gguf_files import TEXTS, TOKENS, write_gguf, written
 from support.models import tiny_hf
+from support.texts import Run
 
 pytestmark = pytest.mark.engines
 
@@ -45,8 +46,6 @@ OPTIONS = {
     "llamacpp": ["-t", "2"],
 }
 GAMMA = 3
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 def needs(*engines: str) -> pytest.MarkDecorator:

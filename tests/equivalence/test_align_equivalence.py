@@ -159,7 +159,7 @@ def test_parts_of_a_step_and_chunks_of_a_part_do_not_show(
     whole = losses(align(align_config(folder, tmp_path / "1", **changes(mean=mean, recipe=recipe))))
     lengths = [[len(row.tokens) - row.trained_from for row in rows] for rows in seen]
     assert any(sum(step[:2]) != sum(step[2:]) for step in lengths), "the parts must be unequal"
-    for parts, chunk in ((2, 256), (4, 256), (1, 3)):
+    for parts, chunk in ((4, 256), (2, 3)):
         settings = changes(
             mean=mean, recipe=recipe, gradient_accumulation_steps=parts, chunk_tokens=chunk
         )

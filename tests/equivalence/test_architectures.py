@@ -77,4 +77,4 @@ def test_a_class_that_was_equal_is_equal(architecture: Architecture):
     results = {row[:2]: row.result for row in recorded()}
     listed = results[architecture.model_type, architecture.class_name]
     assert listed in EQUAL.values(), "choose a class that is listed as equal"
-    assert architecture.row(num_new=16, gammas=(4,)).result == listed
+    assert architecture.row(num_new=10, gammas=(4,)).result == listed

@@ -6,8 +6,6 @@ import paceline  # noqa: F401 - before torch, whose libraries PACELINE_CPU limit
 
 # isort: split
 import gc
-from collections.abc import Iterator
-from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,6 @@ import transformers
 from transformers import PreTrainedTokenizerFast
 
 from paceline.models import CausalModel
-from support import processes
 from support.models import tiny_hf, tiny_pair, tiny_tokenizer
 
 
@@ -35,7 +32,8 @@ def pytest_collection_finish() -> None:
     It spent a third of the time of many tests, most of it on what imports have left, which stays.
     """
     gc.collect()
-    processes.spare_collections()
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
 
 
 @pytest.fixture(autouse=True)
@@ -51,19 +49,6 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     whole_run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     cache = os.environ.get("PACELINE_TEST_CACHE") or str(whole_run / "paceline-cache")
     monkeypatch.setenv("PACELINE_CACHE", cache)
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _one_process_to_copy() -> Iterator[None]:
-    """Paceline's workers and programs of tests are copied from one process, with all imports."""
-    preload = forkserver.set_forkserver_preload
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            forkserver,
-            "set_forkserver_preload",
-            lambda names: preload([*processes.IMPORTED, *names]),
-        )
-        yield
 
 
 @pytest.fixture(scope="session")

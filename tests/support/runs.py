@@ -16,7 +16,7 @@ from paceline.records import read_jsonl
 from paceline.results.row import Row
 from paceline.train import AlignConfig
 from support.models import tiny_pair
-from support.processes import Program
+from support.processes import finish, start
 
 _SENTENCES = (
     "the cat sat on the mat and then another cat sat there",
@@ -132,11 +132,11 @@ def two_processes(configs: Sequence[AlignConfig], folder: Path) -> list[list[lis
         "ACCELERATE_USE_CPU": "true",
     }
     ranks = [
-        Program(_PROCESS, files, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        start(_PROCESS, *files, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)})
         for rank in range(2)
     ]
     for process in ranks:
-        done = process.wait()
+        done = finish(process)
         assert done.returncode == 0, done.stderr
     return [
         [json.loads(file.with_suffix(f".{rank}").read_text()) for rank in range(2)]
@@ -182,56 +182,6 @@ CLOCKS = (
 MODELS = {"target": "$data/target", "draft": "$data/draft"}
 WEIGHTS = ["$data/target/model.safetensors", "$data/draft/model.safetensors"]
 ALIGNED = "$output/align/draft/model.safetensors"
-# The first lines of a program of `Program`: the stages of a study are copies of it, which
-# have its imports at once; command_line() never returns.
-STAGES_ARE_COPIES = textwrap.dedent("""
-    import fcntl, os, signal, subprocess, sys, traceback
-    from pathlib import Path
-    from types import SimpleNamespace
-    import paceline.cli.main as cli
-    import paceline.data.input_checks, paceline.cli.result_tables
-    import paceline.studies.session
-    from paceline.processes import end_with_parent
-    from paceline.studies import execute
-
-    def command_line(*arguments):
-        sys.argv = ["paceline", *arguments]
-        try:
-            cli.main()
-        except SystemExit as ending:
-            code = ending.code
-        except BaseException:
-            traceback.print_exc()
-            code = 3
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-    class Forked(subprocess.Popen):
-        '''The process of a stage: a copy of this one, with what Popen does besides.'''
-
-        def __init__(self, command, *, stdout, **_options):
-            self._stage, self._log = command[4:], stdout.fileno()
-            super().__init__(command)
-
-        def _execute_child(self, *_):
-            self.pid = os.fork()
-            self._child_created = True
-            if self.pid == 0:
-                os.setsid()
-                os.dup2(self._log, 1)
-                os.dup2(self._log, 2)
-                os.closerange(3, 256)
-                parent, *arguments = self._stage
-                end_with_parent(int(parent))
-                command_line(*arguments)
-
-    # of this module alone: others start programs
-    execute.subprocess = SimpleNamespace(
-        Popen=Forked, DEVNULL=None, TimeoutExpired=subprocess.TimeoutExpired
-    )
-""")
-
 COST = {"minutes": {"cpu": 0.01, "gpu": 0.01}, "disk_mb": 1}
 
 

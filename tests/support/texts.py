@@ -396,11 +396,11 @@ def write_yaml(path: Path, values: Any) -> str:
     return str(path)
 
 
-def refused(run: Run, *words: str) -> str:
+def refused(run: Run, *words: Any) -> str:
+    """A command refuses its arguments. -> its only line on stderr."""
     code, out, err = run(*words)
     assert (code, out) == (2, ""), err
-    assert err.count("\n") == 1
-    return err
+    return one_line(err)
 
 
 _PROGRESS = re.compile(r"starting|[a-z ]+ \d+%.*")

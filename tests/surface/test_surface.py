@@ -22,7 +22,7 @@ from paceline.core.rules import AnyRule, Lenient, Lossless, Lossy, Rule
 from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder, Generation, SpeculativeDecoder
 from support.models import tiny_model
-from support.processes import run_command
+from support.processes import COMMAND_LINE, finish, start
 
 NAMES = {
     "paceline.core.sampling": "SamplingParams to_probs",
@@ -321,7 +321,7 @@ def test_wrong_usage_exits_with_2(arguments: list[str]):
 
 
 def test_an_error_is_one_line_on_stderr_and_an_exit_code(tmp_path: Any):
-    run = run_command(tmp_path, "validate", "align", "missing.yaml")
+    run = finish(start(COMMAND_LINE, "validate", "align", "missing.yaml", cwd=tmp_path))
     assert (run.returncode, run.stdout) == (2, "")
     assert run.stderr.startswith("paceline: no configuration file at ")
     assert run.stderr.count("\n") == 1

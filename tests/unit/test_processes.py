@@ -11,7 +11,7 @@ import pytest
 from paceline.errors import GenerationError
 from paceline.processes import in_processes
 from paceline.train.loop import StopRequest
-from support.processes import Program
+from support.processes import finish, start
 
 
 def _interrupted(item: int) -> bool:
@@ -63,12 +63,12 @@ def test_a_worker_whose_main_process_is_killed_saves_its_work_and_ends(tmp_path:
     (tmp_path / "left.py").write_text(_LEFT)
     files = [tmp_path / "one", tmp_path / "two"]
     begin = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-    main = Program(begin + "import left; left.main(sys.argv[1:])", files)
+    main = start(begin + "import left; left.main(sys.argv[1:])", *files)
     while not all(file.exists() and file.read_text() == "begun" for file in files):
-        assert main.runs, main.wait().stderr
+        assert main.poll() is None, finish(main).stderr
         time.sleep(0.02)
     main.send_signal(signal.SIGKILL)
-    assert main.wait().returncode == -signal.SIGKILL
+    assert finish(main).returncode == -signal.SIGKILL
     while any(file.read_text() != "saved" for file in files):
         time.sleep(0.02)  # a timeout of pytest ends this if a worker goes on
 

@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from support.processes import Program
+from support.processes import finish, start
 
 
 @pytest.mark.slow
@@ -36,5 +36,5 @@ def test_ctrl_c_ends_the_wait_for_a_server_in_one_line():
         except KeyboardInterrupt:
             print("interrupted")
     """)
-    done = Program(program).wait()
+    done = finish(start(program))
     assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
