@@ -12,11 +12,11 @@ from paceline.bench.schema import ResultRow, digest, family, parameters_of
 from paceline.config import as_written, read_json
 from paceline.decode.strategies import Autoregressive, Oracle, Speculative
 from paceline.errors import UsageError
-from paceline.measure.bounds import BoundsConfig, BoundsResult
 from paceline.measure.trajectory import SCHEMA_VERSION, TrajectoryRow
 from paceline.models.inspection import count_parameters
 from paceline.records import RunDirectory, read_jsonl
 from paceline.results.row import Source
+from paceline.results.row import read_rows as rows_of
 from paceline.studies.execute import StageFolder
 from paceline.studies.rows import StudyRow
 
@@ -43,7 +43,7 @@ def collect(study: str, output: Path, stages: Sequence[PlannedStage]) -> list[St
     Raises:
         UsageError: a stage's output is of another version or malformed.
     """
-    readers = {"trajectory": _trajectory, "bench": _bench, "sweep": _sweep, "bounds": _bounds}
+    readers = {"trajectory": _trajectory, "bench": _bench, "sweep": _sweep, "bounds": _written}
     rows: list[StudyRow] = []
     for stage in stages:
         if stage.command not in readers:
@@ -210,23 +210,11 @@ def _sweep(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
         yield SEEDS, units, {"row": row, "column": column}, sums, None, source
 
 
-def _bounds(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
-    """One row; units are prompts."""
-    config = BoundsConfig.model_validate(stage.config)
-    result = RunDirectory(stage.folder).read_result()
-    assert result is not None, "a finished stage has a result"
-    prompts = BoundsResult.model_validate(result).prompts
-    sums: Sums = {
-        name: tuple(round(float(getattr(one, name)), 6) for one in prompts)
-        for name in ("acceptance", "tight", "proven", "printed", "length", "tvd", "positions")
-    }
-    for name in prompts[0].regret:
-        for key in ("regret", "bound", "violations"):
-            values = tuple(round(float(getattr(one, key)[name]), 6) for one in prompts)
-            sums[f"{key} {name}"] = values
-    units = tuple(config.skip_prompts + one.prompt for one in prompts)
-    setting = _sampled(config.sampling) | {"max_new_tokens": config.max_new_tokens}
-    yield f"prompts of {config.prompts.path}", units, setting, sums, None, _source(stage, folder)
+def _written(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
+    """The rows that the command wrote."""
+    source = _source(stage, folder)
+    for row in rows_of(stage.folder):
+        yield row.population, row.units, row.setting, row.sums, None, source
 
 
 def _sampled(sampling: SamplingParams) -> dict[str, Label]:
