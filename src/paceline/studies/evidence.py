@@ -161,6 +161,15 @@ def select(rows: Sequence[StudyRow], *conditions: Mapping[str, Condition]) -> li
     ]
 
 
+def with_sums(rows: Sequence[StudyRow], *names: str | None) -> list[StudyRow]:
+    """The rows that have these sums; all rows if none has them, so that an error can say so.
+
+    A figure that does not depend on a setting, such as gamma, is in rows of its own.
+    """
+    found = [row for row in rows if all(name is None or name in row.sums for name in names)]
+    return found or list(rows)
+
+
 def paired_evidence(
     test: Paired,
     rows: Sequence[StudyRow],
@@ -322,10 +331,11 @@ def _strata(
         UsageError: a combination is missing; the mean of the others would be another effect.
     """
     keys = (*test.each, *test.most, *test.some, *test.across)
-    firsts = select(rows, test.rows, test.first.where)
+    firsts = _of_side(test, test.first, select(rows, test.rows, test.first.where))
     seconds = firsts
     if test.second is not None:
         seconds = select(rows, _without(test.rows, keys), test.second.where)
+        seconds = _of_side(test, test.second, seconds)
     if not firsts or not seconds:
         return []
     own = _fixed_by(test.second)
@@ -341,6 +351,10 @@ def _strata(
         mean = {key: at[key] for key in test.across}
         found.append((at, _stratum(test, _named(mean, test.across), first, second)))
     return found
+
+
+def _of_side(test: Paired, side: Side, rows: Sequence[StudyRow]) -> list[StudyRow]:
+    return with_sums(rows, side.over or test.over, side.under or test.under)
 
 
 def _fixed_by(side: Side | None) -> set[str]:

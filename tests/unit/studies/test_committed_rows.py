@@ -42,7 +42,8 @@ def sums(study: str, names: list[str], **setting: Any) -> np.ndarray:
     """Named sums of each example in the rows with this setting, [examples, names]."""
     found: dict[int, list[float]] = {}
     for row in rows(study):
-        if all(row["setting"].get(key) == value for key, value in setting.items()):
+        has = all(row["setting"].get(key) == value for key, value in setting.items())
+        if has and {*names} <= row["sums"].keys():
             for place, unit in enumerate(row["units"]):
                 values = [row["sums"][name][place] for name in names]
                 if None not in values:
@@ -57,7 +58,7 @@ def ratio(study: str, over: str, under: str, **setting: Any) -> float:
 
 
 def tau(study: str, gamma: int, **setting: Any) -> float:
-    return ratio(study, f"emitted_{gamma}", f"blocks_{gamma}", **setting)
+    return ratio(study, "emitted", "calls", gamma=gamma, **setting)
 
 
 def gain(

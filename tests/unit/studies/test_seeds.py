@@ -114,3 +114,16 @@ def test_the_half_widths_of_examples_and_runs_add_as_squares():
     # runs that differ no more than by the error of their examples add nothing
     nothing = spread._replace(variance=0.01, examples=0.5)
     assert with_seeds(-3.0, 4.0, nothing, design, 1e-3, 100) == (-3.0, 4.0)
+
+
+def test_rows_of_other_gammas_and_training_times_of_runs_are_no_more_degrees_of_freedom():
+    """Three runs of two seeds have three, whatever the number of gammas; each gamma has its own."""
+    rows = [
+        row.model_copy(update={"setting": row.setting | {"gamma": gamma, "elapsed_s": 0.1 * place}})
+        for gamma, scale in ((3, 1), (5, 2))
+        for place, row in enumerate(runs([(0, 2 * scale), (0, 2 * scale), (0, 2 * scale)]))
+    ]
+    for gamma, scale in ((3, 1), (5, 2)):
+        found = seed_spread(rows, run(gamma=gamma), measure)
+        assert found is not None
+        assert (found.variance, found.freedom) == (pytest.approx(2 * scale**2), 3)
