@@ -64,6 +64,7 @@ def stage_table(study: StudyConfig, found: Sequence[StageState]) -> Group:
         sum(getattr(stage, name) for stage in left)
         for name in ("minutes_cpu", "minutes_gpu", "disk_mb")
     ]
+    sums[0] /= study.workers  # stages run at the same time
     table.add_row("to run, in all", "", "", *(f"{number:g}" for number in sums))
     covers = f"covers: {', '.join(covered(study))}"
     looks = (

@@ -162,12 +162,17 @@ def select(rows: Sequence[StudyRow], *conditions: Mapping[str, Condition]) -> li
 
 
 def with_sums(rows: Sequence[StudyRow], *names: str | None) -> list[StudyRow]:
-    """The rows that have these sums; all rows if none has them, so that an error can say so.
+    """The rows that have these sums: a figure without a setting, such as gamma, has its own rows.
 
-    A figure that does not depend on a setting, such as gamma, is in rows of its own.
+    Raises:
+        UsageError: there are rows, and none has them.
     """
-    found = [row for row in rows if all(name is None or name in row.sums for name in names)]
-    return found or list(rows)
+    wanted = [name for name in names if name is not None]
+    found = [row for row in rows if row.sums.keys() >= {*wanted}]
+    if rows and not found:
+        for name in wanted:
+            column(rows[0], name)
+    return found
 
 
 def paired_evidence(
