@@ -1,4 +1,4 @@
-"""Settings of all tests: no network, one thread, float32. Loads tests/shared_fixtures.py."""
+"""Settings of all tests: no network, one thread, float32. Loads tests/support/fixtures.py."""
 
 import os
 
@@ -17,4 +17,4 @@ def pytest_configure(config: pytest.Config) -> None:
     """Load the fixtures, except in xdist's controller: it runs no test, and they import models."""
     is_controller = config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput")
     if not is_controller:
-        config.pluginmanager.import_plugin("shared_fixtures")
+        config.pluginmanager.import_plugin("support.fixtures")

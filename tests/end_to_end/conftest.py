@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from aligning import write_pair
 from paceline.cli.main import main
+from support.runs import write_pair
 
 Run = Callable[..., tuple[int, str, str]]
 

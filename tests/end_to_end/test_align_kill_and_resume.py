@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from aligning import align_config, losses, write_corpus, write_pair
-from forked import Program
 from paceline.records import read_jsonl
+from support.processes import Program
+from support.runs import align_config, losses, write_corpus, write_pair
 
 # argv: a JSON file of [config file, moments]; a moment is [place, how many times it is passed].
 _NURSERY = textwrap.dedent("""

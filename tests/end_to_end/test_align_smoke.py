@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from aligning import losses, write_corpus, write_pair
-from forked import run_command
 from paceline.records import read_jsonl
+from support.processes import run_command
+from support.runs import losses, write_corpus, write_pair
 
 SMOKE = Path(__file__).parents[2] / "configs" / "smoke"
 QUICK = Path(__file__).parents[2] / "configs" / "align" / "quick.yaml"

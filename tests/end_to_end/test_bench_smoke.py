@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from forked import run_command
 from paceline.config import load_config
 from paceline.decode.strategies import DecodingConfig
+from support.processes import run_command
 
 SMOKE = Path(__file__).parents[2] / "configs" / "smoke"
 SUMS = ("--set", "min_terms=3", "--set", "max_terms=3", "--set", "max_digits=1")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from printed import one_line
+from support.texts import one_line
 
 
 @pytest.fixture

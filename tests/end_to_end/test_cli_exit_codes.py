@@ -16,7 +16,7 @@ from paceline import errors
 from paceline.cli import console
 from paceline.cli.console import CheckedOutput, checked_output
 from paceline.cli.main import app
-from printed import one_line
+from support.texts import one_line
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from printed import one_line
+from support.texts import one_line
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -13,7 +13,7 @@ from paceline.cli.defaults import describe_defaults, meaning_of
 from paceline.cli.main import SCHEMAS, app, schema_of
 from paceline.cli.other import env
 from paceline.config import fields_of, models_in
-from printed import one_line
+from support.texts import one_line
 
 Run = Callable[..., tuple[int, str, str]]
 COMMANDS = sorted(typer.main.get_command(app).commands)  # pyright: ignore

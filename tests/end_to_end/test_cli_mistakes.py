@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from printed import one_line
+from support.texts import one_line
 
 Run = Callable[..., tuple[int, str, str]]
 SHORT = ("--set", "max_prompt_tokens=8", "--set", "max_new_tokens=8")

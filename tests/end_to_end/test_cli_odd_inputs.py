@@ -10,7 +10,7 @@ import pytest
 from paceline.errors import SlowerWarning, StorageError
 from paceline.native import library
 from paceline.records import storage_errors
-from printed import one_line
+from support.texts import one_line
 
 Run = Callable[..., tuple[int, str, str]]
 QUICK = ("--set", "max_new_tokens=8", "--set", "num_prompts=4", "--set", "timed_prompts=1")

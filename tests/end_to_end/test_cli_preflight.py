@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from printed import one_line
+from support.texts import one_line
 
 Run = Callable[..., tuple[int, str, str]]
 Usage = namedtuple("Usage", "total used free")

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from aligning import write_corpus
 from paceline.models import load_model
 from paceline.records import read_jsonl
-from printed import one_line
+from support.runs import write_corpus
+from support.texts import one_line
 
 WORDS = "one two three four five six seven eight nine ten eleven twelve red blue green".split()  # noqa: SIM905
 NUMBERS = [*WORDS, *(f"{first} {second}" for first in WORDS[:8] for second in WORDS[4:12])]

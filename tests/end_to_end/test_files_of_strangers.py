@@ -20,8 +20,8 @@ from paceline.errors import ConfigError
 from paceline.extensions import RuleChoice, imported
 from paceline.permissions import IMPORTS, Origin, given
 from paceline.tasks import build_task
-from report_runs import bench_run
-from strangers import Run, refused, write
+from support.reports import bench_run
+from support.texts import Run, refused, write_yaml
 
 RULE = {"import": "runs.tuned.notes:Rule", "alpha": 0.3}
 
@@ -56,7 +56,7 @@ CONFIGURED = {
 
 @pytest.mark.parametrize("command", CONFIGURED)
 def test_a_configuration_imports_nothing_by_itself(command: str, run: Run, marker: Path):
-    file = write(marker.with_name("strange.yaml"), CONFIGURED[command])
+    file = write_yaml(marker.with_name("strange.yaml"), CONFIGURED[command])
     said = refused(run, "validate", command, file)
     assert "runs.tuned.notes:Rule is code" in said
     assert "--allow-import runs.tuned.notes" in said
@@ -65,7 +65,7 @@ def test_a_configuration_imports_nothing_by_itself(command: str, run: Run, marke
 
 def test_a_study_imports_nothing_by_itself(run: Run, marker: Path):
     stage = STAGE | {"disk_mb": 1, "set": {"grid.rules": [RULE], "output": "$output/x"}}
-    file = write(
+    file = write_yaml(
         marker.with_name("study.yaml"), {"title": "t", "output": "s", "stages": {"x": stage}}
     )
     assert "is code" in refused(run, "study", "run", file, "--dry-run")
@@ -73,7 +73,7 @@ def test_a_study_imports_nothing_by_itself(run: Run, marker: Path):
 
 
 def test_a_directory_of_results_is_no_package_even_with_permission(run: Run, marker: Path):
-    file = write(marker.with_name("d.yaml"), CONFIGURED["decode"])
+    file = write_yaml(marker.with_name("d.yaml"), CONFIGURED["decode"])
     said = refused(run, "validate", "decode", file, "--allow-import", "runs")
     assert "directory without __init__.py" in said
     assert not marker.exists()
@@ -82,7 +82,7 @@ def test_a_directory_of_results_is_no_package_even_with_permission(run: Run, mar
 def test_code_that_lacks_the_class_is_not_run(run: Run, marker: Path):
     (marker.parent / "runs" / "__init__.py").touch()
     (marker.parent / "runs" / "tuned" / "__init__.py").touch()
-    file = write(marker.with_name("d.yaml"), {"strategy": {"rule": "runs.tuned.notes:Other"}})
+    file = write_yaml(marker.with_name("d.yaml"), {"strategy": {"rule": "runs.tuned.notes:Other"}})
     assert "has no Other" in refused(run, "validate", "decode", file, "--allow-import", "runs")
     assert not marker.exists()
 
@@ -97,7 +97,7 @@ def test_what_the_user_permits_is_imported(
     Path(f"{name}.py").write_text(
         "from paceline.core.rules import Lossless\nclass R(Lossless): ..."
     )
-    file = write(tmp_path / "d.yaml", {"strategy": {"rule": f"{name}:R"}})
+    file = write_yaml(tmp_path / "d.yaml", {"strategy": {"rule": f"{name}:R"}})
     assert run("validate", "decode", file)[0] == 2
     if permission == "environment":
         monkeypatch.setenv(IMPORTS, f"another, {name}")
@@ -148,7 +148,7 @@ def test_the_standard_library_has_no_metrics(metric: str, monkeypatch: pytest.Mo
 
 
 def test_vllm_imports_nothing_by_itself(marker: Path):
-    file = write(marker.with_name("decoding.yaml"), CONFIGURED["decode"])
+    file = write_yaml(marker.with_name("decoding.yaml"), CONFIGURED["decode"])
     for value in (file, json.dumps(RULE)):
         with pytest.raises(SystemExit, match="PACELINE_IMPORTS"):
             read_rule(value)
@@ -229,7 +229,7 @@ def test_a_file_cannot_permit_that_programs_run(
     words = [
         "validate",
         "bench",
-        write(tmp_path / "f.yaml", task),
+        write_yaml(tmp_path / "f.yaml", task),
         *(f"--set={key}" for key in ("target=t", "draft=d", "output=o")),
     ]
     assert "allow_execution: false" in run(*words)[1]

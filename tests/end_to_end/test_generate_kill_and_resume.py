@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from aligning import write_corpus, write_pair
-from fake_servers import Served, serving
-from forked import Program
 from paceline.data.answering import ShardStore
+from support.engines import Served, serving
+from support.processes import Program
+from support.runs import write_corpus, write_pair
 
 # argv: the configuration of the whole run, that of the killed one, and what decides the moments of
 # the kills: "time", or "answers", of which each run adds one to five

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from aligning import write_corpus, write_pair
-from fake_servers import Served, serving
 from paceline.config import validate
 from paceline.data import distillation_data
 from paceline.data.answering import ShardStore
 from paceline.data.distillation_data import generate_data, plan_run
 from paceline.data.requests import GenerateDataConfig
 from paceline.errors import UsageError
+from support.engines import Served, serving
+from support.runs import write_corpus, write_pair
 
 pytestmark = pytest.mark.slow
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from aligning import write_corpus, write_pair
 from paceline.config import validate
 from paceline.data.answering import ShardStore
 from paceline.data.distillation_data import generate_data
 from paceline.data.requests import GenerateDataConfig
+from support.runs import write_corpus, write_pair
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 

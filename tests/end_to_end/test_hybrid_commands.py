@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from aligning import write_corpus
 from paceline.measure import Measurement
 from paceline.models.inspection import state_keeper
-from tiny import HYBRIDS, tiny_hf, tiny_tokenizer
+from support.models import HYBRIDS, tiny_hf, tiny_tokenizer
+from support.runs import write_corpus
 
 TEXT = "the other thinner animal ran in the theatre"
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, BertConfig, BertLMHeadModel, Qwen3NextConfig
 
-from gguf_files import write_gguf
-from tiny import tiny_hf, tiny_tokenizer
+from support.gguf_files import write_gguf
+from support.models import tiny_hf, tiny_tokenizer
 
 Run = Callable[..., tuple[int, str, str]]
 

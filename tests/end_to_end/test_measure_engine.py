@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from aligning import write_pair
-from fake_servers import Answer, llamacpp_routes, serving
 from paceline.models import load_model
-from printed import one_line
+from support.engines import Answer, llamacpp_routes, serving
+from support.runs import write_pair
+from support.texts import one_line
 
-SERVER = Path(__file__).parents[1] / "fake_llama_server.py"
+SERVER = Path(__file__).parents[1] / "support/fake_llama_server.py"
 SMALL = [
     *("--set", "num_prompts=8", "--set", "max_new_tokens=12"),
     *("--set", "num_speculative_tokens=2", "--set", "dtype=float32", "--temperature", "0"),

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-import report_runs
-from claim_pages import claims_page
 from paceline.view import render
 from paceline.view.read import read_page
+from support import reports
+from support.results import claims_page
 
 driver = pytest.importorskip(
     "playwright.sync_api", reason="playwright is not installed: make report-test"
@@ -27,7 +27,7 @@ pytestmark = [
 ]
 WIDTHS = (1280, 390)
 THEMES = ("light", "dark")
-KINDS = (*report_runs.RUNS, "claims")
+KINDS = (*reports.RUNS, "claims")
 
 LIGHT = """
   const channel = (v) => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
@@ -73,7 +73,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A page of every kind of run, and the page of claims."""
     folder = tmp_path_factory.mktemp("pages")
     found: dict[str, Path] = {}
-    for kind, make in report_runs.RUNS.items():
+    for kind, make in reports.RUNS.items():
         found[kind] = folder / f"{kind}.html"
         render.write(read_page(make(folder / kind)).page, found[kind])
     found["claims"] = folder / "claims.html"

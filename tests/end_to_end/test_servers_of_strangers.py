@@ -20,7 +20,7 @@ from paceline.engines.texts import OpenAIWriter
 from paceline.errors import ConfigError, EngineError, UsageError
 from paceline.measure.served_runs import ServedConfig
 from paceline.permissions import given
-from strangers import Run, refused, write
+from support.texts import Run, refused, write_yaml
 
 WRITER = {"writer": {"kind": "openai", "url": "https://example.invalid", "api_key_env": "AWS_KEY"}}
 ENGINE = {"engine": {"engine": "vllm", "url": "https://example.invalid", "api_key_env": "AWS_KEY"}}
@@ -31,7 +31,7 @@ ENGINE = {"engine": {"engine": "vllm", "url": "https://example.invalid", "api_ke
     [("generate-data", WRITER), ("score", WRITER), ("align", WRITER), ("measure-engine", ENGINE)],
 )
 def test_a_file_names_no_secret_of_the_user(command: str, values: Any, run: Run, tmp_path: Path):
-    said = refused(run, "validate", command, write(tmp_path / "f.yaml", values))
+    said = refused(run, "validate", command, write_yaml(tmp_path / "f.yaml", values))
     assert "a file may name PACELINE_..._KEY, and OPENAI_API_KEY for https://api.openai.com" in said
     assert "not AWS_KEY" in said
 
@@ -109,7 +109,7 @@ OPTIONS = {"engine": "vllm", "options": ["--trust-remote-code"]}
 
 @pytest.mark.parametrize("choice", [PROGRAM, OPTIONS])
 def test_a_file_starts_no_program_by_itself(choice: Any, run: Run, tmp_path: Path):
-    file = write(tmp_path / "f.yaml", {"engine": choice})
+    file = write_yaml(tmp_path / "f.yaml", {"engine": choice})
     program = choice.get("program", "vllm")
     for command in ("measure-engine", "bench"):
         said = refused(run, "validate", command, file)

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from aligning import align_config, held_out, write_corpus, write_pair
-from forked import run_command
 from paceline.config import validate
 from paceline.results.row import read_rows
 from paceline.studies.claim_file import read_claims
@@ -18,7 +16,9 @@ from paceline.studies.rows import StudyRow
 from paceline.studies.session import run_and_judge
 from paceline.studies.study_file import find_studies, read_study
 from paceline.train.sweep import SweepConfig, sweep
-from tiny import tiny_pair
+from support.models import tiny_pair
+from support.processes import run_command
+from support.runs import align_config, held_out, write_corpus, write_pair
 
 ROOT = Path(__file__).parents[2]
 STUDIES = find_studies(ROOT / "configs/studies")

@@ -23,13 +23,13 @@ import torch
 from pydantic import BaseModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gguf_files import TEXTS, TOKENS, write_gguf, written
 from paceline.cli.main import main
 from paceline.engines.client import Client
 from paceline.engines.process import free_port
 from paceline.models import load_model
 from paceline.models.gguf.pre_tokenizers import SPLITS
-from tiny import tiny_hf
+from support.gguf_files import TEXTS, TOKENS, write_gguf, written
+from support.models import tiny_hf
 
 pytestmark = pytest.mark.engines
 

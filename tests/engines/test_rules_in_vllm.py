@@ -19,8 +19,16 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from exact import Distribution, NextToken, Shaping, chi_square_p_value
-from exact_cascades import AIMS, Models, aimed_vectors, target_bonus_texts
+from support.exact import (
+    AIMS,
+    Distribution,
+    Models,
+    NextToken,
+    Shaping,
+    aimed_vectors,
+    chi_square_p_value,
+    target_bonus_texts,
+)
 
 pytestmark = pytest.mark.engines
 

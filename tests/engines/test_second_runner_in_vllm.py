@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from exact import Distribution, Shaping, chi_square_p_value
-from exact_cascades import AIMS, aimed_vectors
+from support.exact import AIMS, Distribution, Shaping, aimed_vectors, chi_square_p_value
 
 pytestmark = pytest.mark.engines
 

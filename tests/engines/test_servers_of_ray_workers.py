@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from real_engines import (
+from support.engines import (
     ENVIRONMENT,
     MAX_NEW_TOKENS,
     PROGRAMS,

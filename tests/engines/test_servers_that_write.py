@@ -21,7 +21,7 @@ import pytest
 from paceline.engines.client import Client
 from paceline.engines.process import free_port
 from paceline.errors import EngineError
-from real_engines import (
+from support.engines import (
     ENVIRONMENT,
     MAX_NEW_TOKENS,
     PROGRAMS,

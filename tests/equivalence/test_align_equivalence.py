@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from aligning import align_config, losses, write_corpus, write_pair
-from aligning_processes import two_processes
 from paceline.data.collate import Row
 from paceline.errors import ConfigError
 from paceline.models import load_model
@@ -19,6 +17,7 @@ from paceline.models.drafts.save import save_draft
 from paceline.native import compiled
 from paceline.train import align
 from paceline.train.step import StepFigures, Stepper
+from support.runs import align_config, losses, two_processes, write_corpus, write_pair
 
 RowsOfSteps = list[list[Row]]
 

@@ -22,7 +22,7 @@ from paceline.decode import (
 from paceline.errors import ContextLengthError, UnsupportedModelError, UsageError
 from paceline.models import HfModel, prepare_for_decoding, wrap_model
 from paceline.models.compatibility import check_same_vocabulary
-from tiny import ENCODER_DECODERS, tiny_hf, tiny_model
+from support.models import ENCODER_DECODERS, tiny_hf, tiny_model
 
 GREEDY = SamplingParams(temperature=0)
 NEW = 16

@@ -8,7 +8,7 @@ from paceline.models import prepare_for_decoding, wrap_model
 from paceline.models.llama.forward import LlamaDecoder
 from paceline.models.llama.packing import can_pack
 from paceline.native import compiled
-from tiny import CONFIGS, ENCODER_DECODERS, tiny_hf, tiny_model
+from support.models import CONFIGS, ENCODER_DECODERS, tiny_hf, tiny_model
 
 PROMPTS = [[3, 4, 5, 6, 7, 8], [9], [10, 11, 12]]
 BLOCK = torch.tensor([[13, 14, 15], [16, 17, 18], [19, 20, 21]])

@@ -13,7 +13,7 @@ from paceline.data.packing import PackedText
 from paceline.data.prompts import CorpusConfig
 from paceline.data.sources import Shard
 from paceline.data.tokens import last_turn
-from tiny import tiny_tokenizer
+from support.models import tiny_tokenizer
 
 EOS = 1
 TOKENIZER = tiny_tokenizer()

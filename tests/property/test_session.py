@@ -20,7 +20,7 @@ from paceline.models.llama.forward import LlamaDecoder
 from paceline.models.llama.packing import can_pack
 from paceline.models.prepare import with_cuda_graphs
 from paceline.native import compiled
-from tiny import CONFIGS, ENCODER_DECODERS, tiny_hf, tiny_model
+from support.models import CONFIGS, ENCODER_DECODERS, tiny_hf, tiny_model
 
 VOCABULARY = 61
 

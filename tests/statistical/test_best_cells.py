@@ -17,7 +17,7 @@ from torch import Tensor
 from paceline.bench.comparison import SPEEDUP, AtQuality, Group, compare
 from paceline.bench.measured_frontier import Figure, Frontier
 from paceline.core.rules import Chow, Opt
-from result_rows import ALONE, example, row, steady
+from support.results import ALONE, example, row, steady
 
 if TYPE_CHECKING:
     from paceline.bench.schema import ResultRow

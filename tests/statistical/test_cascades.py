@@ -13,12 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from pairs import ODDS, PROMPT, VOCABULARY, Pair, draw, length, smallest_p_value, table
 from torch import Tensor
 
-import exact
-import exact_cascades as cascades
-from all_rules import THRESHOLDS, stating
 from paceline.core.rule_base import Position
 from paceline.core.rules import BiLDRule, Chow, Lossless, Lossy, Opt, Rule, TokenV2
 from paceline.core.sampling import SamplingParams
@@ -33,6 +29,19 @@ from paceline.decode import (
 )
 from paceline.decode.decoder import Decoder
 from paceline.decode.draft_policies import AnyPolicy
+from support import exact
+from support.rules import (
+    ODDS,
+    PROMPT,
+    THRESHOLDS,
+    VOCABULARY,
+    Pair,
+    draw,
+    length,
+    smallest_p_value,
+    stating,
+    table,
+)
 
 RULES = [(stating(name, alpha), name, alpha) for name, alpha in THRESHOLDS.items()]
 COOL = exact.Shaping(temperature=0.7)
@@ -41,14 +50,14 @@ rules = pytest.mark.parametrize(("rule", "name", "alpha"), RULES, ids=[str(r) fo
 
 
 @cache
-def models(shaping: exact.Shaping, order: int = 1, *, greedy: bool = False) -> cascades.Models:
+def models(shaping: exact.Shaping, order: int = 1, *, greedy: bool = False) -> exact.Models:
     raw = exact.Shaping(repetition_penalty=shaping.repetition_penalty)
     both = [table(order, seed).tolist() for seed in (1, 2)]
     shaped = [exact.from_table(values, order, shaping) for values in both]
     raws = [exact.from_table(values, order, raw) for values in both]
     if greedy:
         shaped = [one_hot(next_token) for next_token in raws]
-    return cascades.Models(*shaped, *raws)
+    return exact.Models(*shaped, *raws)
 
 
 def one_hot(next_token: exact.NextToken) -> exact.NextToken:
@@ -59,14 +68,14 @@ def one_hot(next_token: exact.NextToken) -> exact.NextToken:
     return best
 
 
-def p_value(decoder: Decoder, gamma: int, expected: cascades.Texts, count: int = 2000) -> float:
+def p_value(decoder: Decoder, gamma: int, expected: exact.Texts, count: int = 2000) -> float:
     return smallest_p_value(draw(decoder, gamma, count), expected)
 
 
 @cache
-def alone(model: str, shaping: exact.Shaping, gamma: int) -> cascades.Texts:
+def alone(model: str, shaping: exact.Shaping, gamma: int) -> exact.Texts:
     """Texts of one model."""
-    return cascades.aimed_texts(
+    return exact.aimed_texts(
         models(shaping),
         lambda p, q, *_: p if model == "target" else q,
         tuple(PROMPT),
@@ -74,9 +83,9 @@ def alone(model: str, shaping: exact.Shaping, gamma: int) -> cascades.Texts:
     )
 
 
-def aimed(name: str, alpha: float, shaping: exact.Shaping, gamma: int) -> cascades.Texts:
-    aim = cascades.AIMS[name](alpha)
-    return cascades.aimed_texts(models(shaping), aim, tuple(PROMPT), length(gamma))
+def aimed(name: str, alpha: float, shaping: exact.Shaping, gamma: int) -> exact.Texts:
+    aim = exact.AIMS[name](alpha)
+    return exact.aimed_texts(models(shaping), aim, tuple(PROMPT), length(gamma))
 
 
 @rules
@@ -122,7 +131,7 @@ def test_at_temperature_0_a_rule_takes_the_best_token_of_one_model(
     decoder = SpeculativeDecoder(
         pair.target, pair.draft, rule, gamma, SamplingParams(temperature=0)
     )
-    greedy, aim = models(exact.Shaping(), greedy=True), cascades.AIMS[name](alpha)
+    greedy, aim = models(exact.Shaping(), greedy=True), exact.AIMS[name](alpha)
     for prompt in range(VOCABULARY):
         (found,) = decoder.generate([[prompt]], 12, eos_token_ids=[])
         text: tuple[int, ...] = ()
@@ -180,7 +189,7 @@ def test_a_draft_that_writes_while_it_is_sure(
         if rollback is None
         else BigLittleDecoder(pair.target, pair.draft, 0.4, rollback, pair.sampling, most)
     )
-    expected = cascades.block_texts(
+    expected = exact.block_texts(
         models(shaping), tuple(PROMPT), length(3), sure=0.4, most=most, rollback=rollback
     )
     assert p_value(decoder, 3, expected) > ODDS
@@ -202,7 +211,7 @@ def test_a_sequence_cascade_keeps_probable_responses_and_lets_the_target_answer_
     """n = 2,000."""
     pair = Pair(order=1, shaping=COOL)
     decoder = SequenceCascade(pair.target, pair.draft, alpha, pair.sampling, normalise=normalise)
-    expected = cascades.sequence_texts(
+    expected = exact.sequence_texts(
         models(COOL), tuple(PROMPT), length(3), alpha, normalise=normalise
     )
     texts = draw(decoder, 3, 2000)
@@ -284,7 +293,7 @@ def test_a_broken_cascade_is_caught(mutant: Rule, name: str, alpha: float, shapi
 )
 def test_a_broken_draft_that_writes_while_it_is_sure_is_caught(make: Callable[[Pair], Any]):
     pair = Pair(order=1)
-    expected = cascades.block_texts(
+    expected = exact.block_texts(
         models(exact.Shaping()), tuple(PROMPT), length(3), sure=0.4, most=3, rollback=1.9
     )
     assert p_value(make(pair), 3, expected, 4000) < ODDS

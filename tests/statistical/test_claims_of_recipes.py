@@ -20,7 +20,7 @@ from paceline.studies import evidence
 from paceline.studies.claim_file import Claim
 from paceline.studies.seeds import Design, Run, Spread, with_seeds
 from paceline.studies.verdicts import FAILS, HOLDS, HOLDS_SMALL, SMALL, judge_one
-from study_rows import claim, study_row
+from support.results import claim, study_row
 
 if TYPE_CHECKING:
     from paceline.studies.rows import StudyRow

@@ -10,12 +10,12 @@ other seeds, about 1 in 100 for the whole file. That these tests find what they 
 
 import pytest
 import torch
-from pairs import ODDS, PROMPT, Pair, draw, smallest_p_value
 
-import exact
 from paceline.core.rules import Lenient, Lossless, Lossy, Rule
 from paceline.core.sampling import sample
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
+from support import exact
+from support.rules import ODDS, PROMPT, Pair, draw, smallest_p_value
 
 SHAPINGS = {
     "plain": exact.Shaping(),

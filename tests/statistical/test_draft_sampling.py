@@ -12,11 +12,8 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from pairs import ODDS, PROMPT, Pair, draw, length, smallest_p_value, table
 from torch import Tensor
 
-import exact
-import exact_cascades as cascades
 from paceline.core import block
 from paceline.core.block import Drafted, VerifiedRows
 from paceline.core.rule_base import Position
@@ -35,6 +32,8 @@ from paceline.core.sampling import SamplingParams, to_probs
 from paceline.decode import Confident, SpeculativeDecoder
 from paceline.decode.text import Text
 from paceline.models.contract import ModelSession
+from support import exact
+from support.rules import ODDS, PROMPT, Pair, draw, length, smallest_p_value, table
 
 PLAIN = exact.Shaping()
 COOL = exact.Shaping(temperature=0.7)
@@ -110,12 +109,12 @@ AIMED: list[tuple[Rule, str, float]] = [
 ]
 
 
-def aimed(pair: Pair, name: str, alpha: float) -> cascades.Texts:
+def aimed(pair: Pair, name: str, alpha: float) -> exact.Texts:
     """pi of p and the proposal; confidences are those of the untempered models."""
     raw = exact.Shaping(repetition_penalty=pair.shaping.repetition_penalty)
     raws = [exact.from_table(table(1, seed).tolist(), 1, raw) for seed in (1, 2)]
-    models = cascades.Models(pair.p, pair.q, *raws)
-    return cascades.aimed_texts(models, cascades.AIMS[name](alpha), tuple(PROMPT), length(3))
+    models = exact.Models(pair.p, pair.q, *raws)
+    return exact.aimed_texts(models, exact.AIMS[name](alpha), tuple(PROMPT), length(3))
 
 
 @pytest.mark.parametrize("setting", ["greedy at 1", "all"])

@@ -17,14 +17,13 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-import exact
-import exact_cascades as cascades
 from paceline.core.rules import BiLDRule, Chow, Lossless, Rule, TokenV3
 from paceline.decode import SpeculativeDecoder
 from paceline.models import HfModel, wrap_model
 from paceline.models.hf.seq2seq import Seq2SeqCache
 from paceline.rng import named_generator
-from tiny import tiny_hf
+from support import exact
+from support.models import tiny_hf
 
 ODDS = 1e-4
 LENGTH = 3
@@ -56,15 +55,15 @@ def next_token(model: HfModel, source: list[int]) -> exact.NextToken:
 
 
 @cache
-def both(architecture: str, source: int) -> cascades.Models:
+def both(architecture: str, source: int) -> exact.Models:
     p, q = (next_token(model, SOURCES[source]) for model in models(architecture))
-    return cascades.Models(p, q, p, q)
+    return exact.Models(p, q, p, q)
 
 
-def expected(architecture: str, source: int, aim: str, alpha: float) -> cascades.Texts:
+def expected(architecture: str, source: int, aim: str, alpha: float) -> exact.Texts:
     if aim == "target":
         return exact.plain_texts(both(architecture, source).p, (), LENGTH)
-    return cascades.aimed_texts(both(architecture, source), cascades.AIMS[aim](alpha), (), LENGTH)
+    return exact.aimed_texts(both(architecture, source), exact.AIMS[aim](alpha), (), LENGTH)
 
 
 def draw(decoder: SpeculativeDecoder, count: int) -> list[list[tuple[int, ...]]]:
@@ -75,7 +74,7 @@ def draw(decoder: SpeculativeDecoder, count: int) -> list[list[tuple[int, ...]]]
     return [texts[::2], texts[1::2]]
 
 
-def p_value(texts: list[tuple[int, ...]], wanted: cascades.Texts) -> float:
+def p_value(texts: list[tuple[int, ...]], wanted: exact.Texts) -> float:
     counts, total = Counter(texts), len(texts)
     pooled_seen = pooled_wanted = statistic = 0.0
     cells = 0

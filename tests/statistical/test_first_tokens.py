@@ -11,10 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 import pytest
-from pairs import ODDS, PROMPT, Pair, table
 
-import exact
-import exact_cascades as cascades
 from paceline.core.rules import (
     Chow,
     Diff,
@@ -35,6 +32,8 @@ from paceline.decode import (
     TokenCascade,
 )
 from paceline.decode.decoder import Decoder
+from support import exact
+from support.rules import ODDS, PROMPT, Pair, table
 
 AIMED: list[tuple[Rule, str, float]] = [
     (Chow(0.52), "chow", 0.52),
@@ -65,15 +64,13 @@ def beginnings(
 
 
 @cache
-def models(shaping: exact.Shaping, drafts: exact.Shaping | None = None) -> cascades.Models:
+def models(shaping: exact.Shaping, drafts: exact.Shaping | None = None) -> exact.Models:
     both = [table(1, seed).tolist() for seed in (1, 2)]
     shaped = [
         exact.from_table(values, 1, one)
         for values, one in zip(both, (shaping, drafts or shaping), strict=True)
     ]
-    return cascades.Models(
-        *shaped, *(exact.from_table(values, 1, exact.Shaping()) for values in both)
-    )
+    return exact.Models(*shaped, *(exact.from_table(values, 1, exact.Shaping()) for values in both))
 
 
 @cache
@@ -83,8 +80,8 @@ def triples(
     prompt: tuple[int, ...],
     shaping: exact.Shaping,
     drafts: exact.Shaping | None = None,
-) -> cascades.Texts:
-    return cascades.aimed_texts(models(shaping, drafts), cascades.AIMS[name](alpha), prompt, 3)
+) -> exact.Texts:
+    return exact.aimed_texts(models(shaping, drafts), exact.AIMS[name](alpha), prompt, 3)
 
 
 @aimed
@@ -147,7 +144,7 @@ def test_the_first_tokens_of_a_draft_that_writes_while_it_is_sure(
         if rollback is None
         else BigLittleDecoder(pair.target, pair.draft, 0.4, rollback, pair.sampling, 3)
     )
-    expected = cascades.block_texts(
+    expected = exact.block_texts(
         models(COOL), tuple(prompt), 3, sure=0.4, most=3, rollback=rollback
     )
     assert exact.beginning_p_value(beginnings(decoder, prompt, 2000), expected, 3) > ODDS

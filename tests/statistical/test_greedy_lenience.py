@@ -8,14 +8,13 @@ is greedy, too, there is one text for each prompt. Mutants fail.
 
 import pytest
 import torch
-from pairs import ODDS, PROMPT, VOCABULARY, Pair, draw, smallest_p_value
 from torch import Tensor
 
-import exact
-import exact_cascades as cascades
 from paceline.core.rule_base import Position
 from paceline.core.rules import Lenient, Lossy, Rule
 from paceline.decode import SpeculativeDecoder
+from support import exact
+from support.rules import ODDS, PROMPT, VOCABULARY, Pair, draw, smallest_p_value
 
 GREEDY = exact.Shaping(temperature=0)
 PENALTY = exact.Shaping(temperature=0, repetition_penalty=1.5)
@@ -60,11 +59,11 @@ def test_text_of_a_draft_that_samples_follows_the_rule(
 def test_under_the_tuned_rule_bonus_tokens_follow_it_too(shaping: exact.Shaping):
     """n = 2,000."""
     pair = Pair(1, shaping, PLAIN)
-    models = cascades.Models(pair.p, pair.q, pair.p_raw, pair.q)
-    aim = cascades.tuned_lossy(0.6)
+    models = exact.Models(pair.p, pair.q, pair.p_raw, pair.q)
+    aim = exact.tuned_lossy(0.6)
     for gamma in (1, 3):
         texts = texts_of(Lossy(0.6, "tuned"), pair, gamma)
-        expected = cascades.aimed_texts(models, aim, tuple(PROMPT), len(texts[0]))
+        expected = exact.aimed_texts(models, aim, tuple(PROMPT), len(texts[0]))
         assert least_p_value(texts, expected) > ODDS
         assert smallest_p_value(texts, pair.plain(gamma)) < ODDS
 

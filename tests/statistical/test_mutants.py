@@ -12,10 +12,8 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from pairs import ODDS, PROMPT, Pair, draw, smallest_p_value
 from torch import Tensor
 
-import exact
 from paceline.core import block
 from paceline.core import sampling as core_sampling
 from paceline.core.block import Drafted, Verified, verify
@@ -26,6 +24,8 @@ from paceline.decode.text import Text
 from paceline.models.contract import ModelSession
 from paceline.models.fakes import TableModel, TableSession
 from paceline.rng import named_generator
+from support import exact
+from support.rules import ODDS, PROMPT, Pair, draw, smallest_p_value
 
 TOP_K = exact.Shaping(top_k=3)
 COUNT = 1000

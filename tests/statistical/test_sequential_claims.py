@@ -25,7 +25,7 @@ from paceline.studies.claim_file import Claim
 from paceline.studies.evidence_of_drafts import correlation, distances
 from paceline.studies.rows import StudyRow
 from paceline.studies.verdicts import FAILS, HOLDS, HOLDS_SMALL, SMALL, UNDECIDED, judge_one
-from study_rows import claim, study_row
+from support.results import claim, study_row
 
 RATE, LOOKS, TEXTS, MATTERS = 0.1, 3, 40, 0.02
 SIDE = RATE / 2  # the probability of an error on one side

@@ -11,18 +11,15 @@ from functools import cache
 from unittest.mock import Mock
 
 import pytest
-from pairs import ODDS, PROMPT, Pair, length, table
 
-import exact
-import exact_cascades as cascades
-from all_rules import THRESHOLDS, stating
-from backends import PYTORCH
 from paceline.core.backend import using
 from paceline.core.rule_base import Bonus, Rule
 from paceline.core.rules import Chow, Lenient, Lossless, Lossy, TokenV3
 from paceline.decode import Confident, SpeculativeDecoder, speculative
 from paceline.errors import UsageError
 from paceline.native.kernels import NativeBackend
+from support import exact
+from support.rules import ODDS, PROMPT, PYTORCH, THRESHOLDS, Pair, length, stating, table
 
 COUNT = 3000
 PLAIN = exact.Shaping()
@@ -30,19 +27,19 @@ COOL = exact.Shaping(temperature=0.7)
 GREEDY = exact.Shaping(temperature=0)
 
 
-def near(vectors: exact.RuleVectors) -> cascades.Vectors:
+def near(vectors: exact.RuleVectors) -> exact.Vectors:
     return lambda p, q, *_: vectors(p, q)
 
 
-def untempered(vectors: exact.RuleVectors) -> cascades.Vectors:
+def untempered(vectors: exact.RuleVectors) -> exact.Vectors:
     return lambda _p, q, p_raw, _q_raw: vectors(p_raw, q)
 
 
-def aimed(name: str, alpha: float) -> cascades.Vectors:
-    return cascades.aimed_vectors(cascades.AIMS[name](alpha))
+def aimed(name: str, alpha: float) -> exact.Vectors:
+    return exact.aimed_vectors(exact.AIMS[name](alpha))
 
 
-RULES: list[tuple[Rule, cascades.Vectors]] = [
+RULES: list[tuple[Rule, exact.Vectors]] = [
     (Lossless(), near(exact.lossless)),
     (Lenient("linear", 0.3), near(exact.lenient("linear", 0.3))),
     (Lenient("square", 0.5), near(exact.lenient("square", 0.5))),
@@ -60,10 +57,10 @@ BACKENDS = {"native": NativeBackend(), "torch": PYTORCH}
 
 
 @cache
-def models(shaping: exact.Shaping, drafts: exact.Shaping | None = None) -> cascades.Models:
+def models(shaping: exact.Shaping, drafts: exact.Shaping | None = None) -> exact.Models:
     both = [table(1, seed).tolist() for seed in (1, 2)]
     shaped = zip(both, (shaping, drafts or shaping), strict=True)
-    return cascades.Models(
+    return exact.Models(
         *(exact.from_table(values, 1, one) for values, one in shaped),
         *(exact.from_table(values, 1, PLAIN) for values in both),
     )
@@ -71,8 +68,8 @@ def models(shaping: exact.Shaping, drafts: exact.Shaping | None = None) -> casca
 
 def p_value(
     decoder: SpeculativeDecoder,
-    vectors: cascades.Vectors,
-    given: cascades.Models,
+    vectors: exact.Vectors,
+    given: exact.Models,
     prompt: list[int] = PROMPT,
     batch_size: int | None = None,
 ) -> float:
@@ -80,7 +77,7 @@ def p_value(
     size = length(decoder.gamma)
     found = decoder.generate([prompt] * COUNT, size, eos_token_ids=[], batch_size=batch_size)
     texts = [one.tokens for one in found]
-    expected = cascades.target_bonus_texts(
+    expected = exact.target_bonus_texts(
         given, vectors, gamma=decoder.gamma, prompt=tuple(prompt), length=size
     )
     triples = exact.beginning_p_value(texts, expected, 3)
@@ -91,7 +88,7 @@ def p_value(
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("gamma", [1, 3])
 def test_all_triples_follow_the_target_where_nothing_is_drafted_and_else_the_rule(
-    rule: Rule, vectors: cascades.Vectors, gamma: int, backend: str
+    rule: Rule, vectors: exact.Vectors, gamma: int, backend: str
 ):
     pair = Pair(1)
     with using(BACKENDS[backend]):
@@ -101,7 +98,7 @@ def test_all_triples_follow_the_target_where_nothing_is_drafted_and_else_the_rul
 
 @rules
 def test_so_do_tempered_texts_in_small_batches_of_drafts_that_end_early(
-    rule: Rule, vectors: cascades.Vectors
+    rule: Rule, vectors: exact.Vectors
 ):
     """The policy is never sure enough to stop here, but its drafts come one by one."""
     pair = Pair(1, COOL)
@@ -120,9 +117,7 @@ def test_so_do_tempered_texts_in_small_batches_of_drafts_that_end_early(
     ],
     ids=["lenient", "lossy tuned", "token_v3"],
 )
-def test_at_temperature_0_the_bonus_token_is_the_targets_best(
-    rule: Rule, vectors: cascades.Vectors
-):
+def test_at_temperature_0_the_bonus_token_is_the_targets_best(rule: Rule, vectors: exact.Vectors):
     """The draft samples."""
     pair = Pair(1, GREEDY, PLAIN)
     decoder = SpeculativeDecoder(
@@ -155,7 +150,7 @@ AIMED = [(rule, vectors) for rule, vectors in RULES if rule.needs_draft_at_bonus
 @pytest.mark.parametrize("mutant", [FirstFromTheRule, BonusFromTheRule, SpeculativeDecoder])
 @pytest.mark.parametrize(("rule", "vectors"), AIMED, ids=[str(rule) for rule, _ in AIMED])
 def test_a_bonus_or_a_first_token_of_the_rule_is_caught(
-    rule: Rule, vectors: cascades.Vectors, mutant: type[SpeculativeDecoder]
+    rule: Rule, vectors: exact.Vectors, mutant: type[SpeculativeDecoder]
 ):
     """Behind token 0 every aim is far from the target."""
     pair = Pair(1)

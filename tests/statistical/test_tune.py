@@ -14,7 +14,7 @@ from paceline.bench.sequential_test import Bound, TuneConfig, confirm
 from paceline.config import validate
 from paceline.core.rules import Chow
 from paceline.decode.strategies import DecodingConfig
-from result_rows import ALONE, example, row
+from support.results import ALONE, example, row
 
 FLOOR, CONFIDENCE = 0.9, 0.8
 NUM_TUNES, NUM_SETTINGS, NUM_EXAMPLES = 100, 16, 30

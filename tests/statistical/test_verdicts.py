@@ -16,7 +16,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine_costs import costs_of
 from paceline.core.bootstrap import median_interval, ratio_of_ratios_interval
 from paceline.measure import verdict
 from paceline.measure.engine_costs import StepCost
@@ -28,7 +27,8 @@ from paceline.measure.verdict import (
     decide_by_expected,
     expected_speeds,
 )
-from result_rows import acceptance_row, gamma_row, speed_row
+from support.engines import costs_of
+from support.results import acceptance_row, gamma_row, speed_row
 
 RUNS, RESAMPLES = 200, 199
 ONE, FIVE = (3,), (1, 2, 3, 4, 5)

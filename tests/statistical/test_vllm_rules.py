@@ -14,16 +14,15 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-import exact
-from all_rules import stating
-from exact import chi_square_p_value, lenient_at_0, lossy_at_0
-from exact_cascades import AIMS, Vectors, aimed_vectors
-from fake_vllm import FakeVllm, keep_top_p, settings_of
 from paceline.core.rules import Lenient, Lossless, Lossy, Rule, TokenV2, TokenV3
 from paceline.decode.strategies import DecodingConfig, Speculative
 from paceline.engines import vllm_rules
 from paceline.engines.vllm_plugin import RawLogits, register
 from paceline.engines.vllm_rules import rejection_sample_v1, rejection_sample_v2
+from support import exact
+from support.exact import AIMS, Vectors, aimed_vectors, chi_square_p_value, lenient_at_0, lossy_at_0
+from support.fake_vllm import FakeVllm, keep_top_p, settings_of
+from support.rules import stating
 
 N = 20_000
 V = 5

@@ -17,12 +17,12 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 import paceline
-from forked import run_command
 from paceline.cli.main import app
 from paceline.core.rules import AnyRule, Lenient, Lossless, Lossy, Rule
 from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder, Generation, SpeculativeDecoder
-from tiny import tiny_model
+from support.models import tiny_model
+from support.processes import run_command
 
 NAMES = {
     "paceline.core.sampling": "SamplingParams to_probs",

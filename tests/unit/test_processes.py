@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from forked import Program
 from paceline.errors import GenerationError
 from paceline.processes import in_processes
 from paceline.train.loop import StopRequest
+from support.processes import Program
 
 
 def _interrupted(item: int) -> bool:

@@ -13,8 +13,8 @@ import yaml
 from record_models import digest
 from safetensors.torch import load_file, save_file
 
-from aligning import write_pair
 from paceline.cli.main import main
+from support.runs import write_pair
 
 SMOKE = Path(__file__).parents[2] / "configs" / "smoke"
 

@@ -10,7 +10,6 @@ import paceline  # noqa: F401 - before torch, whose libraries PACELINE_CPU limit
 import torch
 from torch import Tensor
 
-from all_rules import ALL_RULES
 from paceline.core import divergences
 from paceline.core.rules import BiLDRule, Diff, Lossless, Opt
 from paceline.core.sampling import SamplingParams, to_probs
@@ -25,7 +24,8 @@ from paceline.decode import (
     TokenCascade,
 )
 from paceline.models import wrap_model
-from tiny import tiny_hf, tiny_pair
+from support.models import tiny_hf, tiny_pair
+from support.rules import ALL_RULES
 
 SAMPLINGS = {
     "greedy": SamplingParams(temperature=0),

@@ -171,7 +171,7 @@ def sweep(result: "Sweep", config: "SweepConfig") -> "Shown":
     from paceline.cli.result_tables import sweep_tables
 
     yield sweep_tables(result)
-    yield f"metrics are in {config.output}/sweep.json"
+    yield f"metrics are in {config.output}/rows.jsonl"
 
 
 @MAKE.verb("paceline.export:ExportConfig", "paceline.export:export", as_json=True)

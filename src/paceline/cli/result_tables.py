@@ -10,13 +10,14 @@ from rich.table import Table
 
 from paceline.bench.schema import family, parameters_of, setting
 from paceline.core.bootstrap import Interval
-from paceline.measure.trajectory import short_names
+from paceline.measure.trajectory import START, draft_name, gain_of
 from paceline.models.compatibility import UNTIMED
+from paceline.results.figures import FIGURES
 from paceline.view.definitions import words_of
+from paceline.view.page import case_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from paceline.bench.tune import Tried, Tuned
     from paceline.core.rule_base import Rule
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from paceline.measure.losslessness import DistributionCheck, LosslessnessReport
     from paceline.measure.measurement import Measurement
     from paceline.measure.results import IntervalRow
-    from paceline.measure.trajectory import TrajectoryRow
     from paceline.measure.verdict import Verdict
+    from paceline.results.row import Row
     from paceline.train.config import Evaluation
     from paceline.train.sweep import Sweep
 
@@ -320,54 +321,56 @@ def _met(one: Tried, quality_floor: float | None) -> str:
     return "yes" if one.met else "no"
 
 
-def _short(figure: IntervalRow) -> str:
+def _short(figure: IntervalRow | Interval) -> str:
     return figure.text(".2f", "-")
 
 
-def trajectory_tables(rows: Sequence[TrajectoryRow]) -> Group:
+def trajectory_tables(rows: Sequence[Row]) -> Group:
     """A table per task and sampling, with a row per checkpoint and gamma."""
-    names = short_names({row.stop.run for row in rows})
-    parts: dict[str, list[TrajectoryRow]] = {}
+    parts: dict[str, list[Row]] = {}
     for row in rows:
-        parts.setdefault(f"{row.task}, {row.sampling.name}", []).append(row)
+        parts.setdefault(case_of(row), []).append(row)
     return Group(
-        *(part for name, own in parts.items() for part in (name, _drafts(own, names), "")),
+        *(part for name, own in parts.items() for part in (name, _drafts(own), "")),
         _TRAJECTORY_LEGEND,
     )
 
 
-def _drafts(rows: Sequence[TrajectoryRow], names: dict[Path, str]) -> Table:
+def _drafts(rows: Sequence[Row]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("draft", overflow="fold")
-    scored = rows[0].quality is not None
+    scored = "score" in rows[0].sums
     for title in (*(["quality"] if scored else []), "acceptance", "gamma", "tau", "gain", "MBSU"):
         table.add_column(title, justify="right", no_wrap=True)
+    before = None
     for row in rows:
-        name = f"{names[row.stop.run]} {row.stop.label}"
-        quality = [] if row.quality is None else [_short(row.quality)]
-        draft = [name, *quality, f"{row.expected_acceptance.value:.3f}"]
-        for gamma, tau in row.block_efficiency.items():
-            gain = _short(row.gain[gamma]) if row.gain else ""
-            table.add_row(*draft, str(gamma), _short(tau), gain, f"{row.mbsu[gamma]:.2f}")
-            draft = [""] * len(draft)
+        quality = [_short(FIGURES["quality"].measure(row))] if scored else []
+        label = "" if row.has(label=START) else f" {row.setting['label']}"
+        draft = [f"{draft_name(row)}{label}", *quality]
+        draft.append(f"{FIGURES['expected_acceptance'].value(row):.3f}")
+        shown = [""] * len(draft) if draft == before else draft
+        gain = gain_of(row, rows)
+        tau = _short(FIGURES["block_efficiency"].measure(row))
+        mbsu = f"{FIGURES['mbsu'].value(row):.2f}"
+        gains = "" if gain is None else _short(gain)
+        table.add_row(*shown, str(row.setting["gamma"]), tau, gains, mbsu)
+        before = draft
     return table
 
 
-def sweep_tables(found: Sweep) -> Group:
+def sweep_tables(sweep: Sweep) -> Group:
     """The figure of each cell, then the difference of each row to the reference."""
-    config = found.config
-    cells = _seeds_table("", *config.columns)
-    for row in config.rows:
-        cells.add_row(
-            _in_words(row), *(_interval(found.cell(row, column)) for column in config.columns)
-        )
-    differences = _seeds_table(f"minus {_in_words(found.reference)}", *config.columns, "all")
-    for row in config.rows:
-        if row != found.reference:
-            each = (found.difference(row, found.reference, [name]) for name in config.columns)
-            whole = found.difference(row, found.reference)
+    columns = sweep.names("column")
+    cells = _seeds_table("", *columns)
+    for row in sweep.names("row"):
+        cells.add_row(_in_words(row), *(_interval(sweep.cell(row, column)) for column in columns))
+    differences = _seeds_table(f"minus {_in_words(sweep.reference)}", *columns, "all")
+    for row in sweep.names("row"):
+        if row != sweep.reference:
+            each = (sweep.difference(row, [name]) for name in columns)
+            whole = sweep.difference(row)
             differences.add_row(_in_words(row), *(_interval(part) for part in (*each, whole)))
-    seeds = f"{config.figure}, mean and 95% interval over {len(config.seeds)} seeds"
+    seeds = f"{sweep.figure}, mean and 95% interval over {sweep.num_seeds} seeds"
     return Group(seeds, cells, "", "paired by text and seed", differences, _SWEEP_LEGEND)
 
 

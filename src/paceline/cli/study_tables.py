@@ -60,7 +60,7 @@ def stage_table(study: StudyConfig, found: Sequence[StageState]) -> Group:
         numbers = (stage.minutes_cpu, stage.minutes_gpu, stage.disk_mb)
         table.add_row(stage.name, stage.command, state, *(f"{number:g}" for number in numbers))
     left = [stage for stage, is_done in found if not is_done]
-    sums = [
+    sums: list[float] = [
         sum(getattr(stage, name) for stage in left)
         for name in ("minutes_cpu", "minutes_gpu", "disk_mb")
     ]

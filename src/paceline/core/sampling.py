@@ -48,6 +48,13 @@ class SamplingParams(BaseModel, frozen=True, extra="forbid"):
         return " ".join(parts)
 
     @property
+    def setting(self) -> dict[str, float]:
+        """The temperature, and what else changes something, by name."""
+        off = {"top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}
+        values: dict[str, float] = self.model_dump()
+        return {name: value for name, value in values.items() if off.get(name) != value}
+
+    @property
     def greedy(self) -> bool:
         """True at temperature 0: the most likely token has probability 1."""
         return self.temperature == 0

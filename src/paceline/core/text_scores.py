@@ -28,6 +28,8 @@ class TextScores(NamedTuple):
         greedy_draft_BT: p(argmax q), the acceptance with greedy drafting.
         agreement_BT: 1 if both models have the same argmax before temperature and penalties.
         mask_BT: True where there is text.
+        cross_entropy_BT: -sum_v p log q of the models' own distributions, before temperature and
+            filters, in nats; None if it was not computed.
     """
 
     acceptance_BT: Tensor
@@ -35,6 +37,7 @@ class TextScores(NamedTuple):
     greedy_draft_BT: Tensor
     agreement_BT: Tensor
     mask_BT: Tensor
+    cross_entropy_BT: Tensor | None = None
 
     @property
     def drafted(self) -> tuple[Tensor, Tensor, Tensor]:

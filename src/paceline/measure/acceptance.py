@@ -57,13 +57,16 @@ def score_texts(
     progress: Progress,
     draft_sampling: SamplingParams | None = None,
     target_logits: ForcedLogits | None = None,
+    *,
+    with_cross_entropy: bool = False,
 ) -> TextScores:
     """Score each completion after its prompt.
 
     `draft_sampling`: sampling parameters of the draft; None: those of the target. `target_logits`:
     how to get the target's logits; None: by a pass of the target.
     Shapes: B prompts, B completions of at least one token -> [B, T], T the longest completion.
-    Paper: Zhou et al. 2023, section 3 (acceptance, on text of the target).
+    Paper: Zhou et al. 2023, section 3 (acceptance, on text of the target), figure C.18 (cross
+    entropy).
     """
     width = max(len(completion) for completion in completions)
     vocab_size = check_same_vocabulary(target, draft)
@@ -86,8 +89,10 @@ def score_texts(
             texts,
             samplings,
             vocab_size,
+            with_cross_entropy=with_cross_entropy,
         )
-        parts.append([F.pad(score_BT, (0, width - score_BT.shape[1])) for score_BT in scores])
+        known = [score_BT for score_BT in scores if score_BT is not None]
+        parts.append([F.pad(score_BT, (0, width - score_BT.shape[1])) for score_BT in known])
         done += rows
         progress("scoring", len(done), len(prompts))
     order = torch.tensor(done).argsort()
@@ -101,6 +106,8 @@ def _score_batch(
     completions: Sequence[Sequence[int]],
     samplings: tuple[SamplingParams, SamplingParams],
     vocab_size: int,
+    *,
+    with_cross_entropy: bool,
 ) -> TextScores:
     sampling, draft_sampling = samplings
     width = max(len(completion) for completion in completions)
@@ -116,9 +123,14 @@ def _score_batch(
     seen_BTV = _seen(contexts, tokens_BT, vocab_size, sampling)
     p_BTV = to_probs(_penalised(target_logits_BTV, seen_BTV, sampling), sampling)
     q_BTV = to_probs(_penalised(draft_logits_BTV, seen_BTV, sampling), draft_sampling)
-    scores = (*score_tokens(p_BTV, q_BTV, tokens_BT), agreement_BT.float())
-    acceptance, survival, greedy_draft, agreement = (score.cpu() * mask_BT for score in scores)
-    return TextScores(acceptance, survival, greedy_draft, agreement, mask_BT)
+    scores = [*score_tokens(p_BTV, q_BTV, tokens_BT), agreement_BT.float()]
+    if with_cross_entropy:
+        own_BTV = target_logits_BTV.float().softmax(-1)
+        scores.append(-(own_BTV * draft_logits_BTV.float().log_softmax(-1)).sum(-1))
+    acceptance, survival, greedy_draft, agreement, *more = (
+        score.cpu() * mask_BT for score in scores
+    )
+    return TextScores(acceptance, survival, greedy_draft, agreement, mask_BT, *more)
 
 
 @torch.inference_mode()

@@ -172,12 +172,14 @@ def bounds(config: BoundsConfig, progress: Progress = silent) -> list[Row]:
         if truth is not None:
             found += _regret(truth, pair, prompts, config, progress)
         source = Source.here("paceline bounds", fingerprints=marks)
+        common = config.sampling.setting | {"max_new_tokens": config.max_new_tokens}
         units = tuple(range(config.skip_prompts, config.skip_prompts + len(prompts)))
         rows = [
             Row(
                 population=f"prompts of {config.prompts.path}",
                 units=units,
-                setting=_setting(config) | setting,
+                setting={**config.sampling.setting, "max_new_tokens": config.max_new_tokens}
+                | setting,
                 sums={name: rounded(values) for name, values in sums.items()},
                 source=source,
             )
@@ -185,15 +187,6 @@ def bounds(config: BoundsConfig, progress: Progress = silent) -> list[Row]:
         ]
         write_rows(config.output / "rows.jsonl", rows)
     return rows
-
-
-def _setting(config: BoundsConfig) -> dict[str, Label]:
-    setting: dict[str, Label] = {"temperature": config.sampling.temperature}
-    if config.sampling.top_p < 1:
-        setting["top_p"] = config.sampling.top_p
-    if config.sampling.top_k:
-        setting["top_k"] = config.sampling.top_k
-    return setting | {"max_new_tokens": config.max_new_tokens}
 
 
 def _of_theorem(prompts: Sequence[PromptBounds]) -> _Found:

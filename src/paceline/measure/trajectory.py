@@ -11,15 +11,13 @@ import json
 import os
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import torch
 from pydantic import Field, ValidationError, model_validator
 
-from paceline.config import Options, StrictModel, describe, read_json
-from paceline.core.bootstrap import ratio_of_ratios_interval
+from paceline.config import Options, StrictModel, describe, fields_of, read_json
 from paceline.core.sampling import SamplingParams
-from paceline.core.speed import mbsu
 from paceline.data import CorpusConfig, read_prompts
 from paceline.data.input_checks import InputChecks, checked
 from paceline.errors import UnsupportedModelError, UsageError
@@ -27,40 +25,42 @@ from paceline.measure.acceptance import budgets_of, score_texts
 from paceline.measure.measurement import ScoredTexts
 from paceline.measure.pair import after_skipped, load_beside, sample_texts
 from paceline.measure.prompt_checks import check_task
-from paceline.measure.results import IntervalRow
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.contract import decoder_contexts, decoder_prompt_of, pad
 from paceline.models.loading import fingerprint, tokenizer_of
 from paceline.places import PathPart
 from paceline.progress import silent
 from paceline.records import (
-    SCHEMA_VERSION,
     RunDirectory,
     append_jsonl,
     atomic_write_text,
     read_jsonl,
 )
-from paceline.rng import named_generator
+from paceline.results.figures import FIGURES
+from paceline.results.row import Row, Source, as_values, rounded
 from paceline.tasks import TaskChoice
 from paceline.tasks.base import ExamplePrompts, example_prompts
 from paceline.train.checkpoint import saved_model
+from paceline.train.sweep import drafts_of_sweep
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch import Tensor
 
+    from paceline.core.bootstrap import Interval
     from paceline.measure.pair import Writing
     from paceline.models import HfModel
     from paceline.models.contract import Model, Tokenizer
     from paceline.progress import Progress
-    from paceline.tasks.base import ExamplePrompts
+    from paceline.results.row import Label
 
     Case = tuple[str, SamplingParams]  # a task, and how to sample from it
     Key = tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]
 
+START = "start"
+"""Label of an initial draft."""
 _LOOSE = SamplingParams(temperature=0.6, top_p=0.9)
-_START = "start"
 _MOST_BYTES = 2 * 10**9  # of hidden states
 
 
@@ -135,7 +135,7 @@ class _Writing(NamedTuple):
     seed: int
 
 
-class Checkpoint(StrictModel):
+class Checkpoint(NamedTuple):
     """A draft at some step of a training run: the initial one, a checkpoint or the final one.
 
     Attributes:
@@ -145,6 +145,7 @@ class Checkpoint(StrictModel):
         elapsed_s: Seconds that the steps took.
         path: The model directory.
         fingerprint: Of the model's files; differs if the run is repeated.
+        start: Fingerprint of the run's initial draft.
     """
 
     run: Path
@@ -153,51 +154,47 @@ class Checkpoint(StrictModel):
     elapsed_s: float
     path: Path
     fingerprint: str
+    start: str
 
     @property
     def is_start(self) -> bool:
         """Whether it is the initial draft."""
-        return self.label == _START
+        return self.label == START
 
     @property
     def identity(self) -> tuple[str, str, str]:
-        """What tells it from other drafts, also of a run that was repeated in its place."""
-        return str(self.run), self.label, self.fingerprint
+        """What tells it from other drafts; runs share an initial draft."""
+        return "" if self.is_start else str(self.run), self.label, self.fingerprint
 
 
-def all_runs(paths: Iterable[Path]) -> list[Path]:
+def all_runs(paths: Sequence[Path]) -> dict[Path, dict[str, Label]]:
     """The runs themselves, and those of sweeps that did not diverge, in the order given.
+
+    -> settings of each run's drafts: `draft`, a name; of sweeps also `trained_on` and `seed`.
 
     Raises:
         UsageError: a run is named twice.
     """
-    runs = [run for path in paths for run in _runs_of(path)]
+    alone: dict[Path, dict[str, Label]]
+    alone = {path: {"draft": name} for path, name in _short_names(paths).items()}
+    runs: dict[Path, dict[str, Label]] = {}
     known: dict[Path, Path] = {}
-    for run in runs:
-        place = run.resolve()
-        if place in known:
-            raise UsageError(f"{known[place]} and {run} are the same run; leave one out")
-        known[place] = run
+    for path in paths:
+        for run, setting in drafts_of_sweep(path) or [(path, alone[path])]:
+            place = run.resolve()
+            if place in known:
+                raise UsageError(f"{known[place]} and {run} are the same run; leave one out")
+            known[place] = run
+            runs[run] = setting
     return runs
 
 
-def short_names(runs: set[Path]) -> dict[Path, str]:
+def _short_names(runs: Sequence[Path]) -> dict[Path, str]:
     """The directories without the parents that all of them share."""
-    if len(runs) == 1:
+    if len(set(runs)) == 1:
         return {run: run.name for run in runs}
     shared = os.path.commonpath([run.absolute() for run in runs])
     return {run: run.absolute().relative_to(shared).as_posix() for run in runs}
-
-
-def _runs_of(path: Path) -> list[Path]:
-    if not (path / "sweep.json").exists():
-        return [path]
-    cells = read_json(path / "sweep.json")
-    return [
-        path / cell["row"] / cell["column"] / f"seed-{cell['seed']}"
-        for cell in cells
-        if "diverged" not in cell
-    ]
 
 
 def checkpoints_of(path: Path) -> Iterator[Checkpoint]:
@@ -219,24 +216,18 @@ def checkpoints_of(path: Path) -> Iterator[Checkpoint]:
     if start is None or (result is not None and "num_steps" not in result):
         raise UsageError(f"{path} is not a training run; give one from pretrain or align")
 
-    def at(label: str, step: int, elapsed_s: float, model: Path) -> Checkpoint:
-        return Checkpoint(
-            run=path,
-            label=label,
-            step=step,
-            elapsed_s=elapsed_s,
-            path=model,
-            fingerprint=fingerprint(model),
-        )
+    begun = fingerprint(initial)
 
-    first = at(_START, 0, 0.0, initial)
+    def at(label: str, step: int, elapsed_s: float, model: Path) -> Checkpoint:
+        return Checkpoint(path, label, step, elapsed_s, model, fingerprint(model), begun)
+
     inputs = manifest.get("inputs", {})
-    if first.fingerprint != inputs.get("draft", inputs.get("model", first.fingerprint)):
+    if begun != inputs.get("draft", inputs.get("model", begun)):
         raise UsageError(
             f"the initial draft of {path} at {initial} has changed since the run; restore it, or "
             "leave the run out"
         )
-    yield first
+    yield Checkpoint(path, START, 0, 0.0, initial, begun, begun)
     last = result["num_steps"] if result is not None else -1
     for checkpoint in sorted(run.checkpoints.glob("step-*")):
         state = read_json(checkpoint / "state.json")
@@ -248,57 +239,19 @@ def checkpoints_of(path: Path) -> Iterator[Checkpoint]:
         yield at("end", last, result["elapsed_s"], final)
 
 
-class TextFigures(StrictModel):
-    """Figures of each text, in the order of the prompts; ratios of their sums give those of a row.
-
-    Attributes:
-        tokens: Number of tokens.
-        acceptance: Sum of 1 - TVD over the tokens.
-        agreement: Number of tokens where both models have the same most likely token.
-        emitted: Tokens that count for tau, by gamma; `blocks`: the expected number of blocks.
-        score: Score of the draft's own answer; empty unless the task is one of `scored_tasks`.
-    """
-
-    tokens: tuple[int, ...]
-    acceptance: tuple[float, ...]
-    agreement: tuple[float, ...]
-    emitted: dict[int, tuple[float, ...]]
-    blocks: dict[int, tuple[float, ...]]
-    score: tuple[float, ...] = ()
-
-
-class TrajectoryRow(StrictModel):
-    """One draft on one task under one sampling.
-
-    `gain` is its tau divided by that of the run's initial draft, on the same texts, by gamma; empty
-    for an initial draft. `quality` is the mean score of its own answers; None without a metric.
-    """
-
-    schema_version: Literal[1] = SCHEMA_VERSION
-    stop: Checkpoint
-    task: str
-    sampling: SamplingParams
-    num_texts: int
-    num_tokens: int
-    parameter_ratio: float
-    expected_acceptance: IntervalRow
-    block_efficiency: dict[int, IntervalRow]
-    gain: dict[int, IntervalRow]
-    mbsu: dict[int, float]
-    quality: IntervalRow | None = None
-    texts: TextFigures
-
-
-def trajectory(config: TrajectoryConfig, progress: Progress = silent) -> list[TrajectoryRow]:
+def trajectory(config: TrajectoryConfig, progress: Progress = silent) -> list[Row]:
     """Measure every draft of the runs on the same texts.
 
-    Rows are appended to `output/rows.jsonl`; existing rows are not measured again.
+    Rows are appended to `output/rows.jsonl`; what is there is not measured again. A row is one
+    draft on one task under one sampling at one gamma; its units are the numbers of the prompts.
+    Runs that begin with the same draft share its rows, which have no setting `draft`.
 
     Raises:
         UsageError: a run has no manifest, or a model or prompt cannot be used.
     """
     checked(config)
-    drafts = [draft for path in all_runs(config.runs) for draft in checkpoints_of(path)]
+    runs = all_runs(config.runs)
+    drafts = [draft for path in runs for draft in checkpoints_of(path)]
     inputs = {"target_fingerprint": fingerprint(config.target)}
     for name, task in config.scored_tasks.items():
         inputs[f"task {name}"] = str(sorted(task.versions().items()))
@@ -308,26 +261,46 @@ def trajectory(config: TrajectoryConfig, progress: Progress = silent) -> list[Tr
     run.check(config, begun=begun, resume=True, may_change={"output", "runs"}, inputs=inputs)
     with run.alone():
         rows = _read_rows(file)
-        known = {(*row.stop.identity, row.task, row.sampling) for row in rows}
         scorer = _Scorer(config, progress)
         run.write_manifest(config, **inputs)  # only after the target and the prompts were read
         scorer.sample()
-        initial = {draft.run: draft for draft in drafts if draft.is_start}
+        source = Source.here("paceline trajectory", fingerprints=inputs, sizes=scorer.sizes)
+        several = len({draft.start for draft in drafts}) > 1
         for number, draft in enumerate(drafts):
+            named = runs[draft.run]
+            if draft.is_start:
+                named = {"draft": f"start of {draft.run.name}"} if several else {}
+            own = [row for row in rows if _identity(row) == draft.identity]
             for case in scorer.cases:
-                if (*draft.identity, *case) not in known:
-                    row = scorer.row(draft, initial[draft.run], case)
-                    append_jsonl(file, row.model_dump(mode="json"))
-                    rows.append(row)
+                known = {row.setting.get("gamma") for row in own if _is_case(row, case)}
+                if min(config.gammas) not in known:
+                    for row in scorer.rows(draft, named, case, source):
+                        if row.setting.get("gamma") not in known:
+                            append_jsonl(file, as_values(row))
+                            rows.append(row)
             progress("drafts", number + 1, len(drafts), draft.label)
-    order = {draft.identity: number for number, draft in enumerate(drafts)}
-    rows = [row for row in rows if row.stop.identity in order]
-    return sorted(rows, key=lambda row: order[row.stop.identity])
+    order = {draft.identity: number for number, draft in reversed(list(enumerate(drafts)))}
+    rows = [row for row in rows if _identity(row) in order]
+    return sorted(rows, key=lambda row: order[_identity(row)])
 
 
-def _read_rows(file: Path) -> list[TrajectoryRow]:
+def _identity(row: Row) -> tuple[str, str, str]:
+    """That of the checkpoint."""
+    label = str(row.setting["label"])
+    run = "" if label == START else row.source.run
+    return run, label, row.source.fingerprints["draft"]
+
+
+def _is_case(row: Row, case: Case) -> bool:
+    task, sampling = case
+    return row.has(task=task) and all(
+        row.setting.get(key) == sampling.setting.get(key) for key in fields_of(SamplingParams)
+    )
+
+
+def _read_rows(file: Path) -> list[Row]:
     try:
-        return [TrajectoryRow.model_validate(row) for row in read_jsonl(file)]
+        return [Row.model_validate(row) for row in read_jsonl(file)]
     except ValidationError as error:
         raise UsageError(
             f"{file} has a row that is not of a trajectory: {describe(error)}; use another output, "
@@ -338,8 +311,7 @@ def _read_rows(file: Path) -> list[TrajectoryRow]:
 class _Scorer:
     """Scores drafts on the texts of each case; the target processes the texts once.
 
-    Scores of initial drafts are kept, since runs share them and later drafts are compared with
-    them. Of other drafts, only the last one is kept in memory.
+    Only the last draft is kept in memory.
 
     Attributes:
         cases: Each task with each sampling.
@@ -359,10 +331,13 @@ class _Scorer:
         self.cases = [(task, sampling) for task in self._prompts for sampling in config.samplings]
         self._texts: dict[Case, tuple[list[list[int]], list[list[int]]]] = {}
         self._target_logits = KeptStates.of(self._target)
-        self._initial_scores: dict[tuple[str, Case], ScoredTexts] = {}
         self._draft = lru_cache(maxsize=1)(self._load_draft)
         self._prepared = lru_cache(maxsize=1)(self._prepare)
-        self._own: dict[tuple[str, Case], tuple[float, ...]] = {}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Number of parameters of the target."""
+        return {"target": self._target.num_parameters}
 
     def sample(self) -> None:
         """Prompts and the target's texts of each case, from the output directory if they exist."""
@@ -387,77 +362,57 @@ class _Scorer:
         return prepare_for_decoding(self._draft(path))
 
     def _scores(self, draft: Checkpoint, case: Case) -> ScoredTexts:
-        known = self._initial_scores.get((draft.fingerprint, case))
-        if known is not None:
-            return known
         prompts, completions = self._texts[case]
         texts = self._target, self._draft(draft.path), prompts, completions
-        scores = score_texts(*texts, case[1], silent, target_logits=self._target_logits)
+        kept = self._target_logits
+        scores = score_texts(*texts, case[1], silent, target_logits=kept, with_cross_entropy=True)
         budget_B = budgets_of(self._target, prompts, self._config.max_new_tokens)
-        scored = ScoredTexts(scores, scores.mask_BT.sum(-1), budget_B)
-        if draft.is_start:
-            self._initial_scores[draft.fingerprint, case] = scored
-        return scored
+        return ScoredTexts(scores, scores.mask_BT.sum(-1), budget_B)
 
-    def _own_scores(self, draft: Checkpoint, case: Case) -> tuple[float, ...]:
-        """Scores of the draft's own answers; none without a metric."""
-        task, sampling = case
-        if task not in self._scored:
-            return ()
-        key = draft.fingerprint, case
-        if key not in self._own:
-            writing, skipped = self._config.writing(sampling), self._config.skip_prompts
-            writer = self._prepared(draft.path)
-            self._own[key] = own_scores(writer, self._scored[task], writing, skipped=skipped)
-        return self._own[key]
-
-    def row(self, draft: Checkpoint, initial: Checkpoint, case: Case) -> TrajectoryRow:
-        """Figures of a draft; `initial`: the initial draft of its run."""
+    def rows(
+        self, draft: Checkpoint, named: Mapping[str, Label], case: Case, source: Source
+    ) -> Iterator[Row]:
+        """A row per gamma, the smallest last; `named`: settings of the draft."""
         config, (task, sampling) = self._config, case
-        before, scored = self._scores(initial, case), self._scores(draft, case)
-        ratio = self._draft(draft.path).num_parameters / self._target.num_parameters
-        gammas = scored.usable_gammas(config.gammas)
-        counts = {gamma: scored.tokens_and_blocks(gamma) for gamma in gammas}
-
-        def rng() -> torch.Generator:
-            return named_generator(config.seed, "bootstrap")
-
-        taus = {
-            gamma: IntervalRow.of_ratio(*of_gamma, rng(), most=gamma + 1)
-            for gamma, of_gamma in counts.items()
+        scored = self._scores(draft, case)
+        scores, size = scored.scores, self._draft(draft.path).num_parameters
+        assert scores.cross_entropy_BT is not None
+        sums = {
+            "tokens": tuple(map(int, scored.length_B)),
+            "acceptance": rounded(scores.acceptance_BT.sum(-1)),
+            "greedy_acceptance": rounded(scores.greedy_draft_BT.sum(-1)),
+            "agreement": rounded(scores.agreement_BT.sum(-1)),
+            "cross_entropy": rounded(scores.cross_entropy_BT.sum(-1)),
         }
-        gains: dict[int, IntervalRow] = {}
+        if task in self._scored:
+            writing, writer = config.writing(sampling), self._prepared(draft.path)
+            sums["score"] = own_scores(
+                writer, self._scored[task], writing, skipped=config.skip_prompts
+            )
+        setting: dict[str, Label] = {"task": task, **named, "label": draft.label}
         if not draft.is_start:
-            for gamma, of_gamma in counts.items():
-                both = of_gamma, before.tokens_and_blocks(gamma)
-                gains[gamma] = IntervalRow.of(ratio_of_ratios_interval(*both, rng=rng()))
-        own = self._own_scores(draft, case)
-        return TrajectoryRow(
-            stop=draft,
-            task=task,
-            sampling=sampling,
-            num_texts=len(scored.length_B),
-            num_tokens=int(scored.length_B.sum()),
-            parameter_ratio=ratio,
-            expected_acceptance=scored.mean(scored.scores.acceptance_BT, config.seed),
-            block_efficiency=taus,
-            gain=gains,
-            mbsu={gamma: mbsu(tau.value, gamma, ratio) for gamma, tau in taus.items()},
-            quality=IntervalRow.of_scores(own, config.seed),
-            texts=TextFigures(
-                tokens=tuple(map(int, scored.length_B)),
-                acceptance=_rounded(scored.scores.acceptance_BT.sum(-1)),
-                agreement=_rounded(scored.scores.agreement_BT.sum(-1)),
-                emitted={gamma: _rounded(tokens_B) for gamma, (tokens_B, _) in counts.items()},
-                blocks={gamma: _rounded(blocks_B) for gamma, (_, blocks_B) in counts.items()},
-                score=own,
+            setting["step"] = draft.step
+        setting["parameter_ratio"] = round(size / self._target.num_parameters, 6)
+        marks = source.fingerprints | {"draft": draft.fingerprint, "start": draft.start}
+        row = Row(
+            population=f"prompts of {task}",
+            units=tuple(config.skip_prompts + number for number in range(len(scored.length_B))),
+            setting=setting | sampling.setting,
+            sums=sums,
+            totals={"elapsed_s": draft.elapsed_s},
+            source=source.model_copy(
+                update={
+                    "run": str(draft.run),
+                    "fingerprints": marks,
+                    "sizes": source.sizes | {"draft": size},
+                }
             ),
         )
-
-
-def _rounded(values_B: Tensor) -> tuple[float, ...]:
-    """Six decimals: rows are committed and read by people."""
-    return tuple(round(float(value), 6) for value in values_B)
+        for gamma in sorted(scored.usable_gammas(config.gammas), reverse=True):
+            counts = zip(("emitted", "calls"), scored.tokens_and_blocks(gamma), strict=True)
+            more = {name: rounded(count_B) for name, count_B in counts}
+            of_gamma = {"setting": row.setting | {"gamma": gamma}, "sums": sums | more}
+            yield row.model_copy(update=of_gamma)
 
 
 def _prompts(
@@ -496,6 +451,30 @@ def own_scores(
     sample_texts(draft, examples.prompts, writing, answers, skipped=skipped)
     scores = [examples.score(number, answer) for number, answer in enumerate(answers)]
     return tuple(round(score, 6) for score in scores if score is not None)
+
+
+def draft_name(row: Row) -> str:
+    """Name of a row's draft without its step, such as `gkd, summaries, seed 0`."""
+    names = [row.setting.get("draft"), row.setting.get("trained_on")]
+    parts = [str(name).replace("_", " ") for name in names if name is not None]
+    if "seed" in row.setting:
+        parts.append(f"seed {row.setting['seed']}")
+    return ", ".join(parts) or "initial draft"
+
+
+def gain_of(row: Row, rows: Sequence[Row]) -> Interval | None:
+    """tau / that of the run's initial draft, on the same texts; None for an initial draft."""
+    if row.has(label=START):
+        return None
+    same = {key: row.setting.get(key) for key in ("task", "gamma", *SamplingParams.model_fields)}
+    start = next(
+        other
+        for other in rows
+        if other.has(label=START)
+        and other.source.fingerprints["draft"] == row.source.fingerprints["start"]
+        and all(other.setting.get(key) == value for key, value in same.items())
+    )
+    return FIGURES["block_efficiency"].gain(row, start)
 
 
 class KeptStates:

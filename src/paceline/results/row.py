@@ -16,6 +16,7 @@ Names of sums:
     acceptance, greedy_acceptance, agreement
                                 of the tokens of a scored text: sum of 1 - TVD(p, q), sum of
                                 p(argmax q), number of tokens with argmax q = argmax p
+    cross_entropy               of the same tokens: sum of -p log q over the vocabulary, in nats
     drafted, accepted, examined, rejected
                                 drafted tokens; examined: accepted, and a block's first rejected
     score, target_score         of an answer, in [0, 1]; of the target's answer to it
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from torch import Tensor
+
     Condition = str | int | float | tuple[str | int | float, ...]
 
 SCHEMA_VERSION = 1
@@ -65,6 +68,7 @@ class Source(StrictModel):
     Attributes:
         command: The command that wrote it.
         stage: The stage of a study; empty for others.
+        run: Directory of the training run that a draft comes from.
         commit: Commit of Paceline; `modified` if the source differs from it.
         machine: Processor, its instruction set and its number of logical cores; then the GPU, if
             the process used one.
@@ -76,6 +80,7 @@ class Source(StrictModel):
 
     command: str
     stage: str = ""
+    run: str = ""
     commit: str | None = None
     modified: bool = False
     machine: str = ""
@@ -187,13 +192,13 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
     Raises:
         StorageError: the file cannot be written; an existing one is unchanged.
     """
-    content = "".join(f"{json.dumps(_values(row))}\n" for row in rows).encode()
+    content = "".join(f"{json.dumps(as_values(row))}\n" for row in rows).encode()
     if path.suffix == ".gz":
         content = gzip.compress(content, mtime=0)
     atomic_write_bytes(path, content)
 
 
-def _values(row: Row) -> dict[str, Any]:
+def as_values(row: Row) -> dict[str, Any]:
     """The row as JSON values, without empty fields that have a default."""
     fields = type(row).model_fields
     values = row.model_dump(mode="json")
@@ -244,6 +249,7 @@ def _row(values: Any, kind: type[RowT], where: str) -> RowT:
         raise UsageError(f"{where} is not a result row: {describe(error)}") from None
 
 
-def rounded(values: Iterable[float], digits: int = 6) -> tuple[float | None, ...]:
+def rounded(values: Iterable[float] | Tensor, digits: int = 6) -> tuple[float | None, ...]:
     """Values of units as rows keep them; None for values that are not finite."""
-    return tuple(round(value, digits) if math.isfinite(value) else None for value in values)
+    numbers = map(float, values)
+    return tuple(round(value, digits) if math.isfinite(value) else None for value in numbers)

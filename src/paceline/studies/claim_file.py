@@ -195,12 +195,8 @@ class FrontierTest(StrictModel):
 
 
 class SumRatio(StrictModel):
-    """A figure of a row: a sum divided by another; without `under`, the mean over units.
+    """A figure of a row: a sum divided by another; without `under`, the mean over units."""
 
-    `where`: settings that only the rows of this figure have, such as gamma.
-    """
-
-    where: dict[str, Condition] = Field(default_factory=dict)
     over: str
     under: str | None = None
 
@@ -209,7 +205,7 @@ class Correlation(StrictModel):
     """Correlation over rows between two figures of each.
 
     Attributes:
-        rows: Settings that the rows have; all drafts whose rows match are points.
+        rows: Settings that the rows have; all rows that match are points.
         first, second: The figures.
         ranks: The correlation of ranks, of the figures as measured. Otherwise that of the values
             without the errors of measuring them.

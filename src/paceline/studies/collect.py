@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from paceline.bench.runner import read_rows
 from paceline.bench.schema import ResultRow, digest, family, parameters_of
-from paceline.config import as_written, read_json
+from paceline.config import as_written
 from paceline.decode.strategies import Autoregressive, Oracle, Speculative
-from paceline.errors import UsageError
-from paceline.measure.trajectory import SCHEMA_VERSION, TrajectoryRow
 from paceline.models.inspection import count_parameters
-from paceline.records import RunDirectory, read_jsonl
+from paceline.records import RunDirectory
 from paceline.results.row import Source
-from paceline.results.row import read_rows as rows_of
+from paceline.results.row import read_rows as read_rows_of_run
 from paceline.studies.execute import StageFolder
 from paceline.studies.rows import StudyRow
 
@@ -31,25 +29,37 @@ if TYPE_CHECKING:
     Sums = dict[str, tuple[float | None, ...]]
 
 
-SEEDS = "seeds of training"
-"""Population of rows whose units are runs, not examples."""
 MODELS = ("target", "draft", "truth")
 """Keys of models in the configurations of commands."""
 
 
 def collect(study: str, output: Path, stages: Sequence[PlannedStage]) -> list[StudyRow]:
-    """The rows of all stages that measure something.
+    """The rows of all stages that measure something, with the settings of their stages.
 
     Raises:
         UsageError: a stage's output is of another version or malformed.
     """
-    readers = {"trajectory": _trajectory, "bench": _bench, "sweep": _sweep, "bounds": _written}
+    folder = StageFolder(output)
     rows: list[StudyRow] = []
     for stage in stages:
-        if stage.command not in readers:
+        if stage.command in ("trajectory", "sweep", "bounds"):
+            for row in read_rows_of_run(stage.folder / "rows.jsonl", StudyRow):
+                of_stage = {
+                    "stage": stage.name,
+                    "command": command_of(stage, folder),
+                    "sizes": row.source.sizes or _sizes(stage.config),
+                }
+                of_study = {
+                    "study": study,
+                    "covers": stage.covers,
+                    "setting": stage.labels | row.setting,
+                    "source": row.source.model_copy(update=of_stage),
+                }
+                rows.append(row.model_copy(update=of_study))
+        if stage.command != "bench":
             continue
         with as_written(stage.folder):
-            for part in readers[stage.command](stage, StageFolder(output)):
+            for part in _bench(stage, folder):
                 population, units, setting, sums, decoding, source = part
                 rows.append(
                     StudyRow(
@@ -67,58 +77,6 @@ def collect(study: str, output: Path, stages: Sequence[PlannedStage]) -> list[St
 
 
 _Part = tuple[str, tuple[int, ...], "dict[str, Label]", "Sums", "DecodingConfig | None", Source]
-
-
-def _trajectory(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
-    """A row per draft, task and sampling; units are prompts."""
-    skipped = int(stage.config.get("skip_prompts", 0))
-    source = _source(stage, folder)
-    rows = [_known(values, stage.folder) for values in read_jsonl(stage.folder / "rows.jsonl")]
-    starts = {row.stop.fingerprint: row.stop.run for row in reversed(rows) if row.stop.is_start}
-    for row in rows:
-        if row.stop.is_start and row.stop.run != starts[row.stop.fingerprint]:
-            continue  # runs share their initial draft
-        sums: Sums = {
-            "tokens": row.texts.tokens,
-            "acceptance": row.texts.acceptance,
-            "agreement": row.texts.agreement,
-        }
-        for gamma, blocks in row.texts.blocks.items():
-            sums[f"emitted_{gamma}"] = row.texts.emitted[gamma]
-            sums[f"blocks_{gamma}"] = blocks
-        if row.texts.score:
-            sums["score"] = row.texts.score
-        units = tuple(range(skipped, skipped + row.num_texts))
-        setting: dict[str, Label] = {"task": row.task, **_draft(row, len(starts))}
-        setting |= _sampled(row.sampling)
-        yield f"prompts of {row.task}", units, setting, sums, None, source
-
-
-def _known(values: dict[str, Any], folder: Path) -> TrajectoryRow:
-    if values.get("schema_version") != SCHEMA_VERSION:
-        raise UsageError(
-            f"{folder} has rows of an older Paceline; remove it and run the study again"
-        )
-    return TrajectoryRow.model_validate(values)
-
-
-def _draft(row: TrajectoryRow, num_starts: int) -> dict[str, Label]:
-    """Settings of a draft; a run of a sweep is ROW/COLUMN/seed-N, another is its directory.
-
-    A shared initial draft has no name, so it is compared with all drafts.
-    """
-    name = row.stop.run.name
-    ratio: dict[str, Label] = {"parameter_ratio": round(row.parameter_ratio, 6)}
-    if row.stop.is_start:
-        start: dict[str, Label] = {"label": "start"} | ratio
-        return start if num_starts == 1 else start | {"draft": f"start of {name}"}
-    setting: dict[str, Label] = {"label": row.stop.label, "step": row.stop.step} | ratio
-    match row.stop.run.parts:
-        case [*_, draft, column, seed] if seed.startswith("seed-"):
-            number = int(seed.removeprefix("seed-"))
-            return setting | {"draft": draft, "trained_on": column, "seed": number}
-        case _:
-            return setting | {"draft": name}
 
 
 def _bench(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
@@ -191,32 +149,6 @@ def _example_sums(row: ResultRow) -> Sums:
     return sums
 
 
-def _sweep(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
-    """A row per cell of the grid; units are seeds. A run that diverged has no values."""
-    cells: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for values in read_json(stage.folder / "sweep.json"):
-        cells.setdefault((values["row"], values["column"]), []).append(values)
-    figures = sorted(
-        {key for runs in cells.values() for run in runs for key in run.get("after", ())}
-    )
-    source = _source(stage, folder)
-    for (row, column), runs in cells.items():
-        sums: Sums = {}
-        for name in figures:
-            found = [run.get("after", {}).get(name) for run in runs]
-            numbers = [value if isinstance(value, int | float) else None for value in found]
-            sums[name] = tuple(None if v is None else round(v, 6) for v in numbers)
-        units = tuple(int(run["seed"]) for run in runs)
-        yield SEEDS, units, {"row": row, "column": column}, sums, None, source
-
-
-def _written(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
-    """The rows that the command wrote."""
-    source = _source(stage, folder)
-    for row in rows_of(stage.folder):
-        yield row.population, row.units, row.setting, row.sums, None, source
-
-
 def _sampled(sampling: SamplingParams) -> dict[str, Label]:
     setting: dict[str, Label] = {"temperature": sampling.temperature}
     if sampling.top_p < 1:
@@ -229,9 +161,7 @@ def _sampled(sampling: SamplingParams) -> dict[str, Label]:
 def _source(stage: PlannedStage, folder: StageFolder) -> Source:
     run = RunDirectory(stage.folder)
     manifest = run.read_manifest()
-    if manifest is None:  # a sweep: its runs have manifests
-        found = next(iter(sorted(stage.folder.glob("*/*/seed-*/manifest.json"))), None)
-        manifest = read_json(found) if found is not None else {}
+    assert manifest is not None, "a finished stage has a manifest"
     environment = manifest.get("environment", {})
     git = environment.get("git") or {}
     processor = f"{environment.get('processor', 'unknown processor')}"

@@ -161,20 +161,6 @@ def select(rows: Sequence[StudyRow], *conditions: Mapping[str, Condition]) -> li
     ]
 
 
-def with_sums(rows: Sequence[StudyRow], *names: str | None) -> list[StudyRow]:
-    """The rows that have these sums: a figure without a setting, such as gamma, has its own rows.
-
-    Raises:
-        UsageError: there are rows, and none has them.
-    """
-    wanted = [name for name in names if name is not None]
-    found = [row for row in rows if row.sums.keys() >= {*wanted}]
-    if rows and not found:
-        for name in wanted:
-            column(rows[0], name)
-    return found
-
-
 def paired_evidence(
     test: Paired,
     rows: Sequence[StudyRow],
@@ -336,11 +322,10 @@ def _strata(
         UsageError: a combination is missing; the mean of the others would be another effect.
     """
     keys = (*test.each, *test.most, *test.some, *test.across)
-    firsts = _of_side(test, test.first, select(rows, test.rows, test.first.where))
+    firsts = select(rows, test.rows, test.first.where)
     seconds = firsts
     if test.second is not None:
         seconds = select(rows, _without(test.rows, keys), test.second.where)
-        seconds = _of_side(test, test.second, seconds)
     if not firsts or not seconds:
         return []
     own = _fixed_by(test.second)
@@ -356,10 +341,6 @@ def _strata(
         mean = {key: at[key] for key in test.across}
         found.append((at, _stratum(test, _named(mean, test.across), first, second)))
     return found
-
-
-def _of_side(test: Paired, side: Side, rows: Sequence[StudyRow]) -> list[StudyRow]:
-    return with_sums(rows, side.over or test.over, side.under or test.under)
 
 
 def _fixed_by(side: Side | None) -> set[str]:

@@ -33,7 +33,7 @@ from paceline.core.bounded_means import mean_bounds
 from paceline.errors import UsageError
 from paceline.results.row import pooled
 from paceline.rng import named_generator
-from paceline.studies.evidence import column, ratio_estimate, select, with_sums
+from paceline.studies.evidence import column, ratio_estimate, select
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -140,12 +140,12 @@ def own_figures(
     test: Dominance, side: Side, rows: Sequence[StudyRow]
 ) -> dict[tuple[str, int], float] | None:
     """Figures by population and unit."""
-    over, under = side.over or test.over, side.under or test.under
-    chosen = with_sums(select(rows, test.rows, side.where), over, under)
+    chosen = select(rows, test.rows, side.where)
     if not chosen:
         return None
     row = _pooled_setting(chosen)
-    over_N = column(row, over)
+    over_N = column(row, side.over or test.over)
+    under = side.under or test.under
     values_N = over_N if under is None else over_N / column(row, under).clamp(min=1e-9)
     units = [(row.population, unit) for unit in row.units]
     return dict(zip(units, values_N.tolist(), strict=True))
@@ -169,38 +169,23 @@ def correlation_effect(
     Raises:
         UsageError: the rows do not have a sum, or have different examples.
     """
-    firsts, seconds = (_drafts(test, side, rows) for side in (test.first, test.second))
-    if firsts.keys() != seconds.keys():
-        only = sorted(firsts.keys() ^ seconds.keys())[0]
-        raise UsageError(f"a draft of a claim has one of its two figures only: {only}")
-    pairs = [(firsts[name], seconds[name]) for name in firsts]
-    if len(pairs) < _LEAST_DRAFTS or len(pairs[0][0].units) < LEAST_UNITS:
-        return None
-    examples = {(row.population, row.units) for pair in pairs for row in pair}
-    if len(examples) > 1:
-        raise UsageError("the drafts of a claim have different examples; run the study again")
-    sides = list(zip(*pairs, strict=True))
-    ones = list(zip((test.first, test.second), sides, strict=True))
-    if test.ranks:
-        x_ND2, y_ND2 = (_columns(side, drafts) for side, drafts in ones)
-        found = correlation_of_ranks(x_ND2, y_ND2, tail)
-    else:
-        (x_D, ex_ND), (y_D, ey_ND) = (_figures(side, drafts) for side, drafts in ones)
-        found = correlation(x_D, ex_ND, y_D, ey_ND, tail)
-    return CorrelationEffect(found, len(pairs), len(pairs[0][0].units))
-
-
-def _drafts(test: Correlation, side: SumRatio, rows: Sequence[StudyRow]) -> dict[str, StudyRow]:
-    """The rows of a figure by draft: their settings but those that belong to one of the figures."""
-    chosen = select(rows, test.rows, side.where)
-    if not chosen:
-        return {}
-    own = test.first.where.keys() | test.second.where.keys()
     looks: dict[str, list[StudyRow]] = {}
-    for row in with_sums(chosen, side.over, side.under):
-        name = {key: value for key, value in row.setting.items() if key not in own}
-        looks.setdefault(str(sorted(name.items())), []).append(row)
-    return {name: _pooled_setting(group) for name, group in looks.items()}
+    for row in select(rows, test.rows):
+        looks.setdefault(str(sorted(row.setting.items())), []).append(row)
+    drafts = [pooled(group) for group in looks.values()]
+    if len(drafts) < _LEAST_DRAFTS or len(drafts[0].units) < LEAST_UNITS:
+        return None
+    if any(
+        (one.population, one.units) != (drafts[0].population, drafts[0].units) for one in drafts
+    ):
+        raise UsageError("the drafts of a claim have different examples; run the study again")
+    if test.ranks:
+        x_ND2, y_ND2 = (_columns(one, drafts) for one in (test.first, test.second))
+        found = correlation_of_ranks(x_ND2, y_ND2, tail)
+        return CorrelationEffect(found, len(drafts), len(drafts[0].units))
+    first, second = (_figures(one, drafts) for one in (test.first, test.second))
+    found = correlation(*first, *second, tail)
+    return CorrelationEffect(found, len(drafts), len(drafts[0].units))
 
 
 def _figures(side: SumRatio, drafts: Sequence[StudyRow]) -> tuple[Tensor, Tensor]:
@@ -328,11 +313,11 @@ def _sums(
     test: Pointwise, side: Side, rows: Sequence[StudyRow]
 ) -> dict[tuple[str, int], tuple[float, ...]]:
     """The compared sums by population and unit."""
-    names = test.over or (side.over or "",)
-    chosen = with_sums(select(rows, test.rows, side.where), *names)
+    chosen = select(rows, test.rows, side.where)
     if not chosen:
         return {}
     row = _pooled_setting(chosen)
+    names = test.over or (side.over or "",)
     columns = [column(row, name).tolist() for name in names]
     units = [(row.population, unit) for unit in row.units]
     return dict(zip(units, zip(*columns, strict=True), strict=True))

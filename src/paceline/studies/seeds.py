@@ -43,18 +43,9 @@ if TYPE_CHECKING:
     Measure = Callable[[StudyRow, "Run"], tuple[float, Tensor] | None]
 
 SEED = "seed"
-_MEASURED = (
-    "task",
-    "temperature",
-    "top_p",
-    "gamma",
-    "label",
-    "step",
-    "elapsed_s",
-    "parameter_ratio",
-)
+_MEASURED = ("task", "temperature", "top_p", "label", "step", "parameter_ratio", "gamma")
 """Settings of a measurement; the others name the recipe."""
-_ALIKE = ("temperature", "top_p", "gamma", "parameter_ratio")
+_ALIKE = ("temperature", "top_p", "parameter_ratio", "gamma")
 """Settings that must be equal for one spread; the last is the pair of models."""
 _ENOUGH = 8  # degrees of freedom of one task
 
@@ -213,7 +204,7 @@ def _places(
         setting, given = row.setting, measure(row, run)
         if given is None:
             continue
-        way = [setting.get(key) for key in (*_MEASURED, "part") if key != "elapsed_s"]
+        way = [setting.get(key) for key in (*_MEASURED, "part")]
         way += [row.study, row.population, *sorted(row.units)]
         recipe = {k: v for k, v in setting.items() if k not in _MEASURED and k != SEED}
         recipe["study"] = row.study

@@ -26,15 +26,19 @@ from paceline.places import PathPart, refuse_links_out
 from paceline.processes import in_processes
 from paceline.progress import silent
 from paceline.records import RunDirectory, atomic_write_text, config_hash
+from paceline.results.row import Row, Source, read_rows, select, write_rows
 from paceline.train.align import align
 from paceline.train.checkpoint import check_run_directory
 from paceline.train.config import AlignConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from paceline.progress import Progress
+    from paceline.results.row import Label
 
+SEEDS = "seeds of training"
+"""Population of rows whose units are runs."""
 _TEXTS = "held_out"  # directory of held-out text, shared by the cells of a seed
 
 Changes = dict[str, Any]
@@ -107,36 +111,53 @@ class Cell(NamedTuple):
 
 
 class Sweep(NamedTuple):
-    """The figure of each aligned draft by row, column and seed; NaN for a run that diverged."""
+    """The figures of the aligned drafts: a row per cell, whose units are the seeds.
 
-    config: SweepConfig
-    figures: dict[tuple[str, str, int], float]
+    A run that diverged has no values. `figure`: the one to compare; `reference`: name of the row
+    that others are compared with.
+    """
+
+    rows: Sequence[Row]
+    figure: str
+    reference: str
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], config: SweepConfig) -> Sweep:
+        """As the configuration says."""
+        return cls(rows, config.figure, config.reference or next(iter(config.rows)))
+
+    def names(self, axis: Literal["row", "column"]) -> list[str]:
+        """The rows or columns of the grid."""
+        return list(dict.fromkeys(str(row.setting[axis]) for row in self.rows))
+
+    @property
+    def num_seeds(self) -> int:
+        return len(self.rows[0].units)
 
     def cell(self, row: str, column: str) -> Interval:
-        """Mean over seeds, with its interval."""
-        return mean_interval(self._values(row, (column,)))
+        """Mean over seeds, with its interval; NaN if a run diverged."""
+        return mean_interval(self._values(row, (column,))[0])
 
-    def difference(self, row: str, other: str, columns: Iterable[str] | None = None) -> Interval:
-        """Mean of `row` - `other`, paired by column and seed; None: over all columns.
+    def difference(self, row: str, columns: Iterable[str] | None = None) -> Interval:
+        """Mean of `row` - `reference`, paired by column and seed; None: over all columns.
 
         Runs of a seed share held-out text, so columns are averaged first and seeds are the units.
         """
-        chosen = tuple(self.config.columns if columns is None else columns)
-        differences = self._values(row, chosen) - self._values(other, chosen)
-        return mean_interval(differences.reshape(len(chosen), -1).mean(0))
-
-    @property
-    def reference(self) -> str:
-        return self.config.reference or next(iter(self.config.rows))
+        chosen = self.names("column") if columns is None else tuple(columns)
+        differences = self._values(row, chosen) - self._values(self.reference, chosen)
+        return mean_interval(differences.mean(0))
 
     def _values(self, row: str, columns: Iterable[str]) -> torch.Tensor:
-        seeds = self.config.seeds
-        values = [self.figures[row, column, seed] for column in columns for seed in seeds]
+        """[columns, seeds]."""
+        cells = [select(self.rows, row=row, column=column) for column in columns]
+        values = [
+            [math.nan if v is None else v for v in cell.sums[self.figure]] for (cell,) in cells
+        ]
         return torch.tensor(values, dtype=torch.float64)
 
 
 def sweep(config: SweepConfig, progress: Progress = silent) -> Sweep:
-    """Execute all unfinished runs, seed by seed, and write the figures to `output/sweep.json`.
+    """Execute all unfinished runs, seed by seed, and write the rows to `output/rows.jsonl`.
 
     Raises:
         ConfigError: a cell's texts are too short for the figure, or several workers are configured
@@ -156,25 +177,62 @@ def sweep(config: SweepConfig, progress: Progress = silent) -> Sweep:
     run.check_kind(config)
     refuse_links_out(config.output)
     run.write_manifest(config)  # for reports
-    figures: dict[tuple[str, str, int], float] = {}
-    found: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     progress("runs", 0, len(cells))
     for cell, result in _results(config, cells):
-        if "diverged" not in result and config.figure not in result["after"]:
+        if "diverged" not in result and config.figure not in result:
             raise ConfigError(
                 f"{cell.config.output} has no {config.figure}, because each held-out text is a "
                 "single token; choose another figure"
             )
-        found[cell.name] = result
-        progress("runs", len(found), len(cells), cell.name)
-    rows: list[dict[str, Any]] = []
-    for cell in cells:
-        result = found[cell.name]
-        rows.append({"row": cell.row, "column": cell.column, "seed": cell.seed} | result)
-        figure = math.nan if "diverged" in result else result["after"][config.figure]
-        figures[cell.row, cell.column, cell.seed] = figure
-    atomic_write_text(config.output / "sweep.json", json.dumps(rows, indent=2) + "\n")
-    return Sweep(config, figures)
+        results[cell.name] = result
+        progress("runs", len(results), len(cells), cell.name)
+    rows = list(_rows(config, cells, results))
+    write_rows(config.output / "rows.jsonl", rows)
+    return Sweep.of(rows, config)
+
+
+def _rows(
+    config: SweepConfig, cells: Sequence[Cell], results: Mapping[str, Mapping[str, Any]]
+) -> Iterator[Row]:
+    manifest = RunDirectory(cells[0].config.output).read_manifest() or {}
+    source = Source.here("paceline sweep", fingerprints=manifest.get("inputs", {}))
+    names = dict.fromkeys(["num_steps", "elapsed_s", config.figure])
+    names |= dict.fromkeys(name for result in results.values() for name in result)
+    figures = [name for name in names if name != "diverged"]
+    for row in config.rows:
+        for column in config.columns:
+            own = [results[c.name] for c in cells if (c.row, c.column) == (row, column)]
+            yield Row(
+                population=SEEDS,
+                units=config.seeds,
+                setting={"row": row, "column": column},
+                sums={name: tuple(result.get(name) for result in own) for name in figures},
+                source=source,
+            )
+
+
+def drafts_of_sweep(folder: Path) -> list[tuple[Path, dict[str, Label]]]:
+    """The runs of a sweep that did not diverge, with the settings of their drafts.
+
+    -> none if the directory is no finished sweep. `draft` is the row, `trained_on` the column.
+    """
+    if not (folder / "rows.jsonl").exists():
+        return []
+    return [
+        (
+            run_directory(folder, str(row.setting["row"]), str(row.setting["column"]), seed),
+            {"draft": row.setting["row"], "trained_on": row.setting["column"], "seed": seed},
+        )
+        for row in read_rows(folder / "rows.jsonl")
+        for seed, num_steps in zip(row.units, row.sums["num_steps"], strict=True)
+        if num_steps is not None
+    ]
+
+
+def run_directory(output: Path, row: str, column: str, seed: int) -> Path:
+    """The directory of a run."""
+    return output / row / column / f"seed-{seed}"
 
 
 def _results(config: SweepConfig, cells: Sequence[Cell]) -> Iterator[tuple[Cell, dict[str, Any]]]:
@@ -204,7 +262,8 @@ def _result(cell: Cell, texts: Path) -> dict[str, Any]:
         return {"diverged": known["error"]}
     result = run.read_result()
     assert result is not None, "a finished run has a result"
-    return {key: result[key] for key in ("num_steps", "elapsed_s", "after")}
+    figures = {key: v for key, v in result["after"].items() if isinstance(v, int | float)}
+    return {"num_steps": result["num_steps"], "elapsed_s": result["elapsed_s"]} | figures
 
 
 def cells_of(config: SweepConfig) -> Iterator[Cell]:
@@ -212,7 +271,7 @@ def cells_of(config: SweepConfig) -> Iterator[Cell]:
     for seed in config.seeds:
         for row, of_row in config.rows.items():
             for column, of_column in config.columns.items():
-                output = config.output / row / column / f"seed-{seed}"
+                output = run_directory(config.output, row, column, seed)
                 values = _merged(_merged(config.base, of_column), of_row)
                 values |= {"seed": seed, "output": str(output)}
                 yield Cell(row, column, seed, validate(AlignConfig, values))

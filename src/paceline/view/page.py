@@ -19,6 +19,8 @@ from paceline.view.definitions import words_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from paceline.results.row import Row as ResultRow
+
 Row = dict[str, Any]
 """One line of data by column. The bounds of column `x` are `x_low` and `x_high`."""
 
@@ -313,6 +315,11 @@ def sampling_words(sampling: Mapping[str, Any]) -> str:
     if sampling.get("repetition_penalty", 1) != 1:
         parts.append(f"repetition penalty {sampling['repetition_penalty']:g}")
     return ", ".join(parts)
+
+
+def case_of(row: ResultRow) -> str:
+    """The task and the sampling parameters of a result row."""
+    return f"{row.setting['task']}, {sampling_words(row.setting)}"
 
 
 def sentence(text: str) -> str:

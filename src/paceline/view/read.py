@@ -13,10 +13,10 @@ from paceline.errors import UsageError
 from paceline.measure import Measurement
 from paceline.measure.losslessness import LosslessnessReport
 from paceline.measure.served import ServedMeasurement
-from paceline.measure.trajectory import TrajectoryRow
 from paceline.permissions import Origin
 from paceline.places import refuse_links_out
 from paceline.records import RunDirectory, read_jsonl
+from paceline.results.row import read_rows
 from paceline.studies.session import judge_all, study_rows
 from paceline.view import Report
 from paceline.view.bench_pages import bench_page, tune_page
@@ -29,6 +29,7 @@ from paceline.view.training_pages import sweep_page, training_page, trajectory_p
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from paceline.results.row import Row
     from paceline.view.page import Page
 
 _WANTED = (
@@ -80,14 +81,20 @@ def _tune(path: Path, manifest: dict[str, Any]) -> Page:
 
 
 def _trajectory(path: Path, manifest: dict[str, Any]) -> Page:
-    file = path / "rows.jsonl"
-    rows = [_validated(TrajectoryRow, row, file) for row in read_jsonl(file)]
-    runs = [Path(run) for run in manifest.get("config", {}).get("runs", ())]
-    if runs:  # a run or a sweep of it; the file keeps the rows of runs that were left out later
-        rows = [row for row in rows if {row.stop.run, *row.stop.run.parents} & set(runs)]
-    if not rows:
-        raise UsageError(f"{path} has no rows yet; run `paceline trajectory` with this output")
+    rows = _rows(path, "run `paceline trajectory` with this output")
+    if runs := [Path(run) for run in manifest.get("config", {}).get("runs", ())]:
+        # a run or a sweep of it; the file keeps the rows of runs that were left out later
+        rows = [
+            row for row in rows if {Path(row.source.run), *Path(row.source.run).parents} & {*runs}
+        ]
     return trajectory_page(rows, manifest)
+
+
+def _rows(path: Path, how: str) -> list[Row]:
+    rows = read_rows(path / "rows.jsonl") if (path / "rows.jsonl").exists() else []
+    if not rows:
+        raise UsageError(f"{path} has no rows yet; {how}")
+    return rows
 
 
 def _training(path: Path, manifest: dict[str, Any]) -> Page:
@@ -102,7 +109,7 @@ _RUNS: dict[str, Callable[[Path, dict[str, Any]], Page]] = {
     "Bench": lambda path, _: bench_page(read_results(path)),
     "Tune": _tune,
     "Trajectory": _trajectory,
-    "Sweep": lambda path, manifest: sweep_page(_required(path, "sweep.json"), manifest),
+    "Sweep": lambda path, manifest: sweep_page(_rows(path, "run the command to its end"), manifest),
     "Align": _training,
     "Pretrain": _training,
 }

@@ -243,9 +243,6 @@ def _settings(rows: Sequence[StudyRow]) -> list[str]:
     lines: list[str] = []
     for key, words in names.items():
         values = sorted({row.setting[key] for row in rows if key in row.setting}, key=float)
-        if key == "gamma":
-            drafted = {name[7:] for row in rows for name in row.sums if name.startswith("blocks_")}
-            values = sorted({*values, *map(int, drafted)}, key=float)
         if values:
             lines.append(f"{words}: {', '.join(f'{float(value):g}' for value in values)}")
     return lines

@@ -156,22 +156,17 @@ def _draft_blocks(groups: Sequence[Sequence[StudyRow]]) -> list[Block]:
 
 def _draft_lines(rows: Sequence[StudyRow]) -> list[Row]:
     """tau and acceptance of each draft at each gamma, in order of the training text."""
-    names = dict.fromkeys(name for row in rows for name in row.sums)
-    gammas = sorted(int(name.removeprefix("blocks_")) for name in names if "blocks_" in name)
     lines: list[Row] = []
-    for (draft, trained_on, label), group in _by_draft(rows).items():
+    for (draft, trained_on, label, gamma), group in _by_draft(rows).items():
         across = ("seed",) if "seed" in group[0].setting else ()
         acceptance = _mean(group, "acceptance", "tokens", across)
-        for gamma in gammas:
-            if any(f"blocks_{gamma}" not in row.sums for row in group):
-                continue  # a study may measure other drafts with other gammas
-            tau = _mean(group, f"emitted_{gamma}", f"blocks_{gamma}", across)
-            if tau is None or acceptance is None:
-                continue
-            line: Row = {"draft": draft, "trained on": trained_on or _NO_TEXT, "label": label}
-            line |= {"gamma": gamma, "step": group[0].setting.get("step", 0)}
-            line |= {"name": f"{draft}, {trained_on}" if trained_on else draft}
-            lines.append(line | bounded("tau", tau) | bounded("acceptance", acceptance))
+        tau = _mean(group, "emitted", "calls", across)
+        if tau is None or acceptance is None:
+            continue
+        line: Row = {"draft": draft, "trained on": trained_on or _NO_TEXT, "label": label}
+        line |= {"gamma": gamma, "step": group[0].setting.get("step", 0)}
+        line |= {"name": f"{draft}, {trained_on}" if trained_on else draft}
+        lines.append(line | bounded("tau", tau) | bounded("acceptance", acceptance))
     texts = list(dict.fromkeys(line["trained on"] for line in lines))
     return sorted(lines, key=lambda line: (line["gamma"], texts.index(line["trained on"])))
 
@@ -211,12 +206,13 @@ def _own_quality(rows: Sequence[StudyRow]) -> list[Block]:
     for group in _groups(
         [row for row in rows if row.setting["label"] == "end"], "part", "task", "temperature"
     ):
-        names = dict.fromkeys(name for row in group for name in row.sums if "blocks_" in name)
-        gamma = max(int(name.removeprefix("blocks_")) for name in names)
+        gamma = max(int(row.setting["gamma"]) for row in group)
         lines: list[Row] = []
-        for (draft, trained_on, _), own in _by_draft(group).items():
+        for (draft, trained_on, _, of_draft), own in _by_draft(group).items():
+            if of_draft != gamma:
+                continue
             across = ("seed",) if "seed" in own[0].setting else ()
-            tau = _mean(own, f"emitted_{gamma}", f"blocks_{gamma}", across)
+            tau = _mean(own, "emitted", "calls", across)
             score = _mean(own, "score", None, across)
             if tau is not None and score is not None:
                 line: Row = {"draft": draft, "trained on": trained_on or _NO_TEXT, "gamma": gamma}
@@ -231,14 +227,14 @@ def _own_quality(rows: Sequence[StudyRow]) -> list[Block]:
     return blocks
 
 
-def _by_draft(rows: Sequence[StudyRow]) -> dict[tuple[str, str, str], list[StudyRow]]:
-    """Rows by draft, training text and checkpoint; a draft's looks and seeds are together."""
-    found: dict[tuple[str, str, str], list[StudyRow]] = {}
+def _by_draft(rows: Sequence[StudyRow]) -> dict[tuple[str, str, str, int], list[StudyRow]]:
+    """Rows by draft, training text, checkpoint and gamma, with all looks and seeds of each."""
+    found: dict[tuple[str, str, str, int], list[StudyRow]] = {}
     for row in rows:
         given = row.setting
         draft = str(given.get("draft", "unaligned"))
-        name = (draft, str(given.get("trained_on", "")), str(given["label"]))
-        found.setdefault(name, []).append(row)
+        place = (draft, str(given.get("trained_on", "")), str(given["label"]), int(given["gamma"]))
+        found.setdefault(place, []).append(row)
     return found
 
 

@@ -6,7 +6,6 @@ import dataclasses
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from paceline.studies.collect import SEEDS
 from paceline.studies.verdicts import (
     CHECKS,
     DECIDED,
@@ -18,6 +17,7 @@ from paceline.studies.verdicts import (
     UNMEASURED,
     VERDICTS,
 )
+from paceline.train.sweep import SEEDS
 from paceline.view.definitions import PAPERS
 from paceline.view.page import Fact, Figure, Mark, Page, Section, Source, Table, bounded
 from paceline.view.study_background import (

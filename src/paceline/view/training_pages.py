@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.core.bootstrap import Interval
-from paceline.measure.trajectory import short_names
-from paceline.train.sweep import Sweep, SweepConfig
+from paceline.measure.trajectory import START, draft_name, gain_of
+from paceline.results.figures import FIGURES as REGISTRY
+from paceline.train.sweep import Sweep
 from paceline.view import charts
 from paceline.view.charts import Axis
 from paceline.view.definitions import FIGURES, words_of
@@ -22,8 +22,8 @@ from paceline.view.page import (
     Table,
     about,
     bounded,
+    case_of,
     interval_text,
-    sampling_words,
     sentence,
     source_of,
 )
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from paceline.measure.trajectory import Checkpoint, TrajectoryRow
+    from paceline.results.row import Row as ResultRow
     from paceline.view.page import Block, Row
 
     Figures = Mapping[str, float]
@@ -50,6 +50,7 @@ _TAU = Axis("tau", words_of("block_efficiency"), ".2f", bounds=True)
 _QUALITY = Axis("quality", "mean score of its own answers", ".3f", bounds=True)
 _GAIN = Axis("gain", "gain over the initial draft", ".2f", bounds=True)
 _ALL = "all columns"
+_BLOCK_EFFICIENCY = REGISTRY["block_efficiency"]
 
 
 def training_page(
@@ -182,41 +183,49 @@ def _mean(part: Sequence[Mapping[str, Any]], name: str) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def trajectory_page(rows: Sequence[TrajectoryRow], manifest: Mapping[str, Any] | None) -> Page:
+def trajectory_page(rows: Sequence[ResultRow], manifest: Mapping[str, Any] | None) -> Page:
     """The page of measured checkpoints; `manifest` None if it is unknown."""
     manifest = manifest or {}
     source = source_of("trajectory", manifest.get("config"), manifest.get("environment"))
-    names = short_names({row.stop.run for row in rows})
-    cases: dict[str, list[TrajectoryRow]] = {}
+    cases: dict[str, list[ResultRow]] = {}
     for row in rows:
-        cases.setdefault(f"{row.task}, {_sampling(row)}", []).append(row)
-    sections = [_case(where, own, names) for where, own in cases.items()]
-    gains = [(row, gamma) for row in rows for gamma in row.gain]
+        cases.setdefault(case_of(row), []).append(row)
+    sections = [_case(where, own) for where, own in cases.items()]
+    gains = [(gain, row) for row in rows if (gain := gain_of(row, rows)) is not None]
     verdict, facts = "No run has a checkpoint after its initial draft.", []
     if gains:
-        row, gamma = max(gains, key=lambda one: one[0].gain[one[1]].low)
-        draft = "final draft" if row.stop.label == "end" else f"draft of {row.stop.label}"
+        gain, row = max(gains, key=lambda pair: pair[0].low)
+        label = row.setting["label"]
+        draft = "final draft" if label == "end" else f"draft of {label}"
+        tau = _BLOCK_EFFICIENCY.value(row)
         verdict = (
             f"Of {len(gains)} gains in tokens per target call, the one with the largest lower "
-            f"bound is {interval_text(row.gain[gamma], '.2f', 'x')}: the {draft} of "
-            f"{names[row.stop.run]} on {row.task} at {_sampling(row)}, gamma {gamma}, with "
-            f"{row.block_efficiency[gamma].value:.2f} tokens per call. The interval does not allow "
-            "for this choice."
+            f"bound is {interval_text(gain, '.2f', 'x')}: the {draft} of {draft_name(row)} on "
+            f"{case_of(row)}, gamma {row.setting['gamma']}, with {tau:.2f} tokens per call. The "
+            "interval does not allow for this choice."
         )
-        drafts = {(row.stop.run, row.stop.label) for row in rows}
-        facts = [Fact("runs", str(len(names))), Fact("drafts measured", str(len(drafts)))]
-        facts.append(Fact("parameter ratio", f"{row.parameter_ratio:.3f}"))
+        runs = {row.source.run for row in rows}
+        drafts = {row.source.fingerprints["draft"] for row in rows}
+        facts = [Fact("runs", str(len(runs))), Fact("drafts measured", str(len(drafts)))]
+        facts.append(Fact("parameter ratio", f"{row.setting['parameter_ratio']:.3f}"))
     title = "Drafts over training"
     return Page(title, verdict, sections, facts=facts, about=about(source), source=source)
 
 
-def _sampling(row: TrajectoryRow) -> str:
-    return sampling_words(vars(row.sampling))
-
-
-def _case(where: str, rows: Sequence[TrajectoryRow], names: Mapping[Path, str]) -> Section:
+def _case(where: str, rows: Sequence[ResultRow]) -> Section:
     """The figures of one task and sampling, a panel per gamma."""
-    lines = [line for row in rows for line in _lines(row, names[row.stop.run])]
+    lines: list[Row] = []
+    for run in dict.fromkeys(row.source.run for row in rows):
+        own = [row for row in rows if row.source.run == run and not row.has(label=START)]
+        begun = {row.source.fingerprints["start"] for row in own}
+        starts = [
+            row
+            for row in rows
+            if row.has(label=START)
+            and (row.source.fingerprints["draft"] in begun if own else row.source.run == run)
+        ]
+        name = draft_name((own or starts)[0])
+        lines += [{"run": name, **_line(row, rows)} for row in (*starts, *own)]
     first = [line for line in lines if line["gamma"] == lines[0]["gamma"]]
     last = {(line["run"], line["gamma"]): line for line in lines}
     ends = [line for line in lines if line["gain"] is not None and line in last.values()]
@@ -225,12 +234,12 @@ def _case(where: str, rows: Sequence[TrajectoryRow], names: Mapping[Path, str]) 
         return charts.curves(own, _STEP, y, "run", labels=["draft"])
 
     text = (
-        f"{rows[0].num_texts} texts of the target; step 0 is the initial draft. Bands are 95% "
+        f"{len(rows[0].units)} texts of the target; step 0 is the initial draft. Bands are 95% "
         "intervals over texts. Select a run in the legend to see it alone."
     )
     panels = _by_gamma(lines, lambda own: over_steps(own, _TAU))
     blocks = [Figure(f"Tokens per target call over training: {where}", text, panels, lines)]
-    if rows[0].quality is not None:
+    if "score" in rows[0].sums:
         text = "Of the answers that each draft writes by itself, without the target."
         panels = [Panel(over_steps(first, _QUALITY))]
         blocks.append(Figure(f"Quality over training: {where}", text, panels, first))
@@ -251,38 +260,35 @@ def _by_gamma(
     ]
 
 
-def _lines(row: TrajectoryRow, name: str) -> list[Row]:
-    return [
-        {
-            "run": name,
-            "draft": row.stop.label,
-            "step": row.stop.step,
-            "seconds": row.stop.elapsed_s,
-            "gamma": gamma,
-            **bounded("acceptance", row.expected_acceptance),
-            **(bounded("quality", row.quality) if row.quality is not None else {}),
-            **bounded("tau", tau),
-            **bounded("gain", row.gain[gamma] if row.gain else None),
-            "MBSU": row.mbsu[gamma],
-        }
-        for gamma, tau in row.block_efficiency.items()
-    ]
+def _line(row: ResultRow, rows: Sequence[ResultRow]) -> Row:
+    line: Row = {
+        "draft": row.setting["label"],
+        "step": row.setting.get("step", 0),
+        "seconds": row.totals["elapsed_s"],
+        "gamma": row.setting["gamma"],
+    }
+    named = {"acceptance": "expected_acceptance", "quality": "quality", "tau": "block_efficiency"}
+    for name, figure in named.items():
+        if REGISTRY[figure].is_in(row):
+            line |= bounded(name, REGISTRY[figure].measure(row))
+    return line | bounded("gain", gain_of(row, rows)) | {"MBSU": REGISTRY["mbsu"].value(row)}
 
 
-def draw_trajectories(rows: Sequence[TrajectoryRow], path: Path) -> None:
+def draw_trajectories(rows: Sequence[ResultRow], path: Path) -> None:
     """Write an image of tau over steps and over seconds, a column per gamma.
 
     Successive runs are concatenated along the axis. Raises StorageError.
     """
     lines: list[Row] = []
-    for name in dict.fromkeys(_line_name(row) for row in rows):
-        own = [row for row in rows if _line_name(row) == name]
-        stops = [row.stop for row in own]
-        places = zip(own, along(stops, "step"), along(stops, "elapsed_s"), strict=True)
+    curves: dict[tuple[str, Any], list[ResultRow]] = {}
+    for row in rows:
+        curves.setdefault((case_of(row), row.setting["gamma"]), []).append(row)
+    for (name, gamma), own in curves.items():
+        places = zip(own, along(own, "step"), along(own, "elapsed_s"), strict=True)
         lines += [
-            {"line": name, "gamma": gamma, "step": step, "seconds": seconds, **bounded("tau", tau)}
+            {"line": name, "gamma": gamma, "step": step, "seconds": seconds}
+            | bounded("tau", _BLOCK_EFFICIENCY.measure(row))
             for row, step, seconds in places
-            for gamma, tau in row.block_efficiency.items()
         ]
     panels = [
         panel
@@ -292,109 +298,91 @@ def draw_trajectories(rows: Sequence[TrajectoryRow], path: Path) -> None:
     charts.save(panels, path, columns=len(panels) // 2)
 
 
-def _line_name(row: TrajectoryRow) -> str:
-    return f"{row.task} {row.sampling.name}"
-
-
-def along(stops: Sequence[Checkpoint], figure: Literal["step", "elapsed_s"]) -> list[float]:
+def along(rows: Sequence[ResultRow], figure: Literal["step", "elapsed_s"]) -> list[float]:
     """The position of each draft on an axis, with runs concatenated."""
     positions: list[float] = []
     before = last = 0.0
-    for index, stop in enumerate(stops):
-        if index and stop.run != stops[index - 1].run:
+    for index, row in enumerate(rows):
+        if index and row.source.run != rows[index - 1].source.run:
             before = last
-        last = before + getattr(stop, figure)
+        last = before + float(
+            row.setting.get("step", 0) if figure == "step" else row.totals[figure]
+        )
         positions.append(last)
     return positions
 
 
-def sweep_page(runs: Sequence[Mapping[str, Any]], manifest: Mapping[str, Any]) -> Page:
-    """The page of the rows of `sweep.json`."""
+def sweep_page(rows: Sequence[ResultRow], manifest: Mapping[str, Any]) -> Page:
+    """The page of a sweep, from a row per cell of its grid, whose units are seeds."""
     config = manifest["config"]
-    source = source_of("sweep", config, manifest.get("environment"))
-    found = [name for name in FIGURES if any(name in (run.get("after") or {}) for run in runs)]
-    sweeps = {
-        name: _sweep(runs, config, name) for name in dict.fromkeys([config["figure"], *found])
-    }
-    sections = [_figure_of_sweep(one, name) for name, one in sweeps.items()]
-    rows = [_run(run, found) for run in runs]
-    sections.append(Section("All runs", [Table("Each run", rows)]))
-    shape = sweeps[config["figure"]].config
+    names = [config["figure"], *(name for name in FIGURES if name in rows[0].sums)]
+    reference = config.get("reference") or str(rows[0].setting["row"])
+    sweeps = [Sweep(rows, name, reference) for name in dict.fromkeys(names)]
+    sections = [_figure_of_sweep(sweep) for sweep in sweeps]
+    runs = [_run(row, place, names[1:]) for row in rows for place in range(len(row.units))]
+    remark = "A run without figures diverged; diverged.json in its directory has the reason."
+    diverged = sum(run["steps"] is None for run in runs)
+    each = Table("Each run", runs, text=remark if diverged else "")
+    sections.append(Section("All runs", [each]))
+    sweep = sweeps[0]
     return Page(
         title="Alignment runs compared",
-        verdict=_best_row(sweeps[config["figure"]], config["figure"]),
+        verdict=_best_row(sweep),
         facts=[
-            Fact("rows by columns", f"{len(shape.rows)} by {len(shape.columns)}"),
-            Fact("seeds", str(len(shape.seeds))),
-            Fact("runs that diverged", str(sum("diverged" in run for run in runs))),
+            Fact("rows by columns", f"{len(sweep.names('row'))} by {len(sweep.names('column'))}"),
+            Fact("seeds", str(sweep.num_seeds)),
+            Fact("runs that diverged", str(diverged)),
         ],
         sections=sections,
         about=["Intervals are Student's 95% intervals over seeds; few seeds give wide ones."],
-        source=source,
+        source=source_of("sweep", config, manifest.get("environment")),
     )
 
 
-def _sweep(runs: Sequence[Mapping[str, Any]], config: Mapping[str, Any], figure: str) -> Sweep:
-    """A figure of the runs; NaN where a run diverged or lacks it."""
-    names = [list(dict.fromkeys(run[key] for run in runs)) for key in ("row", "column", "seed")]
-    values = dict.fromkeys(product(*names), math.nan)
-    for run in runs:
-        value = (run.get("after") or {}).get(figure, math.nan)
-        values[run["row"], run["column"], run["seed"]] = value
-    shape = SweepConfig.model_construct(  # not validated: nothing of the file is run
-        rows=dict.fromkeys(names[0]),
-        columns=dict.fromkeys(names[1]),
-        seeds=tuple(names[2]),
-        reference=config.get("reference"),
-    )
-    return Sweep(shape, values)
-
-
-def _best_row(found: Sweep, figure: str) -> str:
+def _best_row(sweep: Sweep) -> str:
     """The best row over all columns, and whether it is better than the second."""
-    lower = FIGURES[figure].better == "less"
-    columns = list(found.config.columns)
+    lower = FIGURES[sweep.figure].better == "less"
+    columns = sweep.names("column")
 
     def mean(row: str) -> float:
-        return sum(found.cell(row, column).value for column in columns) / len(columns)
+        return sum(sweep.cell(row, column).value for column in columns) / len(columns)
 
-    rows = [row for row in found.config.rows if math.isfinite(mean(row))]
+    rows = [row for row in sweep.names("row") if math.isfinite(mean(row))]
     ranked = sorted(rows, key=mean, reverse=not lower)
     if not ranked:
         return "Every row has a run that diverged."
     best, *others = ranked
-    text = f"The best {words_of(figure)} is that of {_words(best)}, {mean(best):.3f} on average"
+    text = (
+        f"The best {words_of(sweep.figure)} is that of {_words(best)}, {mean(best):.3f} on average"
+    )
     if not others:
         return f"{text}."
-    gap = found.difference(best, others[0])
+    gap = sweep._replace(reference=others[0]).difference(best)
     sure = gap.high < 0 if lower else gap.low > 0
     standing = "ahead of" if sure else "not clearly ahead of"
     return f"{text}, {standing} {_words(others[0])} by {interval_text(gap, '+.3f')}."
 
 
-def _figure_of_sweep(found: Sweep, figure: str) -> Section:
-    name, reference, shape = words_of(figure), found.reference, found.config
+def _figure_of_sweep(sweep: Sweep) -> Section:
+    name, reference = words_of(sweep.figure), sweep.reference
+    names, columns = sweep.names("row"), sweep.names("column")
     cells = [
-        {"row": _words(row), "column": _words(column), **bounded("value", found.cell(row, column))}
-        for row in shape.rows
-        for column in shape.columns
+        {"row": _words(row), "column": _words(column), **bounded("value", sweep.cell(row, column))}
+        for row in names
+        for column in columns
     ]
-    text = f"Mean over {len(shape.seeds)} seeds of the aligned draft on held-out text."
+    text = f"Mean over {sweep.num_seeds} seeds of the aligned draft on held-out text."
     heat = charts.heat_map(cells, "row", "column", Axis("value", name, ".3f", bounds=True))
     title = sentence(name)[:-1]
     blocks = [Figure(f"{title} of each cell", text, [Panel(heat)], cells)]
-    spans = {_words(column): [column] for column in shape.columns}
+    spans = {_words(column): [column] for column in columns}
     if len(spans) > 1:
-        spans[_ALL] = list(shape.columns)
-
-    def gap(row: str, columns: Sequence[str]) -> Interval:
-        return found.difference(row, reference, columns)
-
+        spans[_ALL] = columns
     rows: list[Row] = [
-        {"row": _words(row), "column": span, **bounded("difference", gap(row, columns))}
-        for row in shape.rows
+        {"row": _words(row), "column": span} | bounded("difference", sweep.difference(row, chosen))
+        for row in names
         if row != reference
-        for span, columns in spans.items()
+        for span, chosen in spans.items()
     ]
     if rows:
         x = Axis("difference", f"difference to {_words(reference)}", "+.3f", bounds=True)
@@ -405,16 +393,16 @@ def _figure_of_sweep(found: Sweep, figure: str) -> Section:
         )
         heading = f"Difference in {name} to {_words(reference)}"
         blocks.append(Figure(heading, text, [Panel(chart)], rows))
-    return Section(title, blocks, (FIGURES[figure].term, "95% interval"))
+    return Section(title, blocks, (FIGURES[sweep.figure].term, "95% interval"))
 
 
-def _run(run: Mapping[str, Any], figures: Sequence[str]) -> Row:
-    after = run.get("after") or {}
-    row: Row = {"row": _words(run["row"]), "column": _words(run["column"])}
-    row |= {"seed": str(run["seed"]), **{words_of(name): after.get(name) for name in figures}}
-    row |= {"steps": run.get("num_steps"), "seconds": run.get("elapsed_s")}
-    return row | ({"diverged": run["diverged"]} if "diverged" in run else {})
+def _run(row: ResultRow, place: int, figures: Sequence[str]) -> Row:
+    cells: Row = {key: _words(row.setting[key]) for key in ("row", "column")}
+    cells |= {"seed": str(row.units[place])}
+    named = {words_of(name): name for name in figures}
+    named |= {"steps": "num_steps", "seconds": "elapsed_s"}
+    return cells | {words: row.sums[name][place] for words, name in named.items()}
 
 
-def _words(name: str) -> str:
+def _words(name: object) -> str:
     return str(name).replace("_", " ")

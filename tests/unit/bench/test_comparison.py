@@ -22,7 +22,7 @@ from paceline.core.bootstrap import Interval
 from paceline.core.rules import BiLDRule, Chow, ChowLog, Diff, Lossy, Opt, TokenV1
 from paceline.decode.draft_policies import Confident
 from paceline.decode.strategies import AnyStrategy, Oracle, Speculative, TokenByToken
-from result_rows import ALONE, example, row, steady
+from support.results import ALONE, example, row, steady
 
 LADDER = AtQuality("speed", "ours", SPEEDUP, (1.0, 0.98, 0.95, 0.9))
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import sacrebleu
 
-from aligning import write_corpus, write_pair
 from paceline.bench import BenchConfig, bench, read_rows
 from paceline.bench.schema import ResultRow
 from paceline.config import validate
@@ -15,6 +14,7 @@ from paceline.errors import PromptError, UsageError
 from paceline.models import load_model
 from paceline.records import read_jsonl
 from paceline.tasks import Translation
+from support.runs import write_corpus, write_pair
 
 pytestmark = pytest.mark.slow
 

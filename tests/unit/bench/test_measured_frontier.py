@@ -12,7 +12,7 @@ from paceline.core.rules import Chow, Diff, Lenient, Lossless, Lossy, Opt
 from paceline.decode.draft_policies import Adaptive, Confident
 from paceline.decode.strategies import Oracle, ResponseByResponse, Speculative, TokenByToken
 from paceline.errors import UsageError
-from result_rows import ALONE, example, row, steady
+from support.results import ALONE, example, row, steady
 
 THREE = row(ALONE, [example(0.5), example(1.0), example(0.0)])
 

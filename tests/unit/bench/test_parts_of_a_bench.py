@@ -5,14 +5,13 @@ from typing import Any
 
 import pytest
 
-from aligning import write_pair
-from benching import bench_config, write_bench_pair
 from paceline.bench import BenchConfig, bench
 from paceline.core.sampling import SamplingParams
 from paceline.data.tokens import encode
 from paceline.decode import AutoregressiveDecoder
 from paceline.errors import ConfigError, UsageError
 from paceline.models import load_model
+from support.runs import bench_config, write_bench_pair, write_pair
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from paceline.bench.schema import ResultRow
 from paceline.core.bootstrap import Interval
 from paceline.core.rule_base import Rule
 from paceline.core.rules import Chow, Opt
-from result_rows import ALONE, example, row, steady
+from support.results import ALONE, example, row, steady
 
 
 def cell(rule: Rule, quality: float, rejected: int, calls: int = 5) -> ResultRow:

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from aligning import write_corpus
-from benching import QUESTIONS, bench_config, write_bench_pair
 from paceline.bench import BenchConfig, Grid, bench, read_rows, runner
 from paceline.bench.prediction import FILE
 from paceline.bench.schema import ResultRow, family, setting
@@ -22,6 +20,7 @@ from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculati
 from paceline.errors import ConfigError, UsageError
 from paceline.models import CausalModel, load_model
 from paceline.records import RunDirectory, read_jsonl
+from support.runs import QUESTIONS, bench_config, write_bench_pair, write_corpus
 
 pytestmark = pytest.mark.slow
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from aligning import write_corpus, write_pair
-from fake_servers import Served, serving
 from paceline.bench import BenchConfig, bench
 from paceline.bench.score import ScoreConfig, score
 from paceline.config import validate
@@ -16,6 +14,8 @@ from paceline.decode.strategies import Autoregressive
 from paceline.engines import text_servers
 from paceline.errors import ConfigError, EngineError, UsageError
 from paceline.records import read_jsonl
+from support.engines import Served, serving
+from support.runs import write_corpus, write_pair
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from paceline.config import validate
 from paceline.core.rules import Chow, Lossless
 from paceline.decode.strategies import DecodingConfig, Speculative
 from paceline.errors import ConfigError
-from result_rows import ALONE, example, row, steady
+from support.results import ALONE, example, row, steady
 
 
 def asked(**changes: Any) -> TuneConfig:

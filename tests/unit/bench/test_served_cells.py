@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from aligning import write_corpus, write_pair
-from fake_servers import Answer, sampling_of, serving
 from paceline.bench import BenchConfig, bench, served_cells
 from paceline.bench.prediction import read_predictions
 from paceline.bench.schema import ResultRow
@@ -37,6 +35,8 @@ from paceline.engines.vllm_plugin import read_rule
 from paceline.errors import ConfigError, EngineError
 from paceline.models import load_model
 from paceline.permissions import given
+from support.engines import Answer, sampling_of, serving
+from support.runs import write_corpus, write_pair
 
 pytestmark = pytest.mark.slow
 

@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 
-from aligning import write_corpus, write_pair
-from engine_costs import step, write_costs
 from paceline.bench import BenchConfig, bench, read_rows, runner
 from paceline.bench.prediction import Prediction, predict
 from paceline.bench.tune import TuneConfig, spread, tune, undominated
@@ -20,6 +18,8 @@ from paceline.errors import ConfigError, InputNote, ModelLoadError, NotReachedEr
 from paceline.models import load_model
 from paceline.records import RunDirectory
 from paceline.train.config import Checkpoints
+from support.engines import step, write_costs
+from support.runs import write_corpus, write_pair
 
 QUESTIONS = [
     f"the {a} sat near the {b}" for a in ("cat", "hen", "man", "ant") for b in ("inn", "tin", "pan")

@@ -1,7 +1,6 @@
 """What a person sees fits a terminal, whatever the rule is called."""
 
 from io import StringIO
-from pathlib import Path
 
 from rich.console import Console, RenderableType
 
@@ -14,12 +13,12 @@ from paceline.cli.result_tables import (
 )
 from paceline.config import validate
 from paceline.core.rules import BiLDRule, Lenient, Lossless, Lossy
-from paceline.core.sampling import SamplingParams
 from paceline.measure.analysis import AnalyzeConfig, FrontierRow, PredictedFrontier
 from paceline.measure.results import IntervalRow
-from paceline.measure.trajectory import Checkpoint, TextFigures, TrajectoryRow
+from paceline.results.row import Row, Source
 from paceline.train.config import Evaluation
 from paceline.train.sweep import Sweep, SweepConfig
+from support.reports import trajectory_row
 
 RULES = (Lossless(), Lenient("exponential", 0.8), Lossy(0.25, "tuned"), BiLDRule(12.5))
 
@@ -80,70 +79,34 @@ def test_the_predicted_frontier_fits_eighty_columns():
         assert " 10.987 " in line
 
 
-NO_TEXTS = TextFigures(tokens=(), acceptance=(), agreement=(), emitted={}, blocks={})
-
-
 def test_a_trajectory_is_a_table_a_task_and_sampling():
-    tau = IntervalRow(value=2.412, low=2.294, high=2.529)
     rows = [
-        TrajectoryRow(
-            stop=Checkpoint(
-                run=Path("runs/direct/pretrain"),
-                label=label,
-                step=100 * number,
-                elapsed_s=1.0,
-                path=Path("draft"),
-                fingerprint="",
-            ),
-            task=task,
-            sampling=sampling,
-            num_texts=64,
-            num_tokens=640,
-            parameter_ratio=0.14,
-            expected_acceptance=IntervalRow(value=0.69, low=0.6, high=0.7),
-            block_efficiency={3: tau, 5: tau},
-            mbsu={3: 1.5, 5: 1.75},
-            gain={3: tau, 5: tau} if number else {},
-            texts=NO_TEXTS,
-        )
+        trajectory_row("runs/pretrain", label, 100 * number, gamma, task=task, **sampling)
         for number, label in enumerate(("start", "step 16384", "end"))
         for task in ("documentation", "questions")
-        for sampling in (SamplingParams(temperature=0), SamplingParams(temperature=0.6, top_p=0.9))
+        for sampling in ({}, {"temperature": 0.6, "top_p": 0.9})
+        for gamma in (3, 5)
     ]
     lines = shown(trajectory_tables(rows))
     titles = [line for line in lines if line.startswith(("documentation", "questions"))]
     assert len(titles) == len(set(titles)) == 4
-    assert sum(line.startswith("pretrain") for line in lines) == len(rows)
-    assert lines[3].split() == ["5", "2.41", "(2.29-2.53)", "1.75"]
-    assert lines[5].split()[:3] == ["5", "2.41", "(2.29-2.53)"]
+    assert sum(line.startswith("pretrain") for line in lines) == len(rows) / 2 / 3 * 2
+    assert sum(line.startswith("initial draft") for line in lines) == len(rows) / 2 / 3
+    # 8 texts with a tau of 1.8 each; MBSU = 1.8 / (0.2 * 3 + 1)
+    assert lines[2].split()[2:] == ["0.500", "3", "1.80", "(1.80-1.80)", "1.12"]
+    assert lines[3].split() == ["5", "1.80", "(1.80-1.80)", "0.90"]
+    assert lines[5].split() == ["5", "1.80", "(1.80-1.80)", "1.00", "(1.00-1.00)", "0.90"]
 
 
 def test_runs_of_a_sweep_have_names_that_differ():
-    tau = IntervalRow(value=2.412, low=2.294, high=2.529)
-    cells = [Path(f"runs/recipes/{recipe}/translation/seed-0") for recipe in ("gkd", "seq_kd")]
-    stops = [
-        Checkpoint(run=cell, label="end", step=9, elapsed_s=1.0, path=cell, fingerprint="")
-        for cell in cells
-    ]
     rows = [
-        TrajectoryRow(
-            stop=stop,
-            task="translation",
-            sampling=SamplingParams(temperature=0),
-            num_texts=64,
-            num_tokens=640,
-            parameter_ratio=0.14,
-            expected_acceptance=IntervalRow(value=0.69, low=0.6, high=0.7),
-            block_efficiency={7: tau},
-            gain={7: tau},
-            mbsu={7: 1.5},
-            texts=NO_TEXTS,
-        )
-        for stop in stops
+        trajectory_row(f"runs/{draft}", "end", 9, 7, draft=draft, trained_on="translation", seed=0)
+        for draft in ("gkd", "seq_kd")
     ]
-    text = "".join("".join(shown(trajectory_tables(rows))).split())
-    for cell in cells:
-        assert cell.relative_to("runs/recipes").as_posix() in text
+    starts = [trajectory_row(f"runs/{draft}", "start", 0, 7) for draft in ("gkd", "seq_kd")]
+    text = " ".join(" ".join(shown(trajectory_tables([*starts, *rows]))).split())
+    for words in ("gkd, translation,", "seq kd, translation,", "seed 0 end"):
+        assert words in text
 
 
 def test_a_sweep_says_each_cell_and_what_a_row_differs_by():
@@ -162,37 +125,29 @@ def test_a_sweep_says_each_cell_and_what_a_row_differs_by():
             "seeds": [0, 1],
         },
     )
-    figures = {
-        (row, column, seed): 0.5 + 0.25 * (row != "forward_kl") + 0.01 * seed
-        for row in config.rows
+    rows = [
+        Row(
+            population="seeds of training",
+            units=config.seeds,
+            setting={"row": row, "column": column},
+            sums={"expected_acceptance": (0.5 + 0.25 * place, 0.51 + 0.25 * place)},
+            source=Source(command="paceline sweep"),
+        )
+        for place, row in enumerate(config.rows)
         for column in config.columns
-        for seed in config.seeds
-    }
-    lines = shown(sweep_tables(Sweep(config, figures)))
+    ]
+    lines = shown(sweep_tables(Sweep.of(rows, config)))
     # t of one degree of freedom, 12.706, times the mean's deviation, 0.005
     assert "0.505 ±0.064" in next(line for line in lines if line.startswith("forward kl"))
     assert sum(line.count("0.250 ±0.000") for line in lines) == 5
 
 
 def test_drafts_whose_answers_were_scored_have_a_column_of_quality():
-    tau = IntervalRow(value=2.412, low=2.294, high=2.529)
-    row = TrajectoryRow(
-        stop=Checkpoint(
-            run=Path("r"), label="end", step=9, elapsed_s=1.0, path=Path("r"), fingerprint=""
-        ),
-        task="summaries",
-        sampling=SamplingParams(temperature=0),
-        num_texts=64,
-        num_tokens=640,
-        parameter_ratio=0.14,
-        expected_acceptance=IntervalRow(value=0.69, low=0.6, high=0.7),
-        block_efficiency={7: tau},
-        gain={7: tau},
-        mbsu={7: 1.5},
-        quality=IntervalRow(value=0.311, low=0.302, high=0.324),
-        texts=NO_TEXTS,
-    )
-    _, names, figures, *legend = shown(trajectory_tables([row]))
+    start, end = (trajectory_row("r", label, 9, 7) for label in ("start", "end"))
+    scores = {"score": (0.25, 0.5) * 4}
+    rows = [row.model_copy(update={"sums": row.sums | scores}) for row in (start, end)]
+    _, names, figures, *legend = shown(trajectory_tables(rows))
     assert names.split() == ["draft", "quality", "acceptance", "gamma", "tau", "gain", "MBSU"]
-    assert figures.split()[2:5] == ["0.31", "(0.30-0.32)", "0.690"]
-    assert "quality: mean score of the draft's own answers" in "".join(legend)
+    assert figures.split()[1] == "0.38", "the mean of 0.25 and 0.5"
+    assert figures.split()[3] == "0.500"
+    assert "quality: mean score of the draft's own answers" in " ".join(legend)

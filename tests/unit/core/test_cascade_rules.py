@@ -8,8 +8,6 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-import exact_cascades as cascades
-from all_rules import CASCADES, stating
 from paceline.core.rules import (
     AnyRule,
     BiLDRule,
@@ -28,6 +26,8 @@ from paceline.core.rules import (
     TokenV3,
     tuned_inverse_beta,
 )
+from support import exact
+from support.rules import CASCADES, stating
 
 # p is sure of token 0, q of token 1; TVD .4, H(p) .9433, H(q) .9502 (nats)
 TARGET = torch.tensor([0.6, 0.2, 0.2])
@@ -88,7 +88,7 @@ def test_the_closed_form_equals_a_loop_and_is_what_the_rule_induces(kind: str, v
         rule = stating(kind, alpha)
         found = rule.pi(p_RV, q_RV, **raw)
         assert found is not None
-        aim = cascades.AIMS[kind](min(alpha, 0.95) if kind == "tuned" else alpha)
+        aim = exact.AIMS[kind](min(alpha, 0.95) if kind == "tuned" else alpha)
         rows = zip(p_RV.tolist(), q_RV.tolist(), p_raw_RV.tolist(), q_raw_RV.tolist(), strict=True)
         expected = torch.tensor([aim(*row) for row in rows], dtype=torch.float64)
         assert (found - expected).abs().max() < 1e-6

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-import exact
 from paceline.core.rule_base import Position, as_read
 from paceline.core.rules import Chow, Lenient, Lossless, Lossy, Rule
 from paceline.core.sampling import SamplingParams, to_probs
+from support import exact
 
 GREEDY = SamplingParams(temperature=0)
 RULES: list[tuple[Rule, exact.RuleVectors]] = [

@@ -9,10 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import exact
-import exact_cascades as cascades
-from all_rules import stating
-from backends import PYTORCH
 from paceline.core.backend import using
 from paceline.core.block import Drafted, Uniforms, Verified, verify
 from paceline.core.rule_base import with_bonus
@@ -30,6 +26,8 @@ from paceline.core.rules import (
 )
 from paceline.core.sampling import UNTEMPERED, SamplingParams, sample, to_probs
 from paceline.native.kernels import NativeBackend
+from support import exact
+from support.rules import PYTORCH, stating
 
 
 @pytest.fixture(autouse=True, params=[NativeBackend(), PYTORCH], ids=["native", "torch"])
@@ -153,7 +151,7 @@ def shares(tokens_B: Tensor) -> list[float]:
 def vectors_of_an_aim(name: str, alpha: float) -> tuple[list[float], list[float], list[float]]:
     """pi, what is kept of each token, and what a recovered one follows."""
     p, q, *raws = TABLES.values()
-    pi = cascades.AIMS[name](alpha)(p, q, *raws)
+    pi = exact.AIMS[name](alpha)(p, q, *raws)
     return pi, *exact.lossless(pi, q)
 
 
@@ -180,7 +178,7 @@ def test_a_rule_with_an_aim_follows_it(rule: Rule, name: str, alpha: float):
 
 
 def test_the_thresholds_are_such_that_every_rule_defers_and_does_not():
-    for name in cascades.AIMS:
+    for name in exact.AIMS:
         aims = [vectors_of_an_aim(of, alpha)[0] for _, of, alpha in AIMED if of == name]
         assert len({tuple(aim) for aim in aims}) > 1, name
 

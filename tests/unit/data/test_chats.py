@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 
-from chat_families import (
+from paceline.data.examples import Example, Lengths, build_examples, record_examples
+from paceline.data.prompts import CorpusConfig, Record, read_records
+from paceline.data.tokens import encode_prompts
+from paceline.errors import PromptError
+from support.texts import (
     CALL,
     CALLED,
-    FAMILIES,
-    FAMILY_NAMES,
+    CHAT_FAMILIES,
+    CHAT_FAMILY_NAMES,
     TOOL,
     TOOLS,
     WEATHER,
@@ -19,10 +23,6 @@ from chat_families import (
     byte_tokenizer,
     tokenizer_of,
 )
-from paceline.data.examples import Example, Lengths, build_examples, record_examples
-from paceline.data.prompts import CorpusConfig, Record, read_records
-from paceline.data.tokens import encode_prompts
-from paceline.errors import PromptError
 
 
 def read(path: Path, row: dict[str, Any]) -> Record:
@@ -59,7 +59,7 @@ def turns_of(expected: str | tuple[str, ...]) -> list[str]:
     return [re.sub("«(.*?)»(?=.)", r"\1", expected[:end], flags=re.DOTALL) for end in ends]
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=FAMILY_NAMES)
+@pytest.mark.parametrize("family", CHAT_FAMILIES, ids=CHAT_FAMILY_NAMES)
 def test_every_answer_is_trained_behind_its_prompt_up_to_the_end_of_the_turn(
     tmp_path: Path, family: Family
 ):
@@ -69,7 +69,7 @@ def test_every_answer_is_trained_behind_its_prompt_up_to_the_end_of_the_turn(
     assert [marked(example, tokenizer) for example in examples] == turns_of(family.talk)
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=FAMILY_NAMES)
+@pytest.mark.parametrize("family", CHAT_FAMILIES, ids=CHAT_FAMILY_NAMES)
 def test_prompts_are_what_transformers_makes_of_the_messages_before(tmp_path: Path, family: Family):
     tokenizer = tokenizer_of(family)
     row = {"messages": family.messages, "chat_template_kwargs": dict(family.arguments)}
@@ -89,7 +89,7 @@ def test_prompts_are_what_transformers_makes_of_the_messages_before(tmp_path: Pa
             assert list(example.tokens) == whole[: len(example.tokens)]
 
 
-@pytest.mark.parametrize("family", [f for f in FAMILIES if f.weather], ids=lambda f: f.name)
+@pytest.mark.parametrize("family", [f for f in CHAT_FAMILIES if f.weather], ids=lambda f: f.name)
 @pytest.mark.parametrize("as_text", [False, True])
 def test_tools_and_calls_are_rendered_as_they_are_served(
     tmp_path: Path, family: Family, *, as_text: bool
@@ -104,7 +104,7 @@ def test_tools_and_calls_are_rendered_as_they_are_served(
     assert [marked(example, tokenizer) for example in examples] == turns_of(family.weather)
 
 
-BY_NAME = {family.name: family for family in FAMILIES}
+BY_NAME = {family.name: family for family in CHAT_FAMILIES}
 USER = {"role": "user", "content": "hi"}
 BEGUN = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 DROPPED = "(m.content.split('</think>') | last).lstrip('\\n')"

@@ -8,7 +8,7 @@ from paceline.data.collate import Row, batches_of_like_length, collate
 from paceline.measure.acceptance import score_texts
 from paceline.models.fakes import TableModel
 from paceline.progress import silent
-from tiny import tiny_model
+from support.models import tiny_model
 
 
 def test_labels_masks_and_padding_of_an_example_made_by_hand():

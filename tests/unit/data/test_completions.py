@@ -4,7 +4,7 @@ import torch
 from paceline.core.sampling import SamplingParams
 from paceline.data.sources import sample_completions
 from paceline.models.fakes import TableModel
-from tiny import tiny_model
+from support.models import tiny_model
 
 EOS = 1
 

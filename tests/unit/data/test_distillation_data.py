@@ -12,7 +12,6 @@ from unittest.mock import patch
 import pytest
 from pyarrow import parquet
 
-from aligning import write_corpus, write_pair
 from paceline import processes
 from paceline.config import validate
 from paceline.core.sampling import SamplingParams
@@ -26,6 +25,7 @@ from paceline.errors import ConfigError, ContextLengthError, GenerationError, Mo
 from paceline.models import load_model
 from paceline.models.loading import fingerprint, load_tokenizer
 from paceline.records import read_jsonl
+from support.runs import write_corpus, write_pair
 
 _WORDS = ("cat", "hat", "pan", "tin", "inn", "hen", "rain", "river", "thread", "barn", "sat")
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from aligning import write_corpus, write_pair
-from fake_servers import Served, serving
 from paceline.config import validate
 from paceline.data.answering import ShardStore
 from paceline.data.distillation_data import generate_data
 from paceline.data.requests import GenerateDataConfig
 from paceline.errors import ConfigError, EngineError, UsageError
 from paceline.permissions import given
+from support.engines import Served, serving
+from support.runs import write_corpus, write_pair
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +32,7 @@ PROGRAM = textwrap.dedent(f"""\
     from pathlib import Path
 
     sys.path.insert(0, {str(TESTS)!r})
-    from fake_llama_server import relay
+    from support.fake_llama_server import relay
 
     assert sys.argv[1] == "serve"
     given = dict(zip(sys.argv[3::2], sys.argv[4::2]))

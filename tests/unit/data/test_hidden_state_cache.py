@@ -8,7 +8,7 @@ from paceline.data.sources import ExampleStream, FixedText, ReadText, Shard
 from paceline.errors import ConfigError, PromptError
 from paceline.models.contract import Batch, Texts
 from paceline.models.hf.causal import CausalModel
-from tiny import tiny_model
+from support.models import tiny_model
 
 _LENGTHS = (2, 9, 3, 7, 4, 6, 2, 3)
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from aligning import write_corpus, write_pair
-from fake_servers import Answer, Served, serving
 from paceline.config import validate
 from paceline.data.answering import ShardStore
 from paceline.data.distillation_data import generate_data
 from paceline.data.requests import GenerateDataConfig
 from paceline.errors import UsageError
+from support.engines import Answer, Served, serving
+from support.runs import write_corpus, write_pair
 
 
 @pytest.fixture(scope="module")

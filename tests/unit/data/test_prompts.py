@@ -11,10 +11,10 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from chat_families import CALL, TOOL
 from paceline.config import validate
 from paceline.data.prompts import CorpusConfig, corpus_fingerprint, read_columns, read_records
 from paceline.errors import ConfigError, PromptError
+from support.texts import CALL, TOOL
 
 
 def write(path: Path, content: str | bytes) -> Path:

@@ -10,7 +10,7 @@ from paceline.data import rendering
 from paceline.data.chats import chat_answer, chat_prompt
 from paceline.data.prompts import Record
 from paceline.errors import PromptError
-from tiny import tiny_tokenizer
+from support.models import tiny_tokenizer
 
 GOOD = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 SLOW = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"

@@ -13,7 +13,7 @@ from paceline.models import prepare_for_decoding
 from paceline.models.contract import Texts
 from paceline.models.hf.base import HfModel, Sessions, recorded_hidden_states
 from paceline.models.llama.packing import can_pack
-from tiny import tiny_model
+from support.models import tiny_model
 
 _LENGTHS = (2, 5, 3, 7, 4, 6, 2, 3)
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from aligning import write_corpus
 from paceline.config import validate
 from paceline.data.answering import text_of, tokens_behind
 from paceline.data.requests import GenerateDataConfig, Request, plan_shards
 from paceline.errors import ConfigError, PromptError
-from tiny import tiny_tokenizer
-from tokenizer_families import FAMILIES, wrapped
+from support.models import tiny_tokenizer
+from support.runs import write_corpus
+from support.texts import TOKENIZER_FAMILIES, wrapped
 
 _TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
 
@@ -148,10 +148,10 @@ PROMPT, ANSWER = "def f(x):\n", "return y"
 
 
 @pytest.mark.parametrize(
-    "family", [name for name in FAMILIES if name not in ("unigram", "pieces of words")]
+    "family", [name for name in TOKENIZER_FAMILIES if name not in ("unigram", "pieces of words")]
 )
 def test_an_answer_has_no_space_that_the_server_did_not_write(family: str):
-    plain = FAMILIES[family]()
+    plain = TOKENIZER_FAMILIES[family]()
     prompt, tokenizer = plain.encode(PROMPT).ids, wrapped(plain)
     before = plain.decode(prompt)
     found = tokens_behind(tokenizer, prompt, ANSWER)
@@ -164,7 +164,7 @@ def test_an_answer_has_no_space_that_the_server_did_not_write(family: str):
 
 
 def test_an_answer_that_no_tokens_continue_with_is_said():
-    plain = FAMILIES["pieces of words"]()
+    plain = TOKENIZER_FAMILIES["pieces of words"]()
     prompt = plain.encode("the c").ids
     with pytest.warns(UserWarning, match="without its prompt: .* cannot go on with"):
         found = tokens_behind(wrapped(plain), prompt, "(")

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from aligning import write_corpus, write_pair
-from fake_servers import Answer, Served, serving, top_of
 from paceline.config import validate
 from paceline.core.sampling import SamplingParams
 from paceline.data import answering
@@ -23,6 +21,8 @@ from paceline.decode import AutoregressiveDecoder
 from paceline.engines import text_servers
 from paceline.errors import ConfigError, EngineError, PacelineError, SlowerWarning, UsageError
 from paceline.permissions import given
+from support.engines import Answer, Served, serving, top_of
+from support.runs import write_corpus, write_pair
 
 _WORDS = ("cat", "hat", "pan", "tin", "inn", "hen", "rain", "river", "thread", "barn", "sat")
 KEY = "a-secret-key-1234"

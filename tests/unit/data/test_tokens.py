@@ -13,7 +13,7 @@ from paceline.data import read_prompts, read_records
 from paceline.data.prompts import Record
 from paceline.data.tokens import encode, following_tokens, inner_tokens, truncated
 from paceline.errors import PromptError
-from tiny import tiny_tokenizer
+from support.models import tiny_tokenizer
 
 # In the manner of ChatML: a line break follows the token that ends an answer.
 TEMPLATE = (

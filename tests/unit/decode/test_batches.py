@@ -20,7 +20,7 @@ from paceline.errors import UsageError
 from paceline.models import prepare_for_decoding
 from paceline.models.fakes import TableModel
 from paceline.models.prepare import with_cuda_graphs
-from tiny import tiny_pair
+from support.models import tiny_pair
 
 PROMPTS = [[1], [2, 0, 3, 3, 7, 1, 1], [4, 1], [6, 6, 6], [5, 5], [1]]
 SEEDS = [11, 3, 3, 40, 7, 12]

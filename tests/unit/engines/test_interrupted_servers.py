@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from forked import Program
+from support.processes import Program
 
 
 @pytest.mark.slow

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from aligning import write_pair
-from fake_servers import Answer, Served, serving
 from paceline.core.sampling import SamplingParams
 from paceline.engines import text_servers
 from paceline.engines.contract import Request
 from paceline.engines.text_servers import TextServers
 from paceline.engines.texts import OpenAIWriter, Written
 from paceline.errors import EngineError, UsageError
+from support.engines import Answer, Served, serving
+from support.runs import write_pair
 
 Process = Callable[[Tensor, dict[str, Any]], Tensor]
 LOWEST = -9999.0  # vLLM's, instead of minus infinity

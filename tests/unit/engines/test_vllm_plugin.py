@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from fake_vllm import FakeVllm, settings_of
 from paceline.config import to_yaml
 from paceline.core.rules import Chow, Lenient, Lossless, Lossy, Rule, TokenV3
 from paceline.decode.strategies import DecodingConfig, Speculative
 from paceline.engines import vllm_plugin
 from paceline.engines.vllm_plugin import expand_batch_to_tokens, register
+from support.fake_vllm import FakeVllm, settings_of
 
 RULE = '{"rule": "token_v3", "alpha": 0.3}'
 

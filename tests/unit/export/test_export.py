@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from aligning import align_config, write_pair
 from paceline.config import validate
 from paceline.errors import (
     ConfigError,
@@ -26,7 +25,8 @@ from paceline.models import load_model, wrap_model
 from paceline.models.drafts.save import save_draft
 from paceline.permissions import given
 from paceline.train import align
-from tiny import tiny_hf, tiny_tokenizer
+from support.models import tiny_hf, tiny_tokenizer
+from support.runs import align_config, write_pair
 
 ROWS = 280  # of the padded target; the tokenizer names 266 tokens
 TOKENS = torch.tensor([[5, 60, 261, 7, 200, 31, 262, 90]])

@@ -9,13 +9,13 @@ import pytest
 import torch
 from tokenizers import Regex, pre_tokenizers
 
-from aligning import write_pair
 from paceline.config import validate
 from paceline.errors import UsageError
 from paceline.export import ExportConfig, export
 from paceline.models import load_model
 from paceline.models.gguf.pre_tokenizers import SPLITS, name_of, rule
-from tiny import tiny_hf
+from support.models import tiny_hf
+from support.runs import write_pair
 
 TOKENS = torch.tensor([[number * 37 % 260 for number in range(60)]])
 LENGTHS = {"factor": 4.0, "original_max_position_embeddings": 16}

@@ -7,12 +7,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPTJConfig
 
-from aligning import write_pair
 from paceline.config import validate
 from paceline.errors import ExportError
 from paceline.export import ExportConfig, Exported, checks, export
 from paceline.models import load_model
-from tiny import tiny_hf, tiny_tokenizer
+from support.models import tiny_hf, tiny_tokenizer
+from support.runs import write_pair
 
 TOKENS = torch.tensor([[5, 60, 261, 7, 200, 31, 262, 90]])
 

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-import exact_cascades as cascades
 from paceline.config import validate
 from paceline.core.rule_base import Bonus, Position, TargetBonus, with_bonus
 from paceline.core.rules import (
@@ -30,6 +29,7 @@ from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import UsageError
 from paceline.measure.analysis import AnalyzeConfig, analyze_models, analyze_rules, rule_effect
 from paceline.models.fakes import TableModel
+from support import exact
 
 BINARY: list[Rule] = [
     *(BiLDRule(1.9), Chow(0.5), ChowLog(1.2), Diff(0.05)),
@@ -69,10 +69,10 @@ def test_an_effect_is_that_of_the_rules_vectors_token_by_token(rule: Rule):
         assert float(effect.rejection_T[place]) == pytest.approx(rejection, abs=1e-5)
         survival = q[token] * accept[token] / induced[token] if induced[token] else 0.0
         assert float(effect.survival_T[place]) == pytest.approx(survival, abs=1e-4)
-        assert float(effect.tvd_T[place]) == pytest.approx(cascades.tvd(p, induced), abs=1e-5)
+        assert float(effect.tvd_T[place]) == pytest.approx(exact.tvd(p, induced), abs=1e-5)
         kl = math.fsum(a * math.log(a / b) for a, b in zip(p, induced, strict=True))
         assert float(effect.kl_T[place]) == pytest.approx(kl, abs=1e-4)
-        surprisal = cascades.surprise(induced, p_raw.tolist())
+        surprisal = exact.surprise(induced, p_raw.tolist())
         assert float(effect.surprisal_T[place]) == pytest.approx(surprisal, abs=1e-4)
 
 
@@ -158,7 +158,7 @@ def test_a_lossless_rule_is_at_no_distance_and_drafting_alone_at_all_of_it():
     assert lossless.kl == pytest.approx(0, abs=1e-6)
     assert alone.blocks[1].rejection_rate.value == 0
     p, q = tables()
-    distances = [cascades.tvd(p[before], q[before]) for before in (1, 2, 3, 4, 5)]
+    distances = [exact.tvd(p[before], q[before]) for before in (1, 2, 3, 4, 5)]
     assert alone.tvd == pytest.approx(math.fsum(distances) / 5, abs=1e-6)
     # alone drafts the first token, too: 4 tokens and 1 in blocks of 3, all 5 in a block of 4
     assert alone.blocks[3].block_efficiency == pytest.approx(5 / 2)

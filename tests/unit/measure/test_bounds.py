@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from aligning import write_pair
 from paceline.config import validate
 from paceline.core.rule_base import Position
 from paceline.core.rules import Chow, ChowLog, Diff, DiffLog, Opt, OptLog
@@ -20,6 +19,7 @@ from paceline.errors import UsageError
 from paceline.measure.bounds import BoundsConfig, bounds, regret_and_bound, theorem_bounds
 from paceline.results.figures import FIGURES
 from paceline.results.row import read_rows
+from support.runs import write_pair
 
 LENGTH = 3
 

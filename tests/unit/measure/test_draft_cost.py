@@ -8,7 +8,7 @@ import pytest
 
 from paceline.measure import latency
 from paceline.measure.latency import DraftCost, PassCosts, time_draft
-from tiny import tiny_pair
+from support.models import tiny_pair
 
 
 class TenthOfTheTarget:

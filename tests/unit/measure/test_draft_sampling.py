@@ -4,7 +4,6 @@ import math
 
 import pytest
 
-import exact
 from paceline.config import validate
 from paceline.core.block import Drafted, DrawRequest
 from paceline.core.rules import Diff, Lossless, Rule, TokenV3
@@ -21,6 +20,7 @@ from paceline.measure.measurement import MeasureConfig, measure_models
 from paceline.models.contract import ModelSession
 from paceline.models.fakes import TableModel
 from paceline.progress import silent
+from support import exact
 
 GREEDY = SamplingParams(temperature=0)
 

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from aligning import write_pair
-from engine_costs import costs_of, step, write_costs
 from paceline.bench.schema import Baseline, ExampleRow, ResultRow
 from paceline.bench.tune import in_engine_seconds
 from paceline.config import validate
@@ -30,6 +28,8 @@ from paceline.measure.starts import Starts
 from paceline.models import CausalModel, load_model
 from paceline.models.drafts.save import save_draft
 from paceline.progress import silent
+from support.engines import costs_of, step, write_costs
+from support.runs import write_pair
 
 PREFILL_S, STEP_S, BLOCK_S, PER_BLOCK = 0.5, 0.01, 0.016, 2
 

@@ -11,7 +11,7 @@ from paceline.measure import latency
 from paceline.measure.latency import PassCosts, candidates, num_choosing
 from paceline.measure.measurement import MeasureConfig, Measurement, measure_models
 from paceline.models.fakes import TableModel
-from result_rows import gamma_row
+from support.results import gamma_row
 
 PROMPTS = [[number // 25, number // 5 % 5, number % 5] for number in range(64)]
 

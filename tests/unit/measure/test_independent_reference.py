@@ -16,7 +16,7 @@ from paceline.measure.losslessness import OfTransformers, VerifyConfig, verify_m
 from paceline.models import wrap_model
 from paceline.models.hf.base import HfModel
 from paceline.models.hf.causal import HfDecoder
-from tiny import tiny_hf
+from support.models import tiny_hf
 
 PROMPTS = [[5, 6, 7, 9, 11, 4, 8], [8, 9, 10], [12, 3, 14, 9, 5]] * 5
 

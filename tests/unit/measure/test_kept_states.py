@@ -10,7 +10,7 @@ from paceline.measure.acceptance import score_texts
 from paceline.measure.trajectory import KeptStates
 from paceline.models import HfModel, wrap_model
 from paceline.progress import silent
-from tiny import tiny_hf, tiny_pair
+from support.models import tiny_hf, tiny_pair
 
 PROMPTS = [[5], [7, 8, 9, 4], [11, 12], [6, 6, 5], [9, 10, 11, 12, 13]]
 TEXTS = [[3, 4, 5], [8, 9, 10, 11, 12, 13], [4], [20, 21, 22, 23], [3, 9]]

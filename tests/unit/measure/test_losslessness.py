@@ -16,7 +16,7 @@ from paceline.measure.losslessness import (
 )
 from paceline.models import wrap_model
 from paceline.models.fakes import TableModel
-from tiny import tiny_hf
+from support.models import tiny_hf
 
 PROMPTS = [[1, 2], [3, 3], [4, 5]] * 10
 

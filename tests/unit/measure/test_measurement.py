@@ -17,7 +17,7 @@ from paceline.measure.results import IntervalRow
 from paceline.measure.verdict import decide
 from paceline.models.fakes import TableModel
 from paceline.progress import silent
-from result_rows import acceptance_row, gamma_row, speed_row
+from support.results import acceptance_row, gamma_row, speed_row
 
 PROMPTS = [[1, 2], [3], [4, 5, 1], [0, 0]] * 3
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from aligning import write_pair
 from paceline.cli.main import app
 from paceline.data.prompts import CorpusConfig
 from paceline.errors import PromptError
@@ -21,7 +20,8 @@ from paceline.measure.perplexity import (
 )
 from paceline.models import load_model
 from paceline.models.fakes import TableModel
-from tiny import tiny_hf, tiny_model
+from support.models import tiny_hf, tiny_model
+from support.runs import write_pair
 
 TEXTS = ["the cat sat near the inn", "a hen ran", "then the man and the hen", "ä"]
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from aligning import write_pair
 from paceline.bench import BenchConfig, bench
 from paceline.bench.tune import TuneConfig, tune
 from paceline.config import validate
@@ -18,6 +17,7 @@ from paceline.measure.analysis import AnalyzeConfig, analyze
 from paceline.measure.bounds import BoundsConfig, bounds
 from paceline.measure.perplexity import PerplexityConfig, perplexity
 from paceline.train import AlignConfig, PretrainConfig, align, pretrain
+from support.runs import write_pair
 
 VERBS: dict[Callable[..., Any], type[Any]] = {
     measure: MeasureConfig,

@@ -8,17 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from fake_servers import (
-    Route,
-    Speculating,
-    accepted_at_least,
-    llamacpp_routes,
-    serving,
-    sglang_routes,
-    vllm_routes,
-)
-from near_pair import GAMMA, write_near_pair
-from near_pair import served_config as config
 from paceline.config import validate
 from paceline.core.sampling import SamplingParams
 from paceline.engines.assisted import Transformers
@@ -29,6 +18,18 @@ from paceline.measure.served import compare_served, load_scored, measure_served
 from paceline.measure.served_runs import ServedConfig
 from paceline.models import CausalModel, load_model, wrap_model
 from paceline.models.drafts.save import save_draft
+from support.engines import (
+    GAMMA,
+    Route,
+    Speculating,
+    accepted_at_least,
+    llamacpp_routes,
+    serving,
+    sglang_routes,
+    vllm_routes,
+    write_near_pair,
+)
+from support.engines import served_config as config
 
 pytestmark = pytest.mark.slow
 

@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 
-from fake_servers import Route, serving, vllm_routes
-from near_pair import GAMMA, write_near_pair
-from near_pair import served_config as config
 from paceline.errors import EngineError, PacelineError, UsageError
 from paceline.measure.served import measure_served
 from paceline.models import CausalModel
+from support.engines import GAMMA, Route, serving, vllm_routes, write_near_pair
+from support.engines import served_config as config
 
 pytestmark = pytest.mark.slow
 

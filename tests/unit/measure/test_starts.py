@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from fake_servers import serving, vllm_routes
-from near_pair import GAMMA, served_config, write_near_pair
 from paceline.core.bootstrap import Interval
 from paceline.engines.assisted import Transformers
 from paceline.engines.commands import EngineChoice, Setup
@@ -20,6 +18,7 @@ from paceline.measure.served import ServedMeasurement, measure_served
 from paceline.measure.starts import Starts, spread_of, turns
 from paceline.models import CausalModel
 from paceline.progress import Progress
+from support.engines import GAMMA, served_config, serving, vllm_routes, write_near_pair
 
 pytestmark = pytest.mark.slow
 

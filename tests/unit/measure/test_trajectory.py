@@ -3,10 +3,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from aligning import align_config, write_corpus, write_pair
 from paceline.config import validate
 from paceline.core.sampling import SamplingParams
 from paceline.core.speed import block_efficiency_from_text, mbsu
@@ -14,18 +14,16 @@ from paceline.data.tokens import encode
 from paceline.decode import AutoregressiveDecoder
 from paceline.errors import ConfigError, UsageError
 from paceline.measure.acceptance import score_texts
-from paceline.measure.trajectory import (
-    Checkpoint,
-    TrajectoryConfig,
-    TrajectoryRow,
-    checkpoints_of,
-    trajectory,
-)
+from paceline.measure.trajectory import TrajectoryConfig, checkpoints_of, gain_of, trajectory
 from paceline.models import load_model, prepare_for_decoding
 from paceline.progress import silent
+from paceline.results.figures import as_values
+from paceline.results.row import Row
 from paceline.tasks import build_task
 from paceline.train import align
 from paceline.view.training_pages import along, draw_trajectories
+from support.reports import trajectory_row
+from support.runs import align_config, write_corpus, write_pair
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +53,6 @@ def config(folder: Path, output: Path, **changes: Any) -> TrajectoryConfig:
     return validate(TrajectoryConfig, values | changes)
 
 
-def same_case(one: TrajectoryRow, other: TrajectoryRow) -> bool:
-    return (one.task, one.sampling) == (other.task, other.sampling)
-
-
 def test_every_draft_of_the_pipeline_is_there_once_and_in_order(folder: Path):
     first = [stop.label for stop in checkpoints_of(folder / "first")]
     assert first == ["start", "step 4", "end"]
@@ -70,26 +64,32 @@ def test_every_draft_of_the_pipeline_is_there_once_and_in_order(folder: Path):
 
 def test_figures_are_those_of_the_texts_that_are_kept(folder: Path, tmp_path: Path):
     rows = trajectory(config(folder, tmp_path / "out"))
-    assert len(rows) == 2 * (3 + 2)
-    row = next(r for r in rows if r.stop.label == "end" and r.sampling.temperature == 0.6)
+    # two gammas, two samplings; the second run begins with the draft that ends the first
+    assert len(rows) == 2 * 2 * (3 + 2)
+    row = next(r for r in rows if r.has(label="end", temperature=0.6, top_p=0.9, gamma=3))
+    assert row.setting.keys() == {
+        *("task", "draft", "label", "step", "parameter_ratio", "temperature", "top_p", "gamma")
+    }
     (kept,) = (path for path in (tmp_path / "out" / "texts").iterdir() if "t0.6" in path.name)
     texts = json.loads(kept.read_text())
-    target, draft = (load_model(path) for path in (folder / "target", row.stop.path))
+    models = folder / "target", Path(row.source.run) / "draft"
+    target, draft = (load_model(path) for path in models)
     sampling = SamplingParams(temperature=0.6, top_p=0.9)
     scores = score_texts(target, draft, texts["prompts"], texts["completions"], sampling, silent)
     tau = block_efficiency_from_text(*scores.drafted, 3)
-    assert row.block_efficiency[3].value == pytest.approx(tau)
-    assert row.block_efficiency[3].low <= tau <= row.block_efficiency[3].high
-    assert row.mbsu[3] == pytest.approx(mbsu(tau, 3, row.parameter_ratio))
-    assert row.expected_acceptance.value == pytest.approx(
-        float(scores.acceptance_BT.sum() / scores.mask_BT.sum())
-    )
-    before = next(
-        r for r in rows if r.stop.run == row.stop.run and not r.gain and same_case(r, row)
-    )
-    assert before.stop.label == "start"
-    gain = row.gain[3]
-    assert gain.value == pytest.approx(tau / before.block_efficiency[3].value)
+    ratio = draft.num_parameters / target.num_parameters
+    figures = as_values(row)
+    interval = figures["block_efficiency"]
+    assert interval.value == pytest.approx(tau, rel=1e-5)
+    assert interval.low <= tau <= interval.high
+    assert figures["mbsu"].value == pytest.approx(mbsu(tau, 3, ratio), rel=1e-5)
+    acceptance = float(scores.acceptance_BT.sum() / scores.mask_BT.sum())
+    assert figures["expected_acceptance"].value == pytest.approx(acceptance, rel=1e-5)
+    begun = {"draft": "start of first", "label": "start", "temperature": 0.6, "gamma": 3}
+    before = next(r for r in rows if r.has(**begun))
+    gain = gain_of(row, rows)
+    assert gain is not None
+    assert gain.value == pytest.approx(tau / as_values(before)["block_efficiency"].value, rel=1e-5)
     assert gain.low <= gain.value <= gain.high
     draw_trajectories(rows, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
@@ -147,19 +147,34 @@ def test_a_task_may_have_longer_prompts_than_the_others(folder: Path, tmp_path: 
         assert max(map(len, json.loads(texts.read_text())["prompts"])) == longest
 
 
-def test_runs_that_begin_with_one_draft_have_each_their_own_rows(folder: Path, tmp_path: Path):
+def test_the_cross_entropy_is_that_of_both_models_own_distributions(folder: Path, tmp_path: Path):
+    rows = trajectory(config(folder, tmp_path / "out", runs=[str(folder / "first")]))
+    row = next(r for r in rows if r.has(label="end", temperature=0, gamma=1))
+    texts = json.loads((tmp_path / "out" / "texts" / "text t0.json").read_text())
+    models = [load_model(path).hf for path in (folder / "target", folder / "first" / "draft")]
+    for number, (prompt, text) in enumerate(zip(*texts.values(), strict=True)):
+        with torch.no_grad():
+            logits = [model(torch.tensor([prompt + text])).logits[0].double() for model in models]
+        p_TV, q_TV = (one[len(prompt) - 1 : -1].softmax(-1).numpy() for one in logits)
+        nats = -(p_TV * np.log(q_TV)).sum()
+        assert row.sums["cross_entropy"][number] == pytest.approx(nats, rel=1e-4)
+
+
+def test_runs_that_begin_with_one_draft_share_its_rows(folder: Path, tmp_path: Path):
     runs = [str(folder / "first"), str(folder / "other")]
     align(align_config(folder, folder / "other", num_steps=1))
     alone = trajectory(config(folder, tmp_path / "out", runs=runs[:1]))
     both = trajectory(config(folder, tmp_path / "out", runs=runs))
     assert both[: len(alone)] == alone
-    assert [row.stop.label for row in both[len(alone) :]] == ["start"] * 2 + ["end"] * 2
-    assert {row.stop.run.name for row in both[len(alone) :]} == {"other"}
+    assert [row.setting["label"] for row in both[len(alone) :]] == ["end"] * 4
+    assert {row.setting["draft"] for row in both[len(alone) :]} == {"other"}
+    assert all("draft" not in row.setting for row in both if row.has(label="start"))
+    assert all(gain_of(row, both) for row in both if row.has(label="end"))
 
 
 def test_at_least_one_prompt_remains_after_the_skipped_ones(folder: Path, tmp_path: Path):
     rows = trajectory(config(folder, tmp_path / "out", skip_prompts=5))
-    assert {row.num_texts for row in rows} == {2}
+    assert {row.units for row in rows} == {(5, 6)}
     with pytest.raises(UsageError, match="has 7 prompts and skip_prompts is 7; lower it"):
         trajectory(config(folder, tmp_path / "none", skip_prompts=7))
 
@@ -171,9 +186,9 @@ def test_samplings_that_differ_have_texts_of_their_own(folder: Path, tmp_path: P
 
 
 def test_runs_are_laid_end_to_end():
-    def at(run: str, step: int, elapsed_s: float) -> Checkpoint:
-        named = {"run": run, "path": run, "label": "", "fingerprint": ""}
-        return Checkpoint.model_validate(named | {"step": step, "elapsed_s": elapsed_s})
+    def at(run: str, step: int, elapsed_s: float) -> Row:
+        row = trajectory_row(run, "end", step, 3)
+        return row.model_copy(update={"totals": {"elapsed_s": elapsed_s}})
 
     drafts = [at("a", 0, 0), at("a", 10, 3), at("b", 0, 0), at("b", 4, 2), at("c", 1, 1)]
     assert along(drafts, "step") == [0, 10, 10, 14, 15]
@@ -206,14 +221,15 @@ def test_own_answers_of_drafts_are_scored_on_the_examples_of_a_task(folder: Path
         skip_prompts=2,
     )
     found = trajectory(made)
-    scored = [row for row in found if row.task == "questions"]
-    assert len(scored) == len(found) / 2 == 3
-    assert all(row.quality is None for row in found if row.task != "questions")
+    scored = [row for row in found if row.has(task="questions")]
+    assert len(scored) == len(found) / 2 == 3 * 2
+    assert all("score" not in row.sums for row in found if row not in scored)
+    places = {stop.fingerprint: stop.path for stop in checkpoints_of(folder / "first")}
     # by another road: one example after the other, in the order of the task
     built = build_task(task)
     examples = built.examples("test", 6)[2:]
-    for row in scored:
-        draft = load_model(row.stop.path)
+    for row in scored[::2]:
+        draft = load_model(places[row.source.fingerprints["draft"]])
         assert draft.tokenizer is not None
         decoder = AutoregressiveDecoder(prepare_for_decoding(draft), SamplingParams())
         decoder.forces_eos = False
@@ -223,9 +239,8 @@ def test_own_answers_of_drafts_are_scored_on_the_examples_of_a_task(folder: Path
             (answer,) = decoder.generate([prompt], 10, seed=[number])
             text = draft.tokenizer.decode(answer.tokens, skip_special_tokens=True)
             scores.append(built.score(example, str(text)))
-        assert row.texts.score == pytest.approx(scores, abs=1e-6)
-        assert row.quality is not None
-        assert row.quality.value == pytest.approx(sum(scores) / 4, abs=1e-6)
+        assert row.sums["score"] == pytest.approx(scores, abs=1e-6)
+        assert as_values(row)["quality"].value == pytest.approx(sum(scores) / 4, abs=1e-6)
     assert trajectory(made) == found
     corpus.write_text(corpus.read_text("utf-8").replace("and", "or"), "utf-8")
     with pytest.raises(ConfigError, match="another task questions"):

@@ -17,7 +17,7 @@ from paceline.measure.verdict import (
     decide_by_expected,
     expected_speeds,
 )
-from result_rows import acceptance_row, gamma_row, speed_row
+from support.results import acceptance_row, gamma_row, speed_row
 
 
 def row(gamma: int, speedup: float = 1.0, drafted: float | None = None) -> GammaRow:

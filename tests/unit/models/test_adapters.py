@@ -15,7 +15,7 @@ from paceline.models import load_model
 from paceline.models.inspection import inspect_model
 from paceline.models.loading import fingerprint
 from paceline.records import cache_root
-from tiny import LLAMA_LIKE, tiny_hf, tiny_tokenizer
+from support.models import LLAMA_LIKE, tiny_hf, tiny_tokenizer
 
 TEXT = torch.tensor([[5, 6, 7, 8, 9]])
 pytestmark = [  # what peft says when it makes adapters

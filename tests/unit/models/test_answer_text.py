@@ -5,11 +5,11 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from paceline.models.answer_text import AnswerStream, answer_text
-from tokenizer_families import FAMILIES, spaces, unigram, wrapped
+from support.texts import TOKENIZER_FAMILIES, spaces, unigram, wrapped
 
 PROMPT, ANSWER = "def f(x):\n", "    y = x\n    return y"
 EMOJI = "a🎉é한b"
-WITH_BYTES = [name for name in FAMILIES if name not in ("unigram", "pieces of words")]
+WITH_BYTES = [name for name in TOKENIZER_FAMILIES if name not in ("unigram", "pieces of words")]
 
 
 def _wanted(plain: Tokenizer, prompt: list[int], answer: list[int]) -> str:
@@ -18,10 +18,10 @@ def _wanted(plain: Tokenizer, prompt: list[int], answer: list[int]) -> str:
     return whole[len(before) :]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TOKENIZER_FAMILIES)
 @pytest.mark.parametrize("bos", [False, True])
 def test_an_answer_has_the_text_that_it_adds_to_the_prompt(family: str, bos: bool):
-    plain = FAMILIES[family]()
+    plain = TOKENIZER_FAMILIES[family]()
     whole = plain.encode(PROMPT + ANSWER).ids
     tokenizer, front = wrapped(plain), [plain.token_to_id("<s>")] * bos
     for cut in range(1, len(whole)):
@@ -34,7 +34,7 @@ def test_an_answer_has_the_text_that_it_adds_to_the_prompt(family: str, bos: boo
 
 @pytest.mark.parametrize("family", WITH_BYTES)
 def test_an_answer_keeps_the_spaces_that_it_loses_if_it_is_decoded_alone(family: str):
-    plain = FAMILIES[family]()
+    plain = TOKENIZER_FAMILIES[family]()
     cut, ids = len(plain.encode(PROMPT).ids), plain.encode(PROMPT + ANSWER).ids
     assert ids[:cut] == plain.encode(PROMPT).ids
     assert answer_text(wrapped(plain), ids[cut:], ids[:cut]) == ANSWER
@@ -45,7 +45,7 @@ def test_an_answer_keeps_the_spaces_that_it_loses_if_it_is_decoded_alone(family:
 
 @pytest.mark.parametrize("family", WITH_BYTES)
 def test_characters_of_several_tokens_stream_when_they_are_complete(family: str):
-    plain = FAMILIES[family]()
+    plain = TOKENIZER_FAMILIES[family]()
     prompt = plain.encode("the cat").ids
     answer = plain.encode("the cat" + EMOJI).ids[len(prompt) :]
     assert plain.decode(prompt + answer) == plain.decode(prompt) + EMOJI
@@ -59,7 +59,7 @@ def test_characters_of_several_tokens_stream_when_they_are_complete(family: str)
 
 @pytest.mark.parametrize("family", WITH_BYTES)
 def test_a_prompt_that_ends_within_a_character_gives_the_whole_character(family: str):
-    plain = FAMILIES[family]()
+    plain = TOKENIZER_FAMILIES[family]()
     ids = plain.encode("the cat" + EMOJI).ids
     cut = ids.index(plain.encode("the cata").ids[-1]) + 3
     assert plain.decode(ids[:cut]).endswith("\N{REPLACEMENT CHARACTER}")

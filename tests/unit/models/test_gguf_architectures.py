@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from gguf_files import tiny_vocabulary
 from paceline.models import load_model
+from support.gguf_files import tiny_vocabulary
 
 SIZES = {
     "hidden_size": 32,

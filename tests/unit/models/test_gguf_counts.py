@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from gguf_files import written
 from paceline.errors import ModelLoadError
 from paceline.models.gguf import fields, open_gguf
 from paceline.models.inspection import read_header
+from support.gguf_files import written
 
 FILL = bytes(100_000)
 UINT8, UINT32, STRING, ARRAY = 0, 4, 8, 9

@@ -11,11 +11,11 @@ import gguf
 import pytest
 from tokenizers import Tokenizer
 
-from gguf_files import MERGES, TEXTS, TOKENS, byte_level_vocabulary, write_gguf, written
 from paceline.errors import ModelLoadError
 from paceline.models import load_model
 from paceline.models.gguf import converted_gguf
-from tiny import tiny_hf
+from support.gguf_files import MERGES, TEXTS, TOKENS, byte_level_vocabulary, write_gguf, written
+from support.models import tiny_hf
 
 IDS = {  # by pre-tokenizer; "": the key is missing
     "": (

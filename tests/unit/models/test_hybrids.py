@@ -8,7 +8,7 @@ from paceline.data.collate import Row, collate
 from paceline.measure.acceptance import forced_logits
 from paceline.measure.perplexity import document_nats
 from paceline.models import wrap_model
-from tiny import HYBRIDS, tiny_hf
+from support.models import HYBRIDS, tiny_hf
 
 LENGTHS = (5, 26, 13, 40, 2, 9)
 

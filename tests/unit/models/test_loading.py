@@ -22,7 +22,7 @@ from paceline.environment import environment
 from paceline.errors import ModelLoadError, PacelineError, UnsupportedModelError, UsageError
 from paceline.models import load_model, wrap_model
 from paceline.models.loading import fingerprint, load_tokenizer
-from tiny import tiny_hf, tiny_tokenizer
+from support.models import tiny_hf, tiny_tokenizer
 
 
 def fails(path: object, *parts: str, error: type[PacelineError] = ModelLoadError) -> str:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from aligning import align_config, write_pair
 from paceline.errors import UsageError
 from paceline.models import precision, wrap_model
 from paceline.models.llama.packing import can_pack
@@ -15,7 +14,8 @@ from paceline.models.precision import choose_precision, measured_precisions, sha
 from paceline.models.prepare import choose_writer
 from paceline.native import compiled
 from paceline.train import align
-from tiny import tiny_hf
+from support.models import tiny_hf
+from support.runs import align_config, write_pair
 
 CPU = torch.device("cpu")
 SHAPES = [(64, 32), (32, 64)]

@@ -19,7 +19,7 @@ from paceline.errors import ModelLoadError
 from paceline.models import load_model
 from paceline.models.checkpoint_files import Size, _refuse_counts, stored_size, within
 from paceline.models.inspection import read_header
-from tiny import tiny_hf
+from support.models import tiny_hf
 
 
 def changed(folder: Path, **settings: Any) -> None:

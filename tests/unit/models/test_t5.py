@@ -13,7 +13,7 @@ from paceline.models.hf.base import recorded_hidden_states
 from paceline.models.llama.packing import can_pack, merged_product
 from paceline.models.prepare import training_writer
 from paceline.models.t5 import T5Pass
-from tiny import tiny_hf, tiny_model
+from support.models import tiny_hf, tiny_model
 
 T5_LIKE = ["t5", "t5_v1_1", "mt5", "umt5"]
 SOURCES = [[5, 9, 12, 40, 33, 8, 7], [30], [4, 17, 22]]

@@ -12,7 +12,7 @@ from paceline.models.llama.packing import merged_product
 from paceline.models.prepare import prepare_for_training
 from paceline.models.t5 import T5Pass, T5States
 from paceline.train.weights import train_all
-from tiny import tiny_hf as made_by_transformers
+from support.models import tiny_hf as made_by_transformers
 
 T5_LIKE = ["t5", "t5_v1_1", "mt5", "umt5"]
 TEXTS = pad([[0, 7, 9, 3], [0, 30], [0, 4, 17, 22, 8, 5, 50]])

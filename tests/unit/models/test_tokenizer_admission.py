@@ -18,7 +18,7 @@ from paceline.models.admission import results
 from paceline.models.admission.tokenizer import check_tokenizer
 from paceline.models.loading import load_tokenizer
 from paceline.records import cache_root
-from tokenizer_families import byte_level, spaces, unigram, word_piece
+from support.texts import byte_level, spaces, unigram, word_piece
 
 TEXTS = (
     "total 123456 in 2024",

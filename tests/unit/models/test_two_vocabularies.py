@@ -15,7 +15,7 @@ from paceline.decode import SpeculativeDecoder
 from paceline.errors import VocabularyMismatchError
 from paceline.models import HfModel, load_model
 from paceline.models.compatibility import check_same_vocabulary
-from tiny import tiny_hf
+from support.models import tiny_hf
 
 LINES = ["the cat sat on the mat and the dog", "hello world this is a test"]
 LINES += ["der hund und die katze sitzen hier", "ein test der welt hallo"]

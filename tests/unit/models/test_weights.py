@@ -22,7 +22,7 @@ from paceline.errors import ModelLoadError
 from paceline.models import load_model
 from paceline.models.inspection import count_parameters, inspect_model
 from paceline.models.loading import load_tokenizer
-from tiny import LLAMA_LIKE, tiny_hf
+from support.models import LLAMA_LIKE, tiny_hf
 
 _GPT = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 _GPT |= {"bos_token_id": 0, "eos_token_id": 1}

@@ -11,7 +11,7 @@ from paceline.models.llama.int8 import round_rows
 from paceline.native import compiled
 from paceline.native.library import library_with
 from paceline.native.structures import Matrix
-from processor_levels import LEVEL_FLAGS
+from support.processes import LEVEL_FLAGS
 
 pytestmark = pytest.mark.slow
 

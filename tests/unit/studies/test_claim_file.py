@@ -4,7 +4,7 @@ from typing import Any
 
 from paceline.config import validate
 from paceline.studies.claim_file import ClaimFile, Paired
-from study_rows import claim
+from support.results import claim
 
 TEST: dict[str, Any] = {
     "kind": "paired",

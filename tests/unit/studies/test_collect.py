@@ -1,25 +1,23 @@
 """Rows from what commands write, on small result files made by hand."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from paceline.core.bootstrap import Interval
 from paceline.core.rules import Lenient, Opt
-from paceline.core.sampling import SamplingParams
 from paceline.decode.draft_policies import Confident
 from paceline.decode.strategies import Oracle, Speculative
 from paceline.errors import UsageError
-from paceline.measure.measurement import IntervalRow
-from paceline.measure.trajectory import Checkpoint, TextFigures, TrajectoryRow
+from paceline.results.row import Row
+from paceline.results.row import write_rows as write_result_rows
 from paceline.studies.collect import collect
 from paceline.studies.plan import PlannedStage
 from paceline.studies.rows import StudyRow
-from result_rows import ALONE, example, row, write_rows
-from tiny import tiny_hf
+from support.models import tiny_hf
+from support.reports import sweep_run, trajectory_row
+from support.results import ALONE, example, row, write_rows
 
 ENVIRONMENT = {
     "processor": "a processor",
@@ -47,83 +45,27 @@ def manifest(folder: Path, **more: Any) -> None:
     (folder / "manifest.json").write_text(json.dumps({"environment": ENVIRONMENT} | more))
 
 
-INTERVAL = IntervalRow.of(Interval(1.0, 1.0, 1.0))
-
-
-def measured(run: str, label: str, *, mark: str = "f", **changes: Any) -> TrajectoryRow:
-    """A draft on three prompts."""
-    values = {
-        "stop": Checkpoint(
-            run=Path(run), label=label, step=7, elapsed_s=1.0, path=Path(run), fingerprint=mark
-        ),
-        "task": "numbers",
-        "sampling": SamplingParams(temperature=0.6, top_p=0.9),
-        "num_texts": 3,
-        "num_tokens": 6,
-        "parameter_ratio": 0.25,
-        "expected_acceptance": INTERVAL,
-        "block_efficiency": {2: INTERVAL},
-        "gain": {} if label == "start" else {2: INTERVAL},
-        "mbsu": {2: 1.0},
-        "texts": TextFigures(
-            tokens=(1, 2, 3),
-            acceptance=(0.5, 1.0, 1.5),
-            agreement=(1, 1, 2),
-            emitted={2: (1, 2, 3)},
-            blocks={2: (1, 1, 2)},
-        ),
-    }
-    return TrajectoryRow(**values | changes)
-
-
-def trajectory(folder: Path, *rows: TrajectoryRow, **config: Any) -> list[StudyRow]:
-    manifest(folder / "trajectory", target_fingerprint="t1")
-    lines = [json.dumps(one.model_dump(mode="json")) + "\n" for one in rows]
-    (folder / "trajectory/rows.jsonl").write_text("".join(lines))
+def measured(folder: Path, *rows: Row, **config: Any) -> list[StudyRow]:
+    """The rows of a study whose trajectory wrote these."""
+    manifest(folder / "trajectory")
+    write_result_rows(folder / "trajectory/rows.jsonl", rows)
     return collected(folder, "trajectory", **config)
 
 
-def test_a_draft_of_a_trajectory_has_the_sums_of_its_texts(tmp_path: Path):
-    (found,) = trajectory(tmp_path, measured("runs/align", "end"), skip_prompts=40)
-    assert found.units == (40, 41, 42)
-    assert found.sums == {
-        "tokens": (1, 2, 3),
-        "acceptance": (0.5, 1.0, 1.5),
-        "agreement": (1, 1, 2),
-        "emitted_2": (1, 2, 3),
-        "blocks_2": (1, 1, 2),
-    }
-    assert found.setting == {
-        "pair": "small",
-        "task": "numbers",
-        "label": "end",
-        "step": 7,
-        "parameter_ratio": 0.25,
-        "draft": "align",
-        "temperature": 0.6,
-        "top_p": 0.9,
-    }
-    assert (found.study, found.covers, found.population) == (
-        "mine", ("Table 1",), "prompts of numbers"
+def test_rows_of_commands_get_the_settings_and_the_items_of_their_stage(tmp_path: Path):
+    of_draft = trajectory_row("runs/align", "end", 7, 5)
+    (row,) = measured(tmp_path, of_draft)
+    assert row.setting == {"pair": "small"} | of_draft.setting
+    assert (row.units, row.sums, row.totals) == (of_draft.units, of_draft.sums, of_draft.totals)
+    assert (row.study, row.covers, row.population) == (
+        "mine", ("Table 1",), "prompts of translation"
     )  # fmt: skip
-
-
-def test_a_draft_whose_own_answers_were_scored_has_their_scores(tmp_path: Path):
-    texts = measured("run", "end").texts.model_copy(update={"score": (0.5, 0.0, 1.0)})
-    (found,) = trajectory(tmp_path, measured("run", "end", texts=texts))
-    assert found.sums["score"] == (0.5, 0.0, 1.0)
-
-
-def test_a_row_says_where_it_comes_from(tmp_path: Path):
-    (found,) = trajectory(tmp_path, measured("runs/align", "end"))
-    source = found.source
-    assert (source.stage, source.commit, source.modified) == ("trajectory-look-0", "abc", True)
+    source = row.source
+    assert source.stage == "trajectory-look-0"
     assert source.command == (
         f"paceline trajectory --config {tmp_path}/stages/trajectory-look-0.yaml"
     )
-    assert source.machine == "a processor (avx2, 2 cores)"
-    assert source.versions == {"python": "3.11", "torch": "2"}
-    assert source.fingerprints == {"target_fingerprint": "t1"}
+    assert source.fingerprints == of_draft.source.fingerprints
 
 
 def test_a_row_names_the_gpu_if_one_was_used(tmp_path: Path):
@@ -133,37 +75,10 @@ def test_a_row_names_the_gpu_if_one_was_used(tmp_path: Path):
     assert found.source.machine == "a processor (avx2, 2 cores), NVIDIA H100"
 
 
-def test_runs_of_a_sweep_have_its_names_and_share_one_initial_draft(tmp_path: Path):
-    runs = [
-        f"runs/recipes/{recipe}/text/seed-{seed}" for recipe in ("gkd", "kd") for seed in (0, 1)
-    ]
-    rows = [measured(run, label) for run in runs for label in ("start", "end")]
-    found = trajectory(tmp_path, *rows)
-    starts = [one for one in found if one.setting["label"] == "start"]
-    assert len(starts) == 1
-    assert not {"draft", "seed", "step"} & starts[0].setting.keys()
-    ends = [one.setting for one in found if one.setting["label"] == "end"]
-    assert [(one["draft"], one["trained_on"], one["seed"]) for one in ends] == [
-        ("gkd", "text", 0), ("gkd", "text", 1), ("kd", "text", 0), ("kd", "text", 1)
-    ]  # fmt: skip
-
-
-def test_initial_drafts_that_differ_have_names(tmp_path: Path):
-    rows = [measured(run, "start", mark=run) for run in ("runs/a", "runs/b")]
-    names = [one.setting["draft"] for one in trajectory(tmp_path, *rows)]
-    assert names == ["start of a", "start of b"]
-
-
-def test_a_draft_is_no_initial_one_because_its_texts_are_too_short_for_tau(tmp_path: Path):
-    short = measured("runs/a", "end", gain={}, block_efficiency={}, mbsu={})
-    (found,) = trajectory(tmp_path, short)
-    assert found.setting["label"] == "end"
-
-
-def test_rows_of_an_older_trajectory_are_refused(tmp_path: Path):
-    trajectory(tmp_path)
+def test_rows_of_another_version_are_refused(tmp_path: Path):
+    measured(tmp_path)
     (tmp_path / "trajectory/rows.jsonl").write_text('{"schema_version": 0}\n')
-    with pytest.raises(UsageError, match="has rows of an older Paceline; remove it and run"):
+    with pytest.raises(UsageError, match="has schema_version 0, this Paceline reads 1; run the"):
         collected(tmp_path, "trajectory")
 
 
@@ -224,38 +139,15 @@ def test_benches_of_other_texts_do_not_share_examples(tmp_path: Path):
     assert names[0] == names[2] != names[1]
 
 
-def test_a_cell_of_a_sweep_has_a_value_per_seed(tmp_path: Path):
-    manifest(tmp_path / "sweep/kd/text/seed-0", inputs={"draft": "d1"})
-    runs = [
-        {"row": "kd", "column": "text", "seed": 0, "after": {"loss": 1.5, "tau": 2, "who": "x"}},
-        {"row": "gkd", "column": "text", "seed": 0, "after": {"loss": 1.25, "tau": 3}},
-        {"row": "kd", "column": "text", "seed": 1, "diverged": "the loss is nan"},
-        {"row": "gkd", "column": "text", "seed": 1, "after": {"loss": 1.0, "tau": None}},
-    ]
-    (tmp_path / "sweep/sweep.json").write_text(json.dumps(runs))
-    one, other = collected(tmp_path, "sweep")
-    assert one.setting == {"pair": "small", "row": "kd", "column": "text"}
-    assert (one.units, one.population) == ((0, 1), "seeds of training")
-    assert one.sums == {"loss": (1.5, None), "tau": (2.0, None), "who": (None, None)}
-    assert other.sums == {"loss": (1.25, 1.0), "tau": (3.0, None), "who": (None, None)}
-    assert one.source.commit == "abc"
-    assert one.source.fingerprints == {"draft": "d1"}
-
-
-def test_a_row_has_the_day_of_the_outputs_and_the_sizes_of_models_that_are_here(tmp_path: Path):
+def test_a_row_has_the_sizes_of_models_that_are_here(tmp_path: Path):
     model = tmp_path / "draft model"
     hf = tiny_hf("llama")
     hf.save_pretrained(model)
-    manifest(tmp_path / "sweep/kd/text/seed-0")
-    file = tmp_path / "sweep/sweep.json"
-    file.write_text(json.dumps([{"row": "kd", "column": "text", "seed": 0, "after": {"tau": 2}}]))
-    noon = 1_764_072_000  # 2025-11-25, 12:00 UTC
-    os.utime(file, (noon, noon))
+    sweep_run(tmp_path / "sweep")
     config = {"base": {"draft": str(model), "target": "somewhere/else"}}
-    stage = planned(tmp_path, "sweep", **config)._replace(outputs=(file,))
-    (one,) = collect("mine", tmp_path, [stage])
-    assert one.source.date == "2025-11-25"
-    assert one.source.sizes == {"draft": sum(weight.numel() for weight in hf.parameters())}
+    rows = collect("mine", tmp_path, [planned(tmp_path, "sweep", **config)])
+    assert len(rows) == 4
+    assert rows[0].source.sizes == {"draft": sum(weight.numel() for weight in hf.parameters())}
 
 
 def test_commands_that_measure_nothing_have_no_rows(tmp_path: Path):

@@ -12,7 +12,7 @@ from paceline.errors import UsageError
 from paceline.studies.claim_file import Correlation
 from paceline.studies.evidence_of_drafts import correlation, correlation_effect
 from paceline.studies.rows import StudyRow
-from study_rows import study_row
+from support.results import study_row
 
 TAIL = 0.025
 TAUS, SCORES = (1.0, 2.0, 4.0, 3.0), (0.1, 0.4, 0.3, 0.6)
@@ -88,27 +88,3 @@ def test_looks_are_pooled_and_too_little_is_no_measurement():
     rows = [study_row({"score": [1.0] * 8}, label="end", draft=str(n)) for n in range(4)]
     with pytest.raises(UsageError, match="tokens is not in the rows"):
         correlation_effect(TEST, rows, TAIL)
-
-
-def test_figures_of_other_rows_are_joined_by_draft_and_looks_are_in_any_order():
-    """Tau is in a row per gamma, the score in a row without one."""
-    scores = [
-        study_row({"score": [score] * 8}, label="end", draft=str(number))
-        for number, score in enumerate(SCORES)
-    ]
-    taus = [
-        study_row({"tokens": [tau * gamma] * 8, "blocks": [1.0] * 8}, gamma=gamma)
-        for tau in TAUS
-        for gamma in (3, 5)
-    ]
-    taus = [
-        row.model_copy(update={"setting": row.setting | {"label": "end", "draft": str(place // 2)}})
-        for place, row in enumerate(taus)
-    ]
-    second = {"where": {"gamma": 5}, "over": "tokens", "under": "blocks"}
-    test = validate(Correlation, TEST.model_dump() | {"second": second})
-    found = correlation_effect(test, [*reversed(taus), *scores], TAIL)
-    assert found is not None
-    assert found.interval.value == pytest.approx(np.corrcoef(TAUS, SCORES)[0, 1])
-    with pytest.raises(UsageError, match=r"one of its two figures only: .*'3'"):
-        correlation_effect(test, [*taus, *scores[:3]], TAIL)

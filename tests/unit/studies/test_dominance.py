@@ -9,7 +9,7 @@ from paceline.config import validate
 from paceline.errors import ConfigError, UsageError
 from paceline.studies.claim_file import Dominance
 from paceline.studies.evidence_of_drafts import distances, dominance_effect
-from study_rows import study_row
+from support.results import study_row
 
 
 def wanted(**changes: Any) -> Dominance:

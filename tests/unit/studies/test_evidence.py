@@ -13,7 +13,7 @@ from paceline.errors import UsageError
 from paceline.studies.claim_file import Paired
 from paceline.studies.evidence import Part, paired_evidence, ranked
 from paceline.studies.rows import StudyRow
-from study_rows import study_row
+from support.results import study_row
 
 TAIL = 0.025
 

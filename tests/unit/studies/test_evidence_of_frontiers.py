@@ -17,8 +17,7 @@ from paceline.studies.claim_file import FrontierTest
 from paceline.studies.evidence import Evidence
 from paceline.studies.evidence_of_frontiers import frontier_evidence
 from paceline.studies.rows import StudyRow
-from result_rows import ALONE, example, row
-from study_rows import study_row
+from support.results import ALONE, example, row, study_row
 
 COSTS = {"accepted": ACCEPTED, "calls": CALLS_SAVED}
 

@@ -13,7 +13,7 @@ from paceline.decode.strategies import Autoregressive, DecodingConfig
 from paceline.errors import StorageError, UsageError
 from paceline.results.row import pooled, read_rows, write_rows
 from paceline.studies.rows import StudyRow
-from study_rows import study_row
+from support.results import study_row
 
 ROWS = [
     study_row({"tokens": [3, 4.5], "score": [None, 1]}, task="text", temperature=0.5),

@@ -23,8 +23,8 @@ from paceline.studies.run import check_inputs, run_study, states
 from paceline.studies.session import judge_all, row_files, run_and_judge, study_rows
 from paceline.studies.study_file import StudyConfig
 from paceline.studies.verdicts import HOLDS, UNDECIDED, UNMEASURED, Finding, judge
-from study_rows import claim, study_row
-from studying import tiny_study
+from support.results import claim, study_row
+from support.runs import tiny_study
 
 
 class Writer:

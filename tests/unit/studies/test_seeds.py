@@ -10,7 +10,7 @@ from torch import Tensor
 from paceline.core.bootstrap import student_quantile
 from paceline.studies.rows import StudyRow
 from paceline.studies.seeds import Design, Run, Spread, seed_spread, with_seeds
-from study_rows import study_row
+from support.results import study_row
 
 UNITS = 20
 
@@ -87,6 +87,14 @@ def test_other_temperatures_and_models_and_single_seeds_do_not_count():
     assert seed_spread(runs([(1,), (2,)]), run(), measure) is None
 
 
+def test_runs_that_are_measured_with_several_gammas_count_once():
+    """The same runs at another gamma are no other runs: the degrees of freedom stay."""
+    of_gamma = [row for gamma in (5, 7) for row in runs([(1, 3), (2, 6)], gamma=gamma)]
+    spread = seed_spread(of_gamma, run(gamma=7), measure)
+    assert spread is not None
+    assert (spread.freedom, spread.variance) == (2, pytest.approx(5))
+
+
 def test_weights_of_runs_are_those_of_the_mean_and_cancel_by_seed():
     """Two recipes against one, two seeds: 1/4 each against 1/2 each; the net of a seed is 0."""
     made = [
@@ -114,16 +122,3 @@ def test_the_half_widths_of_examples_and_runs_add_as_squares():
     # runs that differ no more than by the error of their examples add nothing
     nothing = spread._replace(variance=0.01, examples=0.5)
     assert with_seeds(-3.0, 4.0, nothing, design, 1e-3, 100) == (-3.0, 4.0)
-
-
-def test_rows_of_other_gammas_and_training_times_of_runs_are_no_more_degrees_of_freedom():
-    """Three runs of two seeds have three, whatever the number of gammas; each gamma has its own."""
-    rows = [
-        row.model_copy(update={"setting": row.setting | {"gamma": gamma, "elapsed_s": 0.1 * place}})
-        for gamma, scale in ((3, 1), (5, 2))
-        for place, row in enumerate(runs([(0, 2 * scale), (0, 2 * scale), (0, 2 * scale)]))
-    ]
-    for gamma, scale in ((3, 1), (5, 2)):
-        found = seed_spread(rows, run(gamma=gamma), measure)
-        assert found is not None
-        assert (found.variance, found.freedom) == (pytest.approx(2 * scale**2), 3)

@@ -7,7 +7,7 @@ import yaml
 from paceline.config import validate
 from paceline.errors import ConfigError, UsageError
 from paceline.studies.study_file import StudyConfig, filled, find_studies, read_study, study_path
-from studying import tiny_study
+from support.runs import tiny_study
 
 STAGE = {
     "command": "trajectory",

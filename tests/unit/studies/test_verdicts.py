@@ -12,7 +12,7 @@ from paceline.studies.claim_file import Claim, ClaimFile
 from paceline.studies.evidence import Evidence, Part
 from paceline.studies.evidence_of_drafts import CorrelationEffect, DominanceEffect
 from paceline.studies.verdicts import Finding, in_words, judge, judge_one, verdict_of
-from study_rows import claim, study_row
+from support.results import claim, study_row
 
 HOLDS, HOLDS_SMALL, FAILS = "holds", "holds, but small", "does not hold"
 SMALL, UNDECIDED, UNMEASURED = "too small to matter", "undecided", "no rows yet"
@@ -172,7 +172,7 @@ def test_a_correlation_is_compared_with_the_constant(monkeypatch: pytest.MonkeyP
     test = {
         "kind": "correlation",
         "first": {"over": "score"},
-        "second": {"over": "emitted_5", "under": "blocks_5"},
+        "second": {"over": "emitted", "under": "calls"},
         "than": 0.5,
         "matters": 0.1,
         "expect": "less",

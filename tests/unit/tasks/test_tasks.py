@@ -31,7 +31,7 @@ from paceline.tasks import (
     write_examples,
 )
 from paceline.tasks.base import ExamplePrompts, TaskExample
-from tokenizer_families import FAMILIES, wrapped
+from support.texts import TOKENIZER_FAMILIES, wrapped
 
 CORPUS_TASKS = {
     "translation": Translation,
@@ -226,10 +226,10 @@ class _Compiles:
 
 
 @pytest.mark.parametrize(
-    "family", [name for name in FAMILIES if name not in ("unigram", "pieces of words")]
+    "family", [name for name in TOKENIZER_FAMILIES if name not in ("unigram", "pieces of words")]
 )
 def test_a_body_of_python_keeps_its_first_space(family: str):
-    plain = FAMILIES[family]()
+    plain = TOKENIZER_FAMILIES[family]()
     first, whole = plain.encode(PROMPT).ids, plain.encode(PROMPT + ANSWER).ids
     answer = whole[len(first) :]
     assert plain.decode(first + answer).lstrip() == PROMPT + ANSWER
@@ -243,7 +243,7 @@ def test_a_body_of_python_keeps_its_first_space(family: str):
 
 
 def test_an_answer_of_a_decoder_with_an_encoder_begins_a_text():
-    plain = FAMILIES["unigram"]()
+    plain = TOKENIZER_FAMILIES["unigram"]()
     prompt, answer = plain.encode("the cat").ids, plain.encode("the cat sat").ids
     task: Any = _Compiles()
     found = ExamplePrompts(task, wrapped(plain), [], [prompt], encoder=True)

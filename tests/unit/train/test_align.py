@@ -10,7 +10,6 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from aligning import align_config, held_out, losses, write_corpus, write_pair
 from paceline.errors import (
     ConfigError,
     ContextLengthError,
@@ -31,6 +30,7 @@ from paceline.train.loop import TrainingLoop
 from paceline.train.loss import VocabularySample
 from paceline.train.objectives import token_losses
 from paceline.train.step import Stepper
+from support.runs import align_config, held_out, losses, write_corpus, write_pair
 
 
 @pytest.fixture(scope="module")

@@ -11,13 +11,13 @@ from unittest.mock import patch
 
 import pytest
 
-from aligning import align_config, held_out, losses, write_corpus, write_pair
 from paceline.data import replay
 from paceline.data.collate import Row
 from paceline.errors import ConfigError, PromptError, TrainingError, UsageError
 from paceline.records import read_jsonl
 from paceline.train import align
 from paceline.train.checkpoint import read_state
+from support.runs import align_config, held_out, losses, write_corpus, write_pair
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from aligning import align_config, write_pair
 from paceline.errors import ConfigError, StorageError, UsageError
 from paceline.models import CausalModel, load_model
 from paceline.records import RunDirectory, append_jsonl, read_jsonl
@@ -20,7 +19,8 @@ from paceline.train.checkpoint import (
     saved_model,
 )
 from paceline.train.config import Checkpoints
-from tiny import tiny_pair
+from support.models import tiny_pair
+from support.runs import align_config, write_pair
 
 
 @pytest.fixture(scope="module")

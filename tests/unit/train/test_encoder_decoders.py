@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from aligning import align_config, losses, write_corpus, write_pair
 from paceline.config import validate
 from paceline.models.t5 import T5States
 from paceline.records import read_jsonl
 from paceline.train import align, pretrain
 from paceline.train.pretrain import PretrainConfig
+from support.runs import align_config, losses, write_corpus, write_pair
 
 _PAIRS = [{"prompt": "the rain", "completion": f"an inn and {word}"} for word in ("tin", "hen")]
 

@@ -4,7 +4,6 @@ from typing import Literal
 import pytest
 import torch
 
-from aligning import write_pair
 from paceline.core.rule_base import Rule
 from paceline.core.rules import Lenient, Opt, TokenV3
 from paceline.core.sampling import SamplingParams
@@ -14,7 +13,8 @@ from paceline.models import CausalModel, load_model
 from paceline.progress import silent
 from paceline.train.config import Evaluation
 from paceline.train.evaluation import AgreementEvaluator, held_out_text, text_name
-from tiny import tiny_pair
+from support.models import tiny_pair
+from support.runs import write_pair
 
 Pair = tuple[CausalModel, CausalModel]
 ROWS = [

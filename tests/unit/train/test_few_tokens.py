@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from aligning import align_config, losses, write_corpus, write_pair
 from paceline.models import load_model
 from paceline.models.drafts.restricted_head import limit_vocabulary
 from paceline.models.drafts.save import save_draft
@@ -16,6 +15,7 @@ from paceline.native import compiled
 from paceline.train import align
 from paceline.train.loss import Normalisers
 from paceline.train.step import Stepper
+from support.runs import align_config, losses, write_corpus, write_pair
 
 ROADS = [
     pytest.param(True, marks=pytest.mark.skipif(compiled() is None, reason="no C compiler")),

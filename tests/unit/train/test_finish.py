@@ -7,10 +7,10 @@ from unittest.mock import patch
 
 import pytest
 
-from aligning import align_config, losses, write_pair
 from paceline.train import align
 from paceline.train.checkpoint import read_state
 from paceline.train.step import Stepper
+from support.runs import align_config, losses, write_pair
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,11 @@ from typing import Any
 
 import pytest
 
-from aligning import write_pair
 from paceline.config import validate
 from paceline.errors import ConfigError
 from paceline.models import load_model
 from paceline.train.initial_draft import DraftConfig, check_place, make_draft
+from support.runs import write_pair
 
 
 @pytest.fixture(scope="module")

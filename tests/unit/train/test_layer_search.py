@@ -5,7 +5,7 @@ from paceline.errors import UsageError
 from paceline.models import CausalModel, wrap_model
 from paceline.models.drafts.layers import subset_layers
 from paceline.train.initial_draft import KeptLayers, climb, search_layers
-from tiny import tiny_hf, tiny_model
+from support.models import tiny_hf, tiny_model
 
 TEXTS = [[5, 9, 3, 7, 11, 20], [30, 4, 8, 1, 2], [9, 9, 12, 7, 3, 25, 6]]
 

@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from aligning import align_config, losses, write_corpus, write_pair
-from aligning_processes import two_processes
 from paceline.models import load_model
 from paceline.models.contract import Texts
 from paceline.records import read_jsonl
 from paceline.train import align, objectives
+from support.runs import align_config, losses, two_processes, write_corpus, write_pair
 
 PROMPT = [5, 6, 7]
 # completions, and the recorded probabilities of two tokens before each of their tokens

@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from aligning import align_config, losses, write_corpus, write_pair
 from paceline.config import validate
 from paceline.data.answering import Answer, ShardStore
 from paceline.data.distillation_data import generate_data
@@ -19,6 +18,7 @@ from paceline.models import load_model
 from paceline.models.contract import Texts
 from paceline.models.loading import load_head
 from paceline.train import align
+from support.runs import align_config, losses, write_corpus, write_pair
 
 pytestmark = pytest.mark.slow
 

@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from aligning import align_config, losses, write_corpus, write_pair
-from fake_servers import Served, serving
 from paceline.config import validate
 from paceline.data.distillation_data import generate_data
 from paceline.data.prompts import read_records
@@ -19,7 +17,9 @@ from paceline.models.contract import Texts
 from paceline.models.drafts.restricted_head import limit_vocabulary
 from paceline.models.drafts.save import save_draft
 from paceline.train import align
-from tiny import tiny_model
+from support.engines import Served, serving
+from support.models import tiny_model
+from support.runs import align_config, losses, write_corpus, write_pair
 
 _WORDS = ("cat", "hat", "pan", "tin", "inn", "hen", "rain", "river")
 

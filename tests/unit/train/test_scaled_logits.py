@@ -23,7 +23,7 @@ from paceline.train.evaluation import AgreementEvaluator
 from paceline.train.loss import ChunkSize, DraftLoss, Normalisers, StepPlan, Weights
 from paceline.train.objectives import Objective
 from paceline.train.pretrain import HeldOutLoss
-from tiny import SCALED, tiny_model
+from support.models import SCALED, tiny_model
 
 NATIVE = pytest.param(
     True, marks=pytest.mark.skipif(compiled() is None, reason="no C compiler"), id="native"

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from aligning import align_config, losses, write_corpus, write_pair
-from fake_servers import Served, serving
 from paceline.data.replay import ServedRounds
 from paceline.engines import text_servers
 from paceline.errors import ConfigError, EngineError
 from paceline.models import load_model
 from paceline.train import align
+from support.engines import Served, serving
+from support.runs import align_config, losses, write_corpus, write_pair
 
 pytestmark = pytest.mark.slow
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from aligning import align_config, losses, write_corpus, write_pair
 from paceline.errors import ConfigError
 from paceline.models.loading import load_tokenizer
 from paceline.records import read_jsonl
 from paceline.train import align
 from paceline.train.training_text import records_of
+from support.runs import align_config, losses, write_corpus, write_pair
 
 TEXTS = [f"the {word} sat there" for word in ("cat", "hen", "man", "hat", "pan", "tin")]
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-import report_runs
 from paceline.bench.measured_frontier import Frontier
 from paceline.bench.schema import ResultRow
 from paceline.bench.workbench import Grid
@@ -16,7 +15,8 @@ from paceline.errors import UsageError
 from paceline.view.bench_run import curves
 from paceline.view.page import Page
 from paceline.view.read import read_page
-from result_rows import ALONE, example, row, steady, write_rows
+from support import reports
+from support.results import ALONE, example, row, steady, write_rows
 
 ROWS = [
     steady(ALONE, 0.5),
@@ -29,7 +29,7 @@ BEST, CELLS = "Best setting of each family", "All cells"
 
 def page_of(folder: Path, rows: list[ResultRow], **config: Any) -> Page:
     config = {"task": {"task": "sums"}} | config
-    report_runs.manifest(folder, "Bench", **config)
+    reports.manifest(folder, "Bench", **config)
     return read_page(write_rows(folder, rows)).page
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-import report_runs
 from paceline.cli.main import schema_of
 from paceline.config import validate
 from paceline.core.bootstrap import Interval
@@ -33,6 +32,7 @@ from paceline.view.page import (
     shown,
 )
 from paceline.view.read import read_page
+from support import reports
 
 NOTATION = (Path(__file__).parents[3] / "docs/notation.md").read_text(encoding="utf-8")
 SOURCE = Source("paceline bench --config bench.yaml", {"seed": 3})
@@ -70,7 +70,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
     @functools.cache
     def make(kind: str) -> str:
-        run = report_runs.RUNS[kind](tmp_path_factory.mktemp(kind))
+        run = reports.RUNS[kind](tmp_path_factory.mktemp(kind))
         return render.render(read_page(run).page)
 
     return make
@@ -86,7 +86,7 @@ def figure(title: str, name: str = "a", source: Source | None = None) -> Figure:
     return Figure(title, "Text.", [Panel(chart)], rows, source)
 
 
-@pytest.mark.parametrize("kind", report_runs.RUNS)
+@pytest.mark.parametrize("kind", reports.RUNS)
 def test_a_page_loads_nothing_and_every_link_leads_somewhere(kind: str, written: Written):
     text = written(kind)
     read = Reader(text)
@@ -108,7 +108,7 @@ def test_text_from_results_cannot_become_markup_and_data_cannot_end_a_script(wri
 
 
 def test_the_csv_of_a_figure_has_full_precision(written: Written, tmp_path: Path):
-    page = read_page(report_runs.sweep_run(tmp_path)).page
+    page = read_page(reports.sweep_run(tmp_path)).page
     rows = list(csv.DictReader(io.StringIO(Reader(written("sweep")).file(".csv"))))
     shown = page.sections[0].blocks[0].rows
     assert [float(row["value_low"]) for row in rows] == [row["value_low"] for row in shown]
@@ -191,7 +191,7 @@ def test_definitions_use_the_names_of_the_notation_and_are_complete():
 
 def test_colours_come_from_the_style_sheet_alone(tmp_path: Path):
     """Otherwise a chart would keep the colours of one theme."""
-    page = read_page(report_runs.bench_run(tmp_path)).page
+    page = read_page(reports.bench_run(tmp_path)).page
     styles = render.template("style.css")
     blocks = [block for part in page.sections for block in part.blocks]
     for panel in (panel for one in blocks if isinstance(one, Figure) for panel in one.panels):

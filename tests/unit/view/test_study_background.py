@@ -13,11 +13,11 @@ from paceline.config import validate
 from paceline.core.bootstrap import Interval
 from paceline.results.row import Source, write_rows
 from paceline.studies.claim_file import Claim, Paper
-from paceline.studies.collect import SEEDS
 from paceline.studies.rows import StudyRow
 from paceline.studies.study_file import StudyConfig, find_studies, read_study
 from paceline.studies.verdicts import HOLDS, Finding
 from paceline.train.config import RECIPES
+from paceline.train.sweep import SEEDS
 from paceline.view.definitions import ALPHA, DEFINITIONS, OCCURRING, PAPERS
 from paceline.view.study_background import (
     NO_BACKGROUND,
@@ -29,7 +29,7 @@ from paceline.view.study_background import (
     terms_of_findings,
     terms_of_rows,
 )
-from study_rows import SOURCE, claim, study_row
+from support.results import SOURCE, claim, study_row
 
 STUDIES = Path(__file__).parents[3] / "configs/studies"
 
@@ -198,8 +198,8 @@ def test_data_are_files_and_not_prompts_of_tasks():
 def test_settings_machine_and_days_are_listed():
     first, second = (source(day, date=f"2026-11-{day}") for day in ("25", "24"))
     rows = [
-        study_row({"blocks_5": [1.0]}, temperature=1.0, seed=0, source=first),
-        study_row({"blocks_3": [1.0]}, temperature=0.0, source=second),
+        study_row({"calls": [1.0]}, gamma=5, temperature=1.0, seed=0, source=first),
+        study_row({"calls": [1.0]}, gamma=3, temperature=0.0, source=second),
     ]
     found = entries(*rows)
     assert found["settings"] == ["temperature: 0, 1", "gamma: 3, 5", "seed of training: 0"]
@@ -264,7 +264,7 @@ def finding(test: dict[str, Any], **changes: Any) -> Finding:
 
 def paired(first: dict[str, Any], second: dict[str, Any], **changes: Any) -> dict[str, Any]:
     sides = {"first": {"where": first}, "second": {"where": second}}
-    return {"kind": "paired", "over": "emitted_5", "matters": 0.1} | sides | changes
+    return {"kind": "paired", "over": "emitted", "matters": 0.1} | sides | changes
 
 
 def test_every_recipe_and_paper_has_a_definition_with_its_address():

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from claim_pages import claims_page
 from paceline.config import validate
 from paceline.studies.claim_file import ClaimFile
 from paceline.studies.rows import StudyRow
@@ -12,7 +11,7 @@ from paceline.studies.verdicts import judge
 from paceline.view.page import Figure, Page, Table, Text
 from paceline.view.render import render
 from paceline.view.study_page import study_page
-from study_rows import claim, study_row
+from support.results import claim, claims_page, study_row
 
 UNITS = 12
 STUDY = "tiny"
@@ -22,8 +21,8 @@ def drafts(tau: float, **setting: Any) -> StudyRow:
     """Twelve texts of 20 tokens; tau varies a little between them."""
     blocks = [20 / (tau + 0.02 * (unit % 3)) for unit in range(UNITS)]
     sums = {"tokens": [20.0] * UNITS, "acceptance": [10.0 + tau] * UNITS}
-    sums |= {"emitted_5": [20.0] * UNITS, "blocks_5": blocks}
-    return study_row(sums, task="sums", temperature=1.0, **setting)
+    sums |= {"emitted": [20.0] * UNITS, "calls": blocks}
+    return study_row(sums, task="sums", temperature=1.0, gamma=5, **setting)
 
 
 def rows() -> list[StudyRow]:
@@ -38,7 +37,7 @@ def rows() -> list[StudyRow]:
 
 
 def claims() -> ClaimFile:
-    common = {"rows": {"task": "sums"}, "over": "emitted_5", "under": "blocks_5"}
+    common = {"rows": {"task": "sums"}, "over": "emitted", "under": "calls"}
     sides = {
         "first": {"where": {"label": "end", "draft": "gkd"}},
         "second": {"where": {"label": "start"}},
@@ -204,7 +203,7 @@ def test_quality_of_drafts_is_a_point_each_and_a_correlation_a_claim():
         "kind": "correlation",
         "rows": {"label": "end"},
         "first": {"over": "score"},
-        "second": {"over": "emitted_5", "under": "blocks_5"},
+        "second": {"over": "emitted", "under": "calls"},
         "than": 0.5,
         "matters": 0.1,
         "expect": "less",

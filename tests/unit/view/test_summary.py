@@ -19,7 +19,7 @@ from paceline.studies.verdicts import (
 )
 from paceline.view.page import Mark, Source, Table
 from paceline.view.summary import summary
-from study_rows import claim, study_row
+from support.results import claim, study_row
 
 UNITS = 12
 SOURCE = Source("paceline claims")
@@ -28,7 +28,7 @@ SAYS = "what the paper says, and what was tested"
 
 def drafts(task: str, temperature: float, tau: float, **setting: Any) -> StudyRow:
     blocks = [20 / (tau + 0.02 * (unit % 3)) for unit in range(UNITS)]
-    sums = {"emitted_5": [20.0] * UNITS, "blocks_5": blocks}
+    sums = {"emitted": [20.0] * UNITS, "calls": blocks}
     population = f"prompts of {task}"
     return study_row(sums, population=population, task=task, temperature=temperature, **setting)
 
@@ -47,8 +47,8 @@ def gain(tasks: list[str], **changes: Any) -> dict[str, Any]:
     test = {
         "kind": "paired",
         "rows": {"task": "$task", "temperature": "$t"},
-        "over": "emitted_5",
-        "under": "blocks_5",
+        "over": "emitted",
+        "under": "calls",
         "first": {"where": {"label": "end"}},
         "second": {"where": {"label": "start"}},
         "matters": 0.02,

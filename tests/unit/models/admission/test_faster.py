@@ -18,7 +18,7 @@ from paceline.models.llama.forward import LlamaDecoder
 from paceline.models.llama.packing import can_pack
 from paceline.models.prepare import training_writer, with_cuda_graphs
 from paceline.native import compiled
-from tiny import tiny_hf
+from support.models import tiny_hf
 
 packs = pytest.mark.skipif(not can_pack(), reason="FBGEMM is for x86 alone")
 has_compiler = pytest.mark.skipif(compiled() is None, reason="no C compiler with OpenMP")

@@ -31,7 +31,7 @@ from paceline.models.admission.model import admit, twin_of
 from paceline.models.admission.trial import Comparison, play
 from paceline.models.admission.twin import tiny_twin
 from paceline.models.hf.seq2seq import Seq2SeqModel
-from tiny import BART_LIKE, HYBRIDS, tiny_hf, tiny_model
+from support.models import BART_LIKE, HYBRIDS, tiny_hf, tiny_model
 
 GREEDY = SamplingParams(temperature=0)
 SMALL: dict[str, Any] = {

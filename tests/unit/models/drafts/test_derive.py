@@ -8,7 +8,7 @@ from paceline.errors import UsageError
 from paceline.models import HfModel
 from paceline.models.drafts.derive import _narrowed, _widths, derive_draft
 from paceline.models.drafts.restricted_head import limit_vocabulary
-from tiny import ENCODER_DECODERS, tiny_model
+from support.models import ENCODER_DECODERS, tiny_model
 
 LLAMA_LIKE = ["llama", "mistral", "qwen2", "qwen3", "gemma3_text"]
 

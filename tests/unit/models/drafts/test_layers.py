@@ -16,7 +16,14 @@ from paceline.models import CausalModel, load_model, wrap_model
 from paceline.models.drafts.layers import layer_lists, subset_layers
 from paceline.models.drafts.save import save_draft
 from paceline.models.inspection import inspect_model
-from tiny import CONFIGS, ENCODER_DECODERS, LLAMA_LIKE, tiny_hf, tiny_model, tiny_tokenizer
+from support.models import (
+    CONFIGS,
+    ENCODER_DECODERS,
+    LLAMA_LIKE,
+    tiny_hf,
+    tiny_model,
+    tiny_tokenizer,
+)
 
 TEXT = [5, 9, 3, 7, 11, 20, 30, 4, 8]
 

@@ -6,7 +6,7 @@ from paceline.errors import VocabularyMismatchError
 from paceline.models import wrap_model
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.fakes import TableModel
-from tiny import tiny_hf, tiny_model, tiny_tokenizer
+from support.models import tiny_hf, tiny_model, tiny_tokenizer
 
 
 def test_one_tokenizer_and_one_width_pass():

@@ -19,7 +19,7 @@ from paceline.models.drafts.subclone import (
     width_of,
     width_with,
 )
-from tiny import tiny_hf, tiny_model, tiny_tokenizer
+from support.models import tiny_hf, tiny_model, tiny_tokenizer
 
 TEXT = [5, 9, 3, 7, 11, 20, 30, 4, 8]
 TEXTS = [TEXT, [], [12, 40]]

@@ -14,7 +14,7 @@ from paceline.models.drafts.layers import subset_layers
 from paceline.models.drafts.restricted_head import count_tokens, likeliest_tokens, limit_vocabulary
 from paceline.models.drafts.save import save_draft
 from paceline.models.llama.packing import can_pack
-from tiny import CONFIGS, LLAMA_LIKE, tiny_hf, tiny_model
+from support.models import CONFIGS, LLAMA_LIKE, tiny_hf, tiny_model
 
 KEPT = torch.tensor([1, 4, 5, 9, 30])
 

@@ -13,7 +13,7 @@ from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.models import CausalModel, wrap_model
 from paceline.models.hf.base import HfModel, recorded_hidden_states
 from paceline.models.hf.logit_map import LogitMap, logit_map
-from tiny import CONFIGS, ENCODER_DECODERS, LLAMA_LIKE, SCALED, tiny_hf
+from support.models import CONFIGS, ENCODER_DECODERS, LLAMA_LIKE, SCALED, tiny_hf
 
 TEXT = [5, 6, 7, 9, 12, 30, 4, 4, 21]
 

@@ -15,7 +15,7 @@ from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import ModelLoadError
 from paceline.models import load_model, prepare_for_decoding, wrap_model
 from paceline.models.hf.settings import unused_settings
-from tiny import CONFIGS, tiny_hf
+from support.models import CONFIGS, tiny_hf
 
 GREEDY = SamplingParams(temperature=0)
 NEW = 12

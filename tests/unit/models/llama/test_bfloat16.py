@@ -16,8 +16,7 @@ from paceline.models.llama.cpu_weights import NativeWeights
 from paceline.models.llama.packing import can_pack
 from paceline.models.prepare import training_writer
 from paceline.native import compiled
-from reading import TEXT, prepared, read, reader
-from tiny import tiny_hf
+from support.models import TEXT, prepared, read, reader, tiny_hf
 
 pytestmark = pytest.mark.skipif(
     not can_pack() or compiled() is None, reason="no C compiler with OpenMP"

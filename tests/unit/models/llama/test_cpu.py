@@ -9,8 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from all_rules import ALL_RULES
-from backends import VerifiesInPyTorch
 from paceline.core.backend import using
 from paceline.core.block import DrawPlan, DrawRequest, UniformRows, VerifyRequest
 from paceline.core.rule_base import with_bonus
@@ -27,8 +25,8 @@ from paceline.models.llama.cpu_session import CompiledSession
 from paceline.models.llama.cpu_weights import can_copy
 from paceline.models.llama.packing import can_pack
 from paceline.native import compiled, library
-from reading import TEXT, prepared, prepared_pair, read, reader
-from tiny import tiny_hf
+from support.models import TEXT, prepared, prepared_pair, read, reader, tiny_hf
+from support.rules import ALL_RULES, VerifiesInPyTorch
 
 pytestmark = pytest.mark.skipif(
     not can_pack() or compiled() is None, reason="no C compiler with OpenMP"

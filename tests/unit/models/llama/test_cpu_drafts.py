@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from backends import VerifiesInPyTorch
 from paceline.core.backend import using
 from paceline.core.rules import Diff, Lossless, Lossy, Rule
 from paceline.core.sampling import SamplingParams
@@ -14,7 +13,8 @@ from paceline.models.llama.cpu import NativeLlama
 from paceline.models.llama.cpu_session import CompiledSession
 from paceline.models.llama.packing import can_pack
 from paceline.native import compiled
-from reading import TEXT, prepared_pair
+from support.models import TEXT, prepared_pair
+from support.rules import VerifiesInPyTorch
 
 pytestmark = pytest.mark.skipif(
     not can_pack() or compiled() is None, reason="no C compiler with OpenMP"

@@ -10,8 +10,8 @@ from paceline.models.llama.int8 import rounded_copy
 from paceline.models.llama.packing import EXACT, Packer, can_pack
 from paceline.native import compiled
 from paceline.native.library import library_with
-from processor_levels import LEVEL_FLAGS
-from tiny import tiny_hf
+from support.models import tiny_hf
+from support.processes import LEVEL_FLAGS
 
 pytestmark = pytest.mark.skipif(
     not can_pack() or compiled() is None, reason="no C compiler with OpenMP"

@@ -23,7 +23,7 @@ from paceline.models.llama.cuda import GraphCache, GraphSession, Recorder, _draw
 from paceline.models.llama.forward import LlamaDecoder
 from paceline.models.llama.packing import merged_product
 from paceline.models.prepare import with_cuda_graphs
-from tiny import tiny_hf, tiny_model, tiny_pair
+from support.models import tiny_hf, tiny_model, tiny_pair
 
 if TYPE_CHECKING:
     from paceline.core.rules import Rule

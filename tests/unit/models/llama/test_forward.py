@@ -20,7 +20,7 @@ from paceline.models.llama.packing import (
     half_precision_change,
     packed_copy,
 )
-from tiny import CONFIGS, tiny_hf
+from support.models import CONFIGS, tiny_hf
 
 pytestmark = pytest.mark.skipif(not can_pack(), reason="FBGEMM packs weights on x86 only")
 

@@ -11,7 +11,7 @@ from paceline.models.llama.forward import LlamaDecoder
 from paceline.models.llama.int8 import round_rows, rounded_copy
 from paceline.models.llama.packing import can_pack
 from paceline.native import compiled
-from tiny import tiny_hf, tiny_model
+from support.models import tiny_hf, tiny_model
 
 
 def test_a_row_is_rounded_to_half_a_step_and_to_what_float16_holds():

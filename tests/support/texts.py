@@ -1,4 +1,4 @@
-"""Chat templates of the families that users bring, and what a model writes in two chats of each.
+"""Chat templates and tokenizers of the families that users bring, and texts of the command line.
 
 The templates in chat_templates/ are written after the public descriptions of these families. The
 expected texts are written by hand: what the model writes stands between « and ».
@@ -6,12 +6,15 @@ expected texts are written by hand: what the model writes stands between « and 
 
 # ruff: noqa: E501, RUF001  # the tokens of DeepSeek have wide bars
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from tokenizers import Tokenizer, decoders, pre_tokenizers
+import yaml
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
@@ -75,7 +78,7 @@ QWEN_WEATHER = (
     "<|im_start|>assistant\n<tool_call>" + CALLED + "</tool_call><|im_end|>\n<|im_start|>user\n"
     "wet<|im_end|>\n<|im_start|>assistant\n«<think>\n\n</think>\n\ntake a coat<|im_end|>»",
 )
-FAMILIES = [
+CHAT_FAMILIES = [
     Family(
         "chatml",
         CHATML,
@@ -274,7 +277,7 @@ FAMILIES = [
         arguments={"enable_thinking": False},
     ),
 ]
-FAMILY_NAMES = [f"{each.name} {list(each.arguments) or ''}" for each in FAMILIES]
+CHAT_FAMILY_NAMES = [f"{each.name} {list(each.arguments) or ''}" for each in CHAT_FAMILIES]
 
 
 def byte_tokenizer(template: str, special: str = CHATML) -> PreTrainedTokenizerFast:
@@ -297,3 +300,115 @@ def byte_tokenizer(template: str, special: str = CHATML) -> PreTrainedTokenizerF
 
 def tokenizer_of(family: Family) -> PreTrainedTokenizerFast:
     return byte_tokenizer((TEMPLATES / f"{family.name}.jinja").read_text("utf-8"), family.special)
+
+
+_TEXTS = ["def f(x):\n", "    y = x", "    return y", "the cat sat, and 12 don't"] * 9
+_BYTES = [f"<0x{value:02X}>" for value in range(256)]
+
+
+def _trained(model: Any, pre: Any, decoder: Any, trainer: Any) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre, decoder
+    tokenizer.train_from_iterator(_TEXTS, trainer)
+    found = json.loads(tokenizer.to_str())
+    found["added_tokens"] = [
+        each for each in found["added_tokens"] if each["content"] not in _BYTES
+    ]
+    return Tokenizer.from_str(json.dumps(found))
+
+
+def spaces(scheme: str, strip: int) -> Tokenizer:
+    """As Llama 2's, Mistral's or Gemma's: `▁` for spaces, and bytes for unknown characters."""
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    return _trained(
+        models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True),
+        pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=False),
+        decoders.Sequence([*steps, decoders.Strip(" ", strip, 0)]),
+        trainers.BpeTrainer(
+            vocab_size=330,
+            special_tokens=["<unk>", "<s>", *_BYTES],
+            max_token_length=4,
+            show_progress=False,
+        ),
+    )
+
+
+def byte_level(*, prefix: bool) -> Tokenizer:
+    return _trained(
+        models.BPE(),
+        pre_tokenizers.ByteLevel(add_prefix_space=prefix),
+        decoders.ByteLevel(),
+        trainers.BpeTrainer(
+            vocab_size=300,
+            max_token_length=4,
+            special_tokens=["<unk>", "<s>"],
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        ),
+    )
+
+
+def unigram() -> Tokenizer:
+    return _trained(
+        models.Unigram(),
+        pre_tokenizers.Metaspace(),
+        decoders.Metaspace(),
+        trainers.UnigramTrainer(
+            vocab_size=60, special_tokens=["<unk>", "<s>"], unk_token="<unk>", show_progress=False
+        ),
+    )
+
+
+def word_piece() -> Tokenizer:
+    return _trained(
+        models.WordPiece(unk_token="<unk>"),
+        pre_tokenizers.BertPreTokenizer(),
+        decoders.WordPiece(cleanup=False),
+        trainers.WordPieceTrainer(
+            vocab_size=80, special_tokens=["<unk>", "<s>"], show_progress=False
+        ),
+    )
+
+
+TOKENIZER_FAMILIES: dict[str, Callable[[], Tokenizer]] = {
+    "a space in front of the first word": lambda: spaces("first", 1),
+    "a space in front of every part": lambda: spaces("always", 1),
+    "no space in front": lambda: spaces("never", 0),
+    "bytes": lambda: byte_level(prefix=False),
+    "bytes behind a space": lambda: byte_level(prefix=True),
+    "unigram": unigram,
+    "pieces of words": word_piece,
+}
+
+
+def wrapped(plain: Tokenizer, **settings: Any) -> Any:
+    return PreTrainedTokenizerFast(
+        tokenizer_object=plain, unk_token="<unk>", bos_token="<s>", **settings
+    )
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def write_yaml(path: Path, values: Any) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(values))
+    return str(path)
+
+
+def refused(run: Run, *words: str) -> str:
+    code, out, err = run(*words)
+    assert (code, out) == (2, ""), err
+    assert err.count("\n") == 1
+    return err
+
+
+_PROGRESS = re.compile(r"starting|[a-z ]+ \d+%.*")
+
+
+def one_line(err: str) -> str:
+    """The only line on stderr, which is Paceline's own; beside progress, on a slow machine."""
+    lines = [line for line in err.strip().splitlines() if not _PROGRESS.fullmatch(line)]
+    assert len(lines) == 1, err
+    assert lines[0].startswith("paceline: ")
+    return lines[0]

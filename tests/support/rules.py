@@ -1,25 +1,84 @@
-"""The pairs of models that the statistical tests decode with, and the one test procedure.
+"""Rules, backends and pairs of models that tests share, and the one test of distributions."""
 
-Five tokens; target and draft overlap by about 0.5 on average, so that a few thousand texts hold
-every kind of block many times over.
-"""
-
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
-import exact
+from paceline.core.backend import Backend
+from paceline.core.rules import (
+    BiLDRule,
+    Chow,
+    ChowLog,
+    Diff,
+    DiffLog,
+    Lenient,
+    Lossless,
+    Lossy,
+    Opt,
+    OptLog,
+    Rule,
+    TokenV1,
+    TokenV2,
+    TokenV3,
+)
 from paceline.core.sampling import SamplingParams
+from paceline.decode.decoder import Decoder
 from paceline.models.fakes import TableModel
+from paceline.native.kernels import NativeBackend
+from support import exact
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+ALL_RULES: list[Rule] = [
+    Lossless(),
+    *(Lenient(kind, 0.4) for kind in ("linear", "square", "exponential")),
+    *(Lossy(0.3), Lossy(0.3, 0.8), Lossy(0.3, "tuned"), BiLDRule(1.5), Chow(0.6), ChowLog(2.0)),
+    *(Diff(0.1), DiffLog(0.3), Opt(0.4), OptLog(0.5), TokenV1(0.2), TokenV2(0.2), TokenV3(0.6)),
+]
+CASCADES = {
+    "bild": BiLDRule,
+    "chow": Chow,
+    "chow_log": ChowLog,
+    "diff": Diff,
+    "diff_log": DiffLog,
+    "opt": Opt,
+    "opt_log": OptLog,
+    "token_v1": TokenV1,
+    "token_v2": TokenV2,
+    "token_v3": TokenV3,
+}
+# At these, each rule defers at some contexts of the statistical tests' pair and not at others.
+THRESHOLDS = {
+    "bild": 1.9,
+    "chow": 0.52,
+    "chow_log": 1.2,
+    "diff": 0.05,
+    "diff_log": 0.05,
+    "opt": 0.2,
+    "opt_log": 0.3,
+    "token_v1": 0.3,
+    "token_v2": 0.3,
+    "token_v3": 0.5,
+    "tuned": 0.4,
+}
 
-    from paceline.decode.decoder import Decoder
+
+def stating(name: str, alpha: float) -> Rule:
+    """The rule whose stated distribution is `exact_cascades.AIMS[name](alpha)`."""
+    return Lossy(min(alpha, 0.95), "tuned") if name == "tuned" else CASCADES[name](alpha)
+
+
+PYTORCH = Backend()
+"""Leaves everything to PyTorch."""
+
+
+class VerifiesInPyTorch(NativeBackend):
+    """The C library for probabilities and drawing alone."""
+
+    def verify_lossless(self, *_args: Any, **_named: Any) -> None:
+        return None
+
 
 VOCABULARY = 5
 PROMPT = [3, 1]

@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 from transformers import PreTrainedModel
 
-from tiny import tiny_hf, tiny_tokenizer
+from support.models import tiny_hf, tiny_tokenizer
 
 F32, F16, Q8_0 = 0, 1, 7  # general.file_type
 

@@ -7,7 +7,9 @@ from typing import Any
 
 from paceline.bench.prediction import Prediction
 from paceline.core.rules import Chow, Lossless, Opt
-from result_rows import ALONE, example, row, write_rows
+from paceline.results.row import Row, Source
+from paceline.results.row import write_rows as write_result_rows
+from support.results import ALONE, example, row, write_rows
 
 SAMPLING = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}
 ENVIRONMENT = {"versions": {"paceline": "0.1.0"}, "processor": "a processor", "cpu_count": 2}
@@ -210,40 +212,41 @@ def training_run(folder: Path, kind: str = "Align", num_steps: int = 600) -> Pat
 
 def trajectory_run(folder: Path) -> Path:
     """Two runs of three drafts, on one task."""
-    rows: list[dict[str, Any]] = []
-    for run in ("runs/first", "runs/second"):
-        for place, label in enumerate(("start", "step 50", "end")):
-            stop = {"run": run, "label": label, "step": 50 * place, "elapsed_s": 5.0 * place}
-            stop |= {"path": f"{run}/draft", "fingerprint": f"{run}{place}"}
-            taus = {gamma: interval(1.5 + place / 5) for gamma in (3, 5)}
-            gain = {gamma: interval(1.0 + place / 10) for gamma in taus} if place else {}
-            rows.append(
-                {
-                    "schema_version": 1,
-                    "stop": stop,
-                    "task": "translation",
-                    "sampling": SAMPLING,
-                    "num_texts": 8,
-                    "num_tokens": 90,
-                    "parameter_ratio": 0.2,
-                    "expected_acceptance": interval(0.5),
-                    "block_efficiency": taus,
-                    "gain": gain,
-                    "mbsu": dict.fromkeys(taus, 1.1),
-                    "texts": {
-                        "tokens": [90],
-                        "acceptance": [45.0],
-                        "agreement": [50.0],
-                        "emitted": {key: [90.0] for key in taus},
-                        "blocks": {key: [50.0] for key in taus},
-                    },
-                }
-            )
+    rows = [
+        trajectory_row(run, label, 50 * place, gamma, tau=1.5 + place / 5)
+        for run in ("runs/first", "runs/second")
+        for place, label in enumerate(("start", "step 50", "end"))
+        for gamma in (3, 5)
+    ]
     folder.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(one) + "\n" for one in rows]
-    (folder / "rows.jsonl").write_text("".join(lines), encoding="utf-8")
+    write_result_rows(folder / "rows.jsonl", rows)
     manifest(folder, "Trajectory", target="models/target", runs=["runs/first", "runs/second"])
     return folder
+
+
+def trajectory_row(
+    run: str, label: str, step: int, gamma: int, *, tau: float = 1.8, **setting: Any
+) -> Row:
+    """A draft on eight texts of 90 tokens."""
+    named = {} if label == "start" else {"draft": Path(run).name, "step": step}
+    setting = {"task": "translation", **named, "label": label, "parameter_ratio": 0.2} | setting
+    marks = {"draft": f"{run} {label}", "start": f"{run} start"}
+    return Row(
+        population=f"prompts of {setting['task']}",
+        units=tuple(range(8)),
+        setting={"temperature": 0.0} | setting | {"gamma": gamma},
+        sums={
+            "tokens": (90,) * 8,
+            "acceptance": (45.0,) * 8,
+            "greedy_acceptance": (45.0,) * 8,
+            "agreement": (50,) * 8,
+            "cross_entropy": (180.0,) * 8,
+            "emitted": tuple(tau * (50 + place) for place in range(8)),
+            "calls": tuple(50.0 + place for place in range(8)),
+        },
+        totals={"elapsed_s": step / 10},
+        source=Source(command="paceline trajectory", run=run, fingerprints=marks),
+    )
 
 
 def tune_run(folder: Path) -> Path:
@@ -288,17 +291,31 @@ def tune_run(folder: Path) -> Path:
 
 def sweep_run(folder: Path, *, diverged: bool = False) -> Path:
     """Two objectives by two texts by two seeds."""
-    rows: list[dict[str, Any]] = []
-    for seed in (0, 1):
-        for place, objective in enumerate(("forward_kl", "tvd")):
-            for column in ("fixed", "mixed"):
-                figure = 0.5 + 0.1 * place + 0.01 * seed + (0.05 if column == "mixed" else 0.0)
-                after = {"expected_acceptance": figure, "block_efficiency": 1 + figure}
-                cell = {"row": objective, "column": column, "seed": seed}
-                rows.append(cell | {"num_steps": 9, "elapsed_s": 3.0, "after": after})
-    if diverged:
-        rows[-1] = {k: rows[-1][k] for k in ("row", "column", "seed")} | {"diverged": "the loss"}
-    write_json(folder / "sweep.json", rows)
+    rows: list[Row] = []
+    for place, objective in enumerate(("forward_kl", "tvd")):
+        for column in ("fixed", "mixed"):
+            base = 0.5 + 0.1 * place + (0.05 if column == "mixed" else 0.0)
+            figures: list[float | None] = [base, base + 0.01]
+            is_last = (objective, column) == ("tvd", "mixed")
+            if diverged and is_last:
+                figures[1] = None
+            sums = {
+                "num_steps": [None if value is None else 9 for value in figures],
+                "elapsed_s": [None if value is None else 3.0 for value in figures],
+                "expected_acceptance": figures,
+                "block_efficiency": [None if value is None else 1 + value for value in figures],
+            }
+            rows.append(
+                Row(
+                    population="seeds of training",
+                    units=(0, 1),
+                    setting={"row": objective, "column": column},
+                    sums={name: tuple(values) for name, values in sums.items()},
+                    source=Source(command="paceline sweep"),
+                )
+            )
+    folder.mkdir(parents=True, exist_ok=True)
+    write_result_rows(folder / "rows.jsonl", rows)
     manifest(folder, "Sweep", output="runs/sweep", figure="expected_acceptance", reference=None)
     return folder
 

@@ -1,12 +1,9 @@
-"""Programs in processes of their own, copied from one that has imported the libraries.
-
-Imports take longer than most of what tests run. A copy has them at once, and the rest is its own:
-arguments, environment, directory, output, and an end by a signal that reaches no other process.
-"""
+"""Programs in processes of their own, and the processors that they can be started for."""
 
 import gc
 import multiprocessing
 import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -15,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from paceline.processor import GENERIC, compile_flags, machine_level, usable_levels
 
 # `paceline` comes first, as in each of its programs
 IMPORTED = [
@@ -97,3 +96,9 @@ def _run(
     torch.set_num_threads(1)  # OpenMP has read its variable
     sys.argv = ["-c", *arguments]
     exec(compile(text, "<program>", "exec"), {"__name__": "__main__"})
+
+
+LEVEL_FLAGS = {level: compile_flags(level) for level in usable_levels()}
+LEVEL_FLAGS.setdefault(machine_level(), ())
+if platform.machine() in ("x86_64", "AMD64"):
+    LEVEL_FLAGS[GENERIC] = ("-march=x86-64", "-Wno-psabi")

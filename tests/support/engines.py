@@ -1,10 +1,14 @@
-"""Small servers that answer as vLLM, llama-server, SGLang and others do, in this process.
+"""Engines: small servers that answer as they do, costs without an engine, and where real ones are.
 
-Those that are measured really speculate; `Served` writes texts with a target alone. What they say
+Servers that are measured really speculate; `Served` writes texts with a target alone. What they say
 is what the engines' own sources and recorded answers say.
 """
 
+import functools
+import itertools
 import json
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,15 +16,26 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from pyarrow import parquet
 
+from paceline.cli.main import main
+from paceline.config import validate
 from paceline.core.sampling import SamplingParams
 from paceline.core.stats import DecodeStats
+from paceline.data.answering import ShardStore
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.decode.text import Block, count_blocks
+from paceline.measure.engine_costs import EngineCosts, StepCost
+from paceline.measure.results import IntervalRow
+from paceline.measure.served_runs import ServedConfig
+from paceline.measure.starts import Starts
 from paceline.models import CausalModel, HfModel, load_model, prepare_for_decoding
 from paceline.models.contract import Texts
 from paceline.models.loading import load_tokenizer
+from paceline.permissions import given
+from support.runs import write_pair
 
 Answer = tuple[int, dict[str, Any] | str]
 Route = Callable[[dict[str, Any]], Answer]
@@ -321,3 +336,129 @@ def log_probs_of(model: HfModel, prompt: list[int], tokens: list[int]) -> torch.
     with torch.no_grad():
         logits = model.plain_logits(Texts(text))[0, len(prompt) - 1 : -1]
     return logits.float().log_softmax(-1)
+
+
+GAMMA = 3
+
+
+def write_near_pair(folder: Path) -> tuple[CausalModel, CausalModel]:
+    """Both models, in `folder/target` and `folder/near`."""
+    write_pair(folder)
+    target = load_model(folder / "target", dtype="float32")
+    # the target itself with one layer scaled
+    draft = load_model(folder / "target", dtype="float32")
+    draft.hf.model.layers[2].mlp.down_proj.weight.data.mul_(0.25)
+    draft.hf.save_pretrained(folder / "near")
+    assert draft.tokenizer is not None
+    draft.tokenizer.save_pretrained(folder / "near")
+    return target, draft
+
+
+def served_config(folder: Path, engine: dict[str, Any], **changes: Any) -> ServedConfig:
+    values = {
+        "target": str(folder / "target"),
+        "draft": str(folder / "near"),
+        "prompts": str(many_prompts(folder)),
+        "num_prompts": 10,
+        "max_new_tokens": 24,
+        "num_speculative_tokens": GAMMA,
+        "dtype": "float32",
+        "device": "cpu",
+        "engine": engine,
+    }
+    return validate(ServedConfig, given(values | changes))
+
+
+def many_prompts(folder: Path) -> Path:
+    """64 different short prompts."""
+    path = folder / "many.jsonl"
+    words = ["the", "a", "in", "and"]
+    rows = [{"prompt": " ".join((*three, "cat"))} for three in itertools.product(words, repeat=3)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def step(gamma: int, seconds: float, batch_size: int = 1) -> StepCost:
+    row = IntervalRow(value=seconds, low=seconds * 0.9, high=seconds * 1.1)
+    return StepCost(
+        gamma=gamma,
+        batch_size=batch_size,
+        seconds=row,
+        seconds_by_start=[seconds],
+        num_steps=100,
+    )
+
+
+def costs_of(*steps: StepCost, **changes: Any) -> EngineCosts:
+    values: dict[str, Any] = {
+        "engine": "vllm",
+        "engine_version": "0.32.0",
+        "drafting": "greedy",
+        "drafts_in_full": False,
+        "full_vocabulary": True,
+        "target_parameters": 1,
+        "draft_parameters": 1,
+        "mean_context": 50.0,
+        "steps": list(steps),
+        "starts": Starts(),
+        "served": {},
+        "environment": {},
+    }
+    return EngineCosts(**(values | changes))
+
+
+def write_costs(folder: Path, *steps: StepCost, **changes: Any) -> Path:
+    """Of the pair in a folder."""
+    sizes = [load_model(folder / name).num_parameters for name in ("target", "draft")]
+    known = {"target_parameters": sizes[0], "draft_parameters": sizes[1]}
+    path = folder / "costs.json"
+    path.write_text(costs_of(*steps, **(known | changes)).model_dump_json())
+    return path
+
+
+FOLDER = Path(os.environ.get("PACELINE_ENGINES", ".engines")).absolute()
+RESULTS = Path(os.environ.get("PACELINE_ENGINE_RESULTS", "runs/engines")).absolute()
+TARGET = Path(".cache/SmolLM2-135M-Instruct.Q4_1.gguf").absolute()
+PROGRAMS = {"vllm": FOLDER / "vllm/bin/vllm", "llamacpp": FOLDER / "llama-server"}
+ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+SAMPLED = {"completion", "completion_tokens", "stop_reason", "top_tokens", "top_log_probs"}
+MAX_NEW_TOKENS = 24
+
+
+def skip_without(engine: str) -> None:
+    if not PROGRAMS[engine].exists() or not TARGET.exists():
+        pytest.skip(f"{engine} or the demo's model is not here; make engines sets them up")
+
+
+@functools.cache
+def target_of_vllm() -> Path:
+    """The demo's target as vLLM loads it; made anew, as an old one may have another tokenizer."""
+    model = RESULTS / "exports" / "vllm-target"
+    sys.argv = ["paceline", "export", str(TARGET), "--to", "vllm", "--out", str(model)]
+    sys.argv += ["--overwrite"]
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    return model
+
+
+def write_prompts(path: Path, count: int) -> None:
+    rows = [{"prompt": f"Item {number} of the list is"} for number in range(count)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def held(run: Path) -> int:
+    """Records of a run that is not finished."""
+    data = run / "data"
+    files = [parquet.read_metadata(path).num_rows for path in data.glob("*.parquet")]
+    return sum(files) + sum(path.read_bytes().count(b"\n") for path in data.glob(".partial/*"))
+
+
+def provenance(run: Path) -> list[dict[str, Any]]:
+    """All that does not depend on what the server sampled; each record is also checked alone."""
+    answers = ShardStore(run / "data").read()
+    for answer in answers:
+        assert 0 < len(answer.completion_tokens) <= MAX_NEW_TOKENS
+        assert answer.top_tokens is not None
+        assert len(answer.top_tokens) == len(answer.completion_tokens)
+        assert answer.server
+    return [answer.model_dump(exclude=SAMPLED) for answer in answers]

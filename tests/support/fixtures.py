@@ -14,9 +14,9 @@ import pytest
 import transformers
 from transformers import PreTrainedTokenizerFast
 
-import forked
 from paceline.models import CausalModel
-from tiny import tiny_hf, tiny_pair, tiny_tokenizer
+from support import processes
+from support.models import tiny_hf, tiny_pair, tiny_tokenizer
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -35,7 +35,7 @@ def pytest_collection_finish() -> None:
     It spent a third of the time of many tests, most of it on what imports have left, which stays.
     """
     gc.collect()
-    forked.spare_collections()
+    processes.spare_collections()
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +61,7 @@ def _one_process_to_copy() -> Iterator[None]:
         patch.setattr(
             forkserver,
             "set_forkserver_preload",
-            lambda names: preload([*forked.IMPORTED, *names]),
+            lambda names: preload([*processes.IMPORTED, *names]),
         )
         yield
 

@@ -1,0 +1,314 @@
+"""Result rows, rows of studies and a page of claims, made by hand: without models."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.bench.schema import Baseline, ExampleRow, ResultRow, digest
+from paceline.config import validate
+from paceline.core.rules import AnyRule
+from paceline.core.sampling import SamplingParams
+from paceline.decode.strategies import AnyStrategy, Autoregressive, DecodingConfig, Speculative
+from paceline.measure.results import AcceptanceRow, GammaRow, IntervalRow, SpeedRow
+from paceline.results.row import Source
+from paceline.studies.claim_file import ClaimFile
+from paceline.studies.rows import StudyRow
+from paceline.studies.study_file import StudyConfig
+from paceline.studies.verdicts import judge
+from paceline.view.page import Page
+from paceline.view.study_background import Background, StageConfig
+from paceline.view.study_page import study_page
+
+ALONE = Autoregressive()
+
+
+def example(
+    score: float | None = 1.0,
+    seconds: float = 1.0,
+    num_tokens: int = 11,
+    *,
+    baseline_s: float | None = 1.0,
+    baseline_tokens: int = 11,
+    first_s: float = 0.0,
+    baseline_first_s: float = 0.0,
+    calls: int = 10,
+    examined: int = 0,
+    rejected: int = 0,
+    first_tokens: int = 1,
+    prefill_tokens: int = 1,
+) -> ExampleRow:
+    """An answer of 11 tokens in a second, as the target alone gives it; no baseline_s: untimed."""
+    beside = None
+    if baseline_s is not None:
+        beside = Baseline(
+            seconds=baseline_s, first_seconds=baseline_first_s, num_tokens=baseline_tokens
+        )
+    return ExampleRow(
+        tokens=tuple(range(num_tokens)),
+        score=score,
+        seconds=seconds,
+        first_seconds=first_s,
+        baseline=beside,
+        num_target_calls=calls,
+        num_drafted=examined,
+        num_examined=examined,
+        num_rejected=rejected,
+        num_first_tokens=first_tokens,
+        num_prefill_tokens=prefill_tokens,
+    )
+
+
+def row(
+    strategy: AnyStrategy | AnyRule,
+    examples: Sequence[ExampleRow] = (),
+    *,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    gamma: int = 4,
+    metric: str | None = "accuracy",
+    error: str | None = None,
+) -> ResultRow:
+    """A cell; a rule stands for speculative decoding with it."""
+    if hasattr(strategy, "accept_probs"):
+        strategy = Speculative(rule=strategy, num_speculative_tokens=gamma)  # pyright: ignore
+    sampling = SamplingParams(temperature=temperature, top_p=top_p)
+    decoding = DecodingConfig(strategy=strategy, sampling=sampling)  # pyright: ignore
+    return ResultRow(
+        key=digest(decoding.model_dump(mode="json")),
+        context="c0ffee",
+        decoding=decoding,
+        metric=metric,
+        status="failed" if error else "done",
+        error=error,
+        examples=() if error else tuple(examples),
+    )
+
+
+def steady(
+    strategy: AnyStrategy | AnyRule,
+    quality: float | None = 1.0,
+    speedup: float = 1.0,
+    count: int = 20,
+    **settings: Any,
+) -> ResultRow:
+    """A cell that does the same on every example, so that every resample is the data again."""
+    return row(strategy, [example(quality, 1 / speedup)] * count, **settings)
+
+
+def write_rows(folder: Path, rows: Sequence[ResultRow]) -> Path:
+    """A run folder that holds these rows."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps(one.model_dump(mode="json")) + "\n" for one in rows]
+    (folder / "results.jsonl").write_text("".join(lines), encoding="utf-8")
+    return folder
+
+
+def acceptance_row(count: int = 32, alpha: float = 0.5, error: float = 0.05) -> AcceptanceRow:
+    """Texts of 64 tokens."""
+    interval = IntervalRow(value=alpha, low=alpha - error, high=alpha + error)
+    return AcceptanceRow(
+        num_prompts=count,
+        num_tokens=64 * count,
+        expected_acceptance=interval,
+        greedy_draft_acceptance=interval,
+        greedy_agreement=interval,
+        acceptance_by_position=[alpha],
+    )
+
+
+def gamma_row(gamma: int, tau: float = 2.0, **figures: Any) -> GammaRow:
+    """Blocks that draft gamma tokens."""
+    values = {"drafted_per_block": gamma, "break_even_acceptance": 0.5, "mbsu": 1.0} | figures
+    return GammaRow(gamma=gamma, block_efficiency_iid=tau, block_efficiency=tau, **values)
+
+
+def speed_row(speedup: IntervalRow, count: int = 32, gamma: int = 3) -> SpeedRow:
+    """Timed requests of 64 tokens."""
+    return SpeedRow(
+        gamma=gamma,
+        num_requests=count,
+        num_tokens=64 * count,
+        speedup=speedup,
+        decoding_speedup=speedup,
+        cost_ratio=0.2,
+        predicted_speedup=1.0,
+        measured_over_predicted=1.0,
+        engine_efficiency=1.0,
+        baseline_tokens_per_s=1.0,
+        speculative_tokens_per_s=1.0,
+        block_efficiency=2.0,
+        acceptance_rate=0.5,
+    )
+
+
+def read_tables(text: str) -> list[list[dict[str, str]]]:
+    """Every Markdown table of a text, its lines by column."""
+    return list(_read_tables(text))
+
+
+def _read_tables(text: str) -> Iterator[list[dict[str, str]]]:
+    lines: list[list[str]] = []
+    for line in [*text.splitlines(), ""]:
+        if line.startswith("|"):
+            lines.append([cell.strip() for cell in line.strip("|").split(" | ")])
+        elif lines:
+            header, _, *others = lines
+            yield [dict(zip(header, cells, strict=True)) for cells in others]
+            lines = []
+
+
+SOURCE = Source(
+    stage="tau",
+    command="paceline trajectory --config tau.yaml",
+    commit=None,
+    modified=False,
+    machine="a machine",
+    versions={},
+    fingerprints={},
+)
+
+
+def study_row(
+    sums: dict[str, Sequence[float | None]],
+    units: Sequence[int] | None = None,
+    *,
+    population: str = "prompts",
+    decoding: DecodingConfig | None = None,
+    study: str = "tiny",
+    source: Source = SOURCE,
+    **setting: Any,
+) -> StudyRow:
+    """A row; without `units` they are counted from 0."""
+    count = len(next(iter(sums.values())))
+    return StudyRow(
+        study=study,
+        covers=("Table 1",),
+        population=population,
+        units=tuple(range(count) if units is None else units),
+        setting=setting,
+        sums={name: tuple(values) for name, values in sums.items()},
+        decoding=decoding,
+        source=source,
+    )
+
+
+def claim(test: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """A claim of the study `tiny` with this test."""
+    values = {
+        "id": "one",
+        "paper": "DistillSpec",
+        "item": "Table C.1",
+        "says": "more",
+        "size": {"text": "direction only"},
+        "fixed": "2026-11-25",
+        "here": "more here",
+        "study": "tiny",
+    }
+    return values | {"test": test} | changes
+
+
+_UNITS = 12
+_STUDY = "pretraining"
+_TASKS = ("code", "documentation")
+_TEMPERATURES = (0.0, 1.0)
+_PAGE_SOURCE = Source(
+    stage="tau",
+    command="paceline trajectory --config tau.yaml",
+    commit="0123456789abcdef",
+    modified=True,
+    machine="a processor (avx2, 2 cores)",
+    versions={"python": "3.11", "torch": "2"},
+    fingerprints={"target_fingerprint": "t1"},
+    date="2026-11-25",
+    sizes={"target": 5_700_000, "draft": 1_155_000},
+)
+_CONFIG = {"target": "models/target", "draft": "models/draft"}
+
+
+def claims_page() -> Page:
+    """The page of two papers' claims, with the study file and the configuration of one stage."""
+    rows = [*_drafts(), *_bounds()]
+    file = validate(ClaimFile, {"claims": [*_gains(), *_claims_of_bounds()]})
+    background = Background(
+        {_STUDY: _study()}, {_PAGE_SOURCE.command: StageConfig(_CONFIG, "As it ran.")}
+    )
+    return study_page("Claims, tested", rows, judge(file, rows, {_STUDY: 1}), background)
+
+
+def _drafts() -> list[StudyRow]:
+    """tau at two values of gamma. `mine` has no term; only forward KL is worse on documentation."""
+    taus = {("start", "", ""): 1.5, ("end", "tvd_plus_plus", "code"): 2.0}
+    taus |= {("end", "forward_kl", "code"): 1.9, ("end", "mine", "documentation"): 1.7}
+    rows: list[StudyRow] = []
+    for task in _TASKS:
+        for temperature in _TEMPERATURES:
+            for (label, draft, text), tau in taus.items():
+                is_worse = draft == "forward_kl" and task == "documentation"
+                names = {"draft": draft, "trained_on": text} if draft else {}
+                setting = names | {"task": task, "temperature": temperature, "label": label}
+                rows += _draft(tau - 0.6 * is_worse, setting)
+    return rows
+
+
+def _draft(tau: float, setting: dict[str, Any]) -> Iterator[StudyRow]:
+    """A row per gamma."""
+    population = f"prompts of {setting['task']}"
+    where: dict[str, Any] = {"study": _STUDY, "population": population, "source": _PAGE_SOURCE}
+    for gamma, gain in ((3, 0.0), (5, 0.1)):
+        sums = {"tokens": [20.0] * _UNITS, "acceptance": [8 + 2 * tau] * _UNITS}
+        values = (tau + gain + 0.02 * (unit % 3) for unit in range(_UNITS))
+        sums |= {"emitted": [20.0] * _UNITS, "calls": [20 / value for value in values]}
+        yield study_row(sums, **where, gamma=gamma, **setting)
+
+
+def _gains() -> list[dict[str, Any]]:
+    return [
+        claim(
+            {
+                "kind": "paired",
+                "rows": {"task": task, "temperature": temperature, "gamma": 5},
+                "over": "emitted",
+                "under": "calls",
+                "first": {"where": {"draft": draft}},
+                "second": {"where": {"label": "start"}},
+                "matters": 0.02,
+            },
+            id=f"{draft}-{task}-{temperature:g}".replace("_", "-"),
+            paper="Direct Alignment",
+            item="Figure 1",
+            says=f"Distillation with {name} raises tau.",
+            here=f"{name} has a larger tau than the base draft on {task}; T={temperature:g}.",
+            study=_STUDY,
+        )
+        for draft, name in (("tvd_plus_plus", "TVD++"), ("forward_kl", "KLD"))
+        for task in _TASKS
+        for temperature in _TEMPERATURES
+    ]
+
+
+def _bounds() -> list[StudyRow]:
+    """Acceptance 0.6 above a bound that is far below 0."""
+    spread = [0.01 * (unit % 3) for unit in range(_UNITS)]
+    sums = {"acceptance": [0.6] * _UNITS, "proven": [part - 3 for part in spread]}
+    source = _PAGE_SOURCE.model_copy(update={"command": "paceline bounds --config bounds.yaml"})
+    return [study_row(sums, study=_STUDY, source=source, max_new_tokens=16)]
+
+
+def _claims_of_bounds() -> list[dict[str, Any]]:
+    test = {"kind": "pointwise", "rows": {"max_new_tokens": 16}, "empty": 0.0}
+    test |= {"first": {"over": "acceptance"}, "second": {"over": "proven"}}
+    return [claim(test, id="true", says="The bound is true.", study=_STUDY)]
+
+
+def _study() -> StudyConfig:
+    stage = {
+        "command": "trajectory",
+        "set": {"target": "$target", "draft": "$draft", "output": "$output/tau"},
+        "inputs": ["$target/model.safetensors", "$draft/model.safetensors"],
+        "outputs": ["$output/tau/rows.jsonl"],
+        "minutes": {"cpu": 4, "gpu": 1},
+        "disk_mb": 1,
+    }
+    values = {"title": "Drafts by their objective", "output": f"runs/studies/{_STUDY}"}
+    return validate(StudyConfig, values | {"variables": _CONFIG, "stages": {"tau": stage}})

@@ -1,0 +1,337 @@
+"""Tiny runs of align, bench and study: models and texts on disk, and configurations of them."""
+
+import json
+import socket
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from paceline.bench import BenchConfig
+from paceline.config import validate
+from paceline.records import read_jsonl
+from paceline.studies.rows import StudyRow
+from paceline.train import AlignConfig
+from support.models import tiny_pair
+from support.processes import Program
+
+_SENTENCES = (
+    "the cat sat on the mat and then another cat sat there",
+    "in an inn near the river the other man ran in the rain",
+    "an answer then came after the thin thread was in the needle",
+    "there is nothing in the tin and nothing in the pan",
+    "the red hen ran and the other hen ate the grain in the barn",
+    "a hat, a pan and a tin; then another and another",
+    "when the rain came the men ran in and sat near the fire",
+)
+
+
+def write_pair(folder: Path, *, rounded_to: torch.dtype = torch.bfloat16, **overrides: Any) -> Path:
+    """`folder/target` and `folder/draft`, ordinary model directories; `folder/corpus.jsonl`.
+
+    Weights are those of a 16-bit checkpoint, which have a compiled pass where there is a compiler.
+    Rounded to float32 they have none: such a pair is several times slower.
+    """
+    folder.mkdir(exist_ok=True)
+    for model, name in zip(tiny_pair(**overrides), ("target", "draft"), strict=True):
+        model.hf.to(rounded_to).float().save_pretrained(folder / name)
+        assert model.tokenizer is not None
+        model.tokenizer.save_pretrained(folder / name)
+    write_corpus(folder / "corpus.jsonl", [{"text": text} for text in _SENTENCES])
+    return folder
+
+
+def write_corpus(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def align_config(folder: Path, output: Path, **changes: Any) -> AlignConfig:
+    """Ten steps of four short rows, in float32 on the CPU."""
+    values: dict[str, Any] = {
+        "target": str(folder / "target"),
+        "draft": str(folder / "draft"),
+        "output": str(output),
+        "data": {"train": str(folder / "corpus.jsonl")},
+        "num_steps": 10,
+        "batch_size": 4,
+        "max_prompt_tokens": 5,
+        "max_completion_tokens": 11,
+        "optimizer": {"kind": "adamw", "learning_rate": 3e-3},
+        "precision": "float32",
+        "device": "cpu",
+    }
+    return validate(AlignConfig, values | changes)
+
+
+def held_out(folder: Path, **settings: Any) -> dict[str, Any]:
+    """Settings of a run with evaluation on a little text."""
+    corpus = str(folder / "corpus.jsonl")
+    small = {"num_prompts": 3, "max_prompt_tokens": 4, "max_new_tokens": 6, "gamma": 2}
+    return {"data": {"train": corpus, "held_out": corpus}, "evaluation": small | settings}
+
+
+def losses(run: Path) -> list[float]:
+    """The loss of every step, in order."""
+    rows = [row for row in read_jsonl(run / "metrics.jsonl") if "loss" in row]
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
+    return [row["loss"] for row in rows]
+
+
+# argv: configurations. Each process leaves the bytes that it holds beside each: of the target's
+# weights, of the draft's, and of the moments.
+_PROCESS = textwrap.dedent("""
+    import json, os, sys
+    from pathlib import Path
+    from torch.distributed.tensor import DTensor
+    from paceline.config import load_config
+    from paceline.train import AlignConfig, align
+    from paceline.train.step import Stepper
+
+    def num_bytes(tensors):
+        return sum((t.to_local() if isinstance(t, DTensor) else t).nbytes for t in tensors)
+
+    def counting(step, file):
+        def counted(self, *arguments):
+            figures = step(self, *arguments)
+            models = (self.target, self.model)
+            of_models = ([*m.hf.parameters()] if m else [] for m in models)
+            weights = ({id(w): w for w in each}.values() for each in of_models)
+            states = self.optimizer.state.values()
+            moments = [m for state in states for m in state.values() if m.dim()]
+            file.write_text(json.dumps([*map(num_bytes, weights), num_bytes(moments)]))
+            return figures
+        return counted
+
+    plain = Stepper.step
+    for config in map(Path, sys.argv[1:]):
+        Stepper.step = counting(plain, config.with_suffix(f".{os.environ['RANK']}"))
+        align(load_config(AlignConfig, config), resume=True)
+""")
+
+
+def two_processes(configs: Sequence[AlignConfig], folder: Path) -> list[list[list[int]]]:
+    """Run each on the same two processes, started as torchrun would.
+
+    -> for each run: the bytes of target, draft and moments on each process.
+    """
+    files = [folder / f"config-{number}.json" for number in range(len(configs))]
+    for file, config in zip(files, configs, strict=True):
+        file.write_text(json.dumps(config.model_dump(mode="json")))
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = str(found.getsockname()[1])
+    # what torchrun sets, without its start-up time
+    common = {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "ACCELERATE_USE_CPU": "true",
+    }
+    ranks = [
+        Program(_PROCESS, files, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(2)
+    ]
+    for process in ranks:
+        done = process.wait()
+        assert done.returncode == 0, done.stderr
+    return [
+        [json.loads(file.with_suffix(f".{rank}").read_text()) for rank in range(2)]
+        for file in files
+    ]
+
+
+QUESTIONS = [
+    {"prompt": f"the {a} sat near the {b}", "completion": f" and then the {b} ran"}
+    for a in ("cat", "hen", "man")
+    for b in ("inn", "tin", "pan")
+]
+
+
+def write_bench_pair(folder: Path) -> Path:
+    """The pair and `questions.jsonl`. -> its directory."""
+    place = write_pair(folder)
+    write_corpus(place / "questions.jsonl", QUESTIONS)
+    return place
+
+
+def bench_config(folder: Path, output: Path, grid: dict[str, Any], **changes: Any) -> BenchConfig:
+    """Five examples, of which two are timed."""
+    values: dict[str, Any] = {
+        "target": str(folder / "target"),
+        "draft": str(folder / "draft"),
+        "task": {"task": "pairs", "corpus": str(folder / "questions.jsonl"), "metric": "rouge1"},
+        "output": output,
+        "grid": grid,
+        "num_examples": 5,
+        "num_timed": 2,
+        "max_new_tokens": 9,
+        "dtype": "float32",
+        "device": "cpu",
+    }
+    return validate(BenchConfig, values | changes)
+
+
+CLOCKS = ("seconds", "target_seconds", "elapsed_s")
+MODELS = {"target": "$data/target", "draft": "$data/draft"}
+WEIGHTS = ["$data/target/model.safetensors", "$data/draft/model.safetensors"]
+ALIGNED = "$output/align/draft/model.safetensors"
+# The first lines of a program of `Program`: the stages of a study are copies of it, which
+# have its imports at once; command_line() never returns.
+STAGES_ARE_COPIES = textwrap.dedent("""
+    import fcntl, os, signal, subprocess, sys, traceback
+    from pathlib import Path
+    from types import SimpleNamespace
+    import paceline.cli.main as cli
+    import paceline.data.input_checks, paceline.cli.result_tables
+    import paceline.studies.session
+    from paceline.processes import end_with_parent
+    from paceline.studies import execute
+
+    def command_line(*arguments):
+        sys.argv = ["paceline", *arguments]
+        try:
+            cli.main()
+        except SystemExit as ending:
+            code = ending.code
+        except BaseException:
+            traceback.print_exc()
+            code = 3
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    class Forked(subprocess.Popen):
+        '''The process of a stage: a copy of this one, with what Popen does besides.'''
+
+        def __init__(self, command, *, stdout, **_options):
+            self._stage, self._log = command[4:], stdout.fileno()
+            super().__init__(command)
+
+        def _execute_child(self, *_):
+            self.pid = os.fork()
+            self._child_created = True
+            if self.pid == 0:
+                os.setsid()
+                os.dup2(self._log, 1)
+                os.dup2(self._log, 2)
+                os.closerange(3, 256)
+                parent, *arguments = self._stage
+                end_with_parent(int(parent))
+                command_line(*arguments)
+
+    # of this module alone: others start programs
+    execute.subprocess = SimpleNamespace(
+        Popen=Forked, DEVNULL=None, TimeoutExpired=subprocess.TimeoutExpired
+    )
+""")
+
+COST = {"minutes": {"cpu": 0.01, "gpu": 0.01}, "disk_mb": 1}
+
+
+def write_study(folder: Path, **changes: Any) -> Path:
+    """`folder/tiny.yaml`, whose paths are relative to the folder, and its models and texts."""
+    write_pair(folder / "data")
+    rows = [{"prompt": f"number {number}", "completion": f"{number}"} for number in range(24)]
+    write_corpus(folder / "data/prompts.jsonl", rows)
+    file = folder / "tiny.yaml"
+    file.write_text(yaml.safe_dump(tiny_study() | changes, sort_keys=False), encoding="utf-8")
+    return file
+
+
+def tiny_study() -> dict[str, Any]:
+    return {
+        "title": "Tiny",
+        "output": "runs/tiny",
+        "looks": 2,
+        "prepare": "make the tiny models",
+        "variables": {"data": "data"},
+        "stages": {"align": alignment(), "tau": taus(), "cells": cells()},
+    }
+
+
+def alignment() -> dict[str, Any]:
+    """Six steps with a checkpoint after each."""
+    return COST | {
+        "command": "align",
+        "set": MODELS
+        | {
+            "output": "$output/align",
+            "data": {"train": "$data/corpus.jsonl"},
+            "num_steps": 6,
+            "batch_size": 2,
+            "max_prompt_tokens": 5,
+            "max_completion_tokens": 11,
+            "checkpoints": {"every_steps": 1},
+            "optimizer": {"kind": "adamw", "learning_rate": 0.003},
+            "precision": "float32",
+            "device": "cpu",
+        },
+        "inputs": [*WEIGHTS, "$data/corpus.jsonl"],
+        "outputs": [ALIGNED],
+    }
+
+
+def taus() -> dict[str, Any]:
+    """Both drafts on two samplings."""
+    return COST | {
+        "command": "trajectory",
+        "set": {
+            "target": "$data/target",
+            "runs": ["$output/align"],
+            "tasks": {"numbers": "$data/prompts.jsonl"},
+            "samplings": [{"temperature": 0}, {"temperature": 1.0}],
+            "gammas": [2],
+            "num_prompts": 12,
+            "max_prompt_tokens": 8,
+            "max_new_tokens": 8,
+            "output": "$output/tau-$look",
+        },
+        "inputs": [WEIGHTS[0], ALIGNED, "$data/prompts.jsonl"],
+        "outputs": ["$output/tau-$look/rows.jsonl"],
+        "covers": ["DistillSpec Table C.1"],
+    }
+
+
+def cells() -> dict[str, Any]:
+    """Lossless decoding."""
+    return COST | {
+        "command": "bench",
+        "set": MODELS
+        | {
+            "task": {
+                "task": "pairs",
+                "corpus": "$data/prompts.jsonl",
+                "metric": "exact_match",
+            },
+            "grid": {
+                "rules": [{"rule": "lossless"}],
+                "temperatures": [0],
+                "num_speculative_tokens": [2],
+            },
+            "num_examples": 8,
+            "num_timed": 2,
+            "max_new_tokens": 6,
+            "device": "cpu",
+            "output": "$output/cells",
+        },
+        "inputs": [*WEIGHTS, "$data/prompts.jsonl"],
+        "outputs": ["$output/cells/results.jsonl"],
+        "labels": {"pair": "tiny"},
+    }
+
+
+def comparable(rows: list[StudyRow]) -> list[dict[str, Any]]:
+    """The rows without clocks and the machine."""
+    return [
+        {
+            **row.model_dump(mode="json", exclude={"source"}),
+            "sums": {name: values for name, values in row.sums.items() if name not in CLOCKS},
+            "totals": {name: value for name, value in row.totals.items() if name not in CLOCKS},
+            "source": (row.source.stage, row.source.command, row.source.fingerprints),
+        }
+        for row in rows
+    ]
