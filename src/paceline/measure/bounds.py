@@ -178,8 +178,7 @@ def bounds(config: BoundsConfig, progress: Progress = silent) -> list[Row]:
             Row(
                 population=f"prompts of {config.prompts.path}",
                 units=units,
-                setting={**config.sampling.setting, "max_new_tokens": config.max_new_tokens}
-                | setting,
+                setting={**common, **setting},
                 sums={name: rounded(values) for name, values in sums.items()},
                 source=source,
             )
