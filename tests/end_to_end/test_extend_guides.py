@@ -82,16 +82,16 @@ def _task(printed: list[str], folder: Path) -> None:
     written, tested = (set(lines_of(folder / f"counting{end}.jsonl")) for end in ("", "_test"))
     assert (len(written), len(tested), written & tested) == (100, 100, set())
     for run_name in ("counting", "pairs"):
-        rows = [json.loads(line) for line in lines_of(folder / f"runs/{run_name}/results.jsonl")]
-        assert {row["status"] for row in rows} == {"done"}
-        assert all(0 <= one["score"] <= 1 for row in rows for one in row["examples"])
+        rows = [json.loads(line) for line in lines_of(folder / f"runs/{run_name}/rows.jsonl")]
+        assert not any("error" in row for row in rows)
+        assert all(0 <= score <= 1 for row in rows for score in row["sums"]["score"])
 
 
 def _policy(printed: list[str], folder: Path) -> None:
     assert printed[0].strip()
-    rows = [json.loads(line) for line in lines_of(folder / "runs/policy/results.jsonl")]
-    policies = [row["decoding"]["strategy"].get("policy") for row in rows]
-    assert {"import": "warming_up:WarmingUp", "step": 2} in policies
+    rows = [json.loads(line) for line in lines_of(folder / "runs/policy/rows.jsonl")]
+    policies = [[row["setting"].get(key) for key in ("policy", "policy_step")] for row in rows]
+    assert ["WarmingUp", 2] in policies
 
 
 SEEN = {"rule": _rule, "divergence": _divergence, "task": _task, "policy": _policy}

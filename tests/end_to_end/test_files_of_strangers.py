@@ -40,7 +40,7 @@ def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 STAGE = {
     "command": "bench",
-    "outputs": ["$output/x/results.jsonl"],
+    "outputs": ["$output/x/rows.jsonl"],
     "minutes": {"cpu": 1, "gpu": 1},
 }
 CONFIGURED = {
@@ -158,10 +158,10 @@ def test_vllm_imports_nothing_by_itself(marker: Path):
 @pytest.mark.parametrize("place", ["row", "manifest"])
 def test_a_report_shows_code_by_its_name_alone(place: str, run: Run, marker: Path):
     folder = bench_run(marker.parent / "got")
-    file = folder / "results.jsonl"
+    file = folder / "rows.jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     if place == "row":
-        rows[1]["decoding"]["strategy"]["rule"] = RULE
+        rows[1]["setting"] |= {"rule": RULE["import"], "family": RULE["import"]}
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     else:
         manifest = json.loads((folder / "manifest.json").read_text())

@@ -12,7 +12,6 @@ import pytest
 from paceline.config import validate
 from paceline.results.row import read_rows
 from paceline.studies.claim_file import read_claims
-from paceline.studies.rows import StudyRow
 from paceline.studies.session import run_and_judge
 from paceline.studies.study_file import find_studies, read_study
 from paceline.train.sweep import SweepConfig, sweep
@@ -146,7 +145,7 @@ def test_a_study_runs_and_its_claims_find_their_rows(
     # the smoke scale has fewer families and settings, so that a side may have no rows
     wrong = {key: one.reason for key, one in findings.items() if "name " in one.reason}
     assert wrong == {}, "these claims name sums that rows lack, or leave settings open"
-    assert rows == read_rows(tmp_path / "study/rows.jsonl", StudyRow)
+    assert rows == read_rows(tmp_path / "study/rows.jsonl")
     items = {item for stage in study.stages.values() for item in stage.covers}
     assert {item for row in rows for item in row.covers} <= items
     assert {row.study for row in rows} == {name}

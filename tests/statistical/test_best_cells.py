@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.bench.comparison import SPEEDUP, AtQuality, Group, compare
-from paceline.bench.measured_frontier import Figure, Frontier
 from paceline.core.rules import Chow, Opt
+from paceline.results.comparison import SPEEDUP, AtQuality, Group, compare
+from paceline.results.frontier import Frontier
 from support.results import ALONE, example, row, steady
 
 if TYPE_CHECKING:
-    from paceline.bench.schema import ResultRow
+    from paceline.results.row import Row
 
 NUM_BENCHES = 100
 
@@ -40,10 +40,10 @@ FAMILIES = {
 }
 
 
-def measured(family: Family, count: int, rng: torch.Generator) -> tuple[Frontier, list[ResultRow]]:
+def measured(family: Family, count: int, rng: torch.Generator) -> tuple[Frontier, list[Row]]:
     """A bench of `count` timed examples, with 10% noise in the seconds of each."""
     common_N = torch.randn(count, generator=rng)
-    cells: list[ResultRow] = []
+    cells: list[Row] = []
     for place, speedup in enumerate(family.speedups):
         own_N = torch.randn(count, generator=rng)
         noise_N = family.shared**0.5 * common_N + (1 - family.shared) ** 0.5 * own_N
@@ -52,7 +52,7 @@ def measured(family: Family, count: int, rng: torch.Generator) -> tuple[Frontier
     return Frontier([steady(ALONE, count=count), *cells], num_resamples=200), cells
 
 
-def chosen_anew(frontier: Frontier, cells: list[ResultRow]) -> tuple[float, float]:
+def chosen_anew(frontier: Frontier, cells: list[Row]) -> tuple[float, float]:
     """The mutant's interval."""
     best_R = torch.stack([frontier.resampled("speedup", cell) for cell in cells]).amax(0)
     bounds = best_R[1:].quantile(torch.tensor([0.025, 0.975], dtype=best_R.dtype))
@@ -87,9 +87,9 @@ def fixed_choice(frontier: Frontier) -> None:
     def fix(half: Frontier) -> None:
         original = half.resampled
 
-        def resampled(figure: Figure, cell: ResultRow) -> Tensor:
+        def resampled(figure: str, cell: Row) -> Tensor:
             found_R = original(figure, cell)
-            return found_R[:1].expand_as(found_R) if figure == "relative quality" else found_R
+            return found_R[:1].expand_as(found_R) if figure == "relative_quality" else found_R
 
         half.resampled = resampled
 

@@ -23,7 +23,7 @@ from paceline.studies.verdicts import FAILS, HOLDS, HOLDS_SMALL, SMALL, judge_on
 from support.results import claim, study_row
 
 if TYPE_CHECKING:
-    from paceline.studies.rows import StudyRow
+    from paceline.results.row import Row
 
 FAR = 2.7e-4  # the tail of a claim of DistillSpec
 RECIPES, SEEDS, TEXTS = 6, 2, 60
@@ -85,7 +85,7 @@ def test_intervals_without_runs_or_with_a_normal_quantile_are_caught(mutant: str
     assert rate > 3 * FAR
 
 
-def study(rng: torch.Generator, runs: float) -> list[StudyRow]:
+def study(rng: torch.Generator, runs: float) -> list[Row]:
     """Tokens and blocks of texts by the drafts of six recipes, two seeds each, all alike."""
 
     def normal(*shape: int) -> torch.Tensor:
@@ -93,7 +93,7 @@ def study(rng: torch.Generator, runs: float) -> list[StudyRow]:
 
     tokens_N = (0.5 * normal(TEXTS) + 3.5).exp().ceil().clamp(2, 64)
     texts_N = (0.25 * normal(TEXTS)).exp()
-    rows: list[StudyRow] = []
+    rows: list[Row] = []
     for recipe in range(RECIPES):
         own_N = (0.08 * normal(TEXTS)).exp()
         for seed in range(SEEDS):

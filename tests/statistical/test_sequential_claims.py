@@ -20,10 +20,10 @@ from torch import Tensor
 
 from paceline.config import validate
 from paceline.core.bootstrap import Interval, student_quantile
+from paceline.results.row import Row
 from paceline.studies import evidence
 from paceline.studies.claim_file import Claim
 from paceline.studies.evidence_of_drafts import correlation, distances
-from paceline.studies.rows import StudyRow
 from paceline.studies.verdicts import FAILS, HOLDS, HOLDS_SMALL, SMALL, UNDECIDED, judge_one
 from support.results import claim, study_row
 
@@ -31,7 +31,7 @@ RATE, LOOKS, TEXTS, MATTERS = 0.1, 3, 40, 0.02
 SIDE = RATE / 2  # the probability of an error on one side
 STUDIES = 400
 
-Draw = Callable[[int, torch.Generator], list[StudyRow]]
+Draw = Callable[[int, torch.Generator], list[Row]]
 
 
 def limit(rate: float, count: int) -> float:
@@ -46,7 +46,7 @@ def ratios(effect: float, *, drafts: int = 1, shared: bool = True) -> Draw:
     draft is measured on texts of its own, as the mutant takes it to be.
     """
 
-    def draw(look: int, rng: torch.Generator) -> list[StudyRow]:
+    def draw(look: int, rng: torch.Generator) -> list[Row]:
         units = range(look * TEXTS, (look + 1) * TEXTS)
 
         def normal() -> Tensor:
@@ -55,7 +55,7 @@ def ratios(effect: float, *, drafts: int = 1, shared: bool = True) -> Draw:
         tokens = (0.5 * normal() + 3.5).exp().ceil().clamp(2, 64)
         text, aligned = (0.25 * normal()).exp(), (0.08 * normal()).exp()
 
-        def row(gain: float, **setting: Any) -> StudyRow:
+        def row(gain: float, **setting: Any) -> Row:
             own = text if shared else (0.25 * normal()).exp()
             noise = aligned if setting["label"] == "end" else (0.08 * normal()).exp()
             blocks = tokens / (2.5 * own * gain * noise * (0.02 * normal()).exp())
@@ -71,7 +71,7 @@ def ratios(effect: float, *, drafts: int = 1, shared: bool = True) -> Draw:
 def rare(effect: float) -> Draw:
     """Scores of 0 or 1 that are 1 for the target, and 0 for `effect` of the other's answers."""
 
-    def draw(look: int, rng: torch.Generator) -> list[StudyRow]:
+    def draw(look: int, rng: torch.Generator) -> list[Row]:
         units = range(look * TEXTS, (look + 1) * TEXTS)
         wrong = (torch.rand(TEXTS, generator=rng) < effect).double()
         sides = {"end": 1 - wrong, "start": torch.ones(TEXTS)}
@@ -102,7 +102,7 @@ def outcomes(
     """
     rng, found = torch.Generator().manual_seed(seed), Counter()
     for _ in range(studies):
-        rows: list[StudyRow] = []
+        rows: list[Row] = []
         verdict = UNDECIDED
         for look in range(LOOKS):
             rows += draw(look, rng)
@@ -193,7 +193,7 @@ def test_sides_that_are_taken_for_independent_are_caught(monkeypatch: pytest.Mon
     """The mutant adds the variances of both sides, as if each had texts of its own: no power."""
     original = evidence._compared
 
-    def unpaired(test: Any, name: str, row: StudyRow, one: Any, two: Any) -> evidence.Stratum:
+    def unpaired(test: Any, name: str, row: Row, one: Any, two: Any) -> evidence.Stratum:
         found = original(test, name, row, one, two)
         parts = one.influence_N / one.value, two.influence_N / two.value
         spread_N = (parts[0].square() + parts[1].square()).sqrt()

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.bench.measured_frontier import Frontier
-from paceline.bench.schema import ResultRow
-from paceline.bench.sequential_test import Bound, TuneConfig, confirm
+from paceline.bench.sequential_test import Bound, Tried, TuneConfig, confirm
 from paceline.config import validate
 from paceline.core.rules import Chow
 from paceline.decode.strategies import DecodingConfig
+from paceline.results.frontier import Frontier
+from paceline.results.row import Row
 from support.results import ALONE, example, row
 
 FLOOR, CONFIDENCE = 0.9, 0.8
@@ -42,26 +42,21 @@ def uniform(draws: torch.Generator, mean: float) -> list[float]:
     return (2 * mean * torch.rand(NUM_EXAMPLES, generator=draws)).tolist()
 
 
-def row_of(frontier: Frontier, decoding: DecodingConfig) -> ResultRow:
-    return next(one for one in frontier.rows if one.decoding == decoding)
+def tried(bound: Bound, confirming: Frontier, chosen: Row) -> Tried:
+    row = next(one for one in confirming.rows if one.setting == chosen.setting)
+    return bound.tried(confirming, row, DecodingConfig(), "confirming")
 
 
 def in_order(bound: Bound, choosing: Frontier, confirming: Frontier) -> bool:
     """Whether a setting that misses the floor is chosen; the target alone comes first, by proof."""
-    tests = confirm(
-        bound.test_order(choosing),
-        lambda one: bound.tried(confirming, row_of(confirming, one), "confirming"),
-    )
+    tests = confirm(bound.test_order(choosing), lambda one: tried(bound, confirming, one))
     return any(one.met and one.lower_limit is not None for one in tests)
 
 
 def fastest_that_passes(bound: Bound, choosing: Frontier, confirming: Frontier) -> bool:
     """The mutant: every promising setting has a test of its own, at the full confidence."""
     promising = [one for one in choosing.rows[1:] if bound.met(choosing, one)[0]]
-    return any(
-        bound.tried(confirming, row_of(confirming, one.decoding), "confirming").met
-        for one in promising
-    )
+    return any(tried(bound, confirming, one).met for one in promising)
 
 
 def test_a_floor_is_missed_no_more_often_than_stated():
@@ -107,13 +102,13 @@ def test_without_the_example_that_is_counted_as_lost_the_floor_is_missed_too_oft
     def passes(lost: int) -> bool:
         cell = row(Chow(0.1), [example(1.0)] * (64 - lost) + [example(0.0)] * lost)
         found = Frontier([right(64), cell])
-        resampled_R = found.resampled("relative quality", cell)
+        resampled_R = found.resampled("relative_quality", cell)
         return float((resampled_R[1:] >= 0.99).double().mean()) >= 0.8
 
     assert chosen_with_probability(0.99, 64, passes) > 0.2
 
 
-def right(count: int) -> ResultRow:
+def right(count: int) -> Row:
     return row(ALONE, [example(1.0)] * count)
 
 

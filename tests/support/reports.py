@@ -5,7 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.prediction import Prediction
+from paceline.bench.answers import key_of
+from paceline.bench.prediction import Prediction, with_predictions
 from paceline.core.rules import Chow, Lossless, Opt
 from paceline.results.row import Row, Source
 from paceline.results.row import write_rows as write_result_rows
@@ -55,15 +56,8 @@ def bench_run(folder: Path) -> Path:
         cell(Chow(0.2), 1.4, 6, 3),
         row(Chow(0.9), error="ran out of memory"),
     ]
-    write_rows(folder, cells)
-    predicted = [
-        Prediction(
-            key=one.key, predicted_rejection=0.35, predicted_surprisal=1.0, predicted_speedup=1.4
-        )
-        for one in cells[1:4]
-    ]
-    lines = [json.dumps(one.model_dump(mode="json")) + "\n" for one in predicted]
-    (folder / "predictions.jsonl").write_text("".join(lines), encoding="utf-8")
+    predictions = [Prediction(key_of(one), 0.35, 1.0, 1.4) for one in cells[1:4]]
+    write_rows(folder, with_predictions(cells, predictions))
     task = {"task": "arithmetic"}
     manifest(folder, "Bench", target="models/target", draft="models/draft", task=task, seed=0)
     return folder

@@ -1,19 +1,19 @@
 """Result rows, rows of studies and a page of claims, made by hand: without models."""
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.schema import Baseline, ExampleRow, ResultRow, digest
+from paceline.bench.answers import Answer, Times, keep, sums_of
+from paceline.bench.settings import setting_of
+from paceline.bench.workbench import cell_key
 from paceline.config import validate
 from paceline.core.rules import AnyRule
 from paceline.core.sampling import SamplingParams
 from paceline.decode.strategies import AnyStrategy, Autoregressive, DecodingConfig, Speculative
 from paceline.measure.results import AcceptanceRow, GammaRow, IntervalRow, SpeedRow
-from paceline.results.row import Source
+from paceline.results.row import Row, Source
 from paceline.studies.claim_file import ClaimFile
-from paceline.studies.rows import StudyRow
 from paceline.studies.study_file import StudyConfig
 from paceline.studies.verdicts import judge
 from paceline.view.page import Page
@@ -21,6 +21,7 @@ from paceline.view.study_background import Background, StageConfig
 from paceline.view.study_page import study_page
 
 ALONE = Autoregressive()
+Sums = dict[str, float]
 
 
 def example(
@@ -37,51 +38,47 @@ def example(
     rejected: int = 0,
     first_tokens: int = 1,
     prefill_tokens: int = 1,
-) -> ExampleRow:
+) -> Sums:
     """An answer of 11 tokens in a second, as the target alone gives it; no baseline_s: untimed."""
-    beside = None
-    if baseline_s is not None:
-        beside = Baseline(
-            seconds=baseline_s, first_seconds=baseline_first_s, num_tokens=baseline_tokens
-        )
-    return ExampleRow(
-        tokens=tuple(range(num_tokens)),
-        score=score,
-        seconds=seconds,
-        first_seconds=first_s,
-        baseline=beside,
-        num_target_calls=calls,
-        num_drafted=examined,
-        num_examined=examined,
-        num_rejected=rejected,
-        num_first_tokens=first_tokens,
-        num_prefill_tokens=prefill_tokens,
+    answer = Answer.of(
+        range(num_tokens),
+        score,
+        Times(seconds, first_s, num_tokens, first_tokens),
+        prefill_tokens=prefill_tokens,
+        calls=calls,
+        drafted=examined,
+        examined=examined,
+        rejected=rejected,
     )
+    if baseline_s is None:
+        return answer.sums
+    return answer.sums | Times(baseline_s, baseline_first_s, baseline_tokens).sums("target_")
 
 
 def row(
     strategy: AnyStrategy | AnyRule,
-    examples: Sequence[ExampleRow] = (),
+    examples: Sequence[Sums] = (),
     *,
     temperature: float = 1.0,
     top_p: float = 1.0,
     gamma: int = 4,
     metric: str | None = "accuracy",
-    error: str | None = None,
-) -> ResultRow:
+    error: str = "",
+    context: str = "c0ffee",
+) -> Row:
     """A cell; a rule stands for speculative decoding with it."""
     if hasattr(strategy, "accept_probs"):
         strategy = Speculative(rule=strategy, num_speculative_tokens=gamma)  # pyright: ignore
     sampling = SamplingParams(temperature=temperature, top_p=top_p)
     decoding = DecodingConfig(strategy=strategy, sampling=sampling)  # pyright: ignore
-    return ResultRow(
-        key=digest(decoding.model_dump(mode="json")),
-        context="c0ffee",
-        decoding=decoding,
-        metric=metric,
-        status="failed" if error else "done",
+    marks = {"context": context, "key": cell_key(context, decoding)}
+    return Row(
+        population="examples",
+        units=() if error else tuple(range(len(examples))),
+        setting=setting_of(decoding) | ({"metric": metric} if metric else {}),
+        sums={} if error else sums_of(examples),
         error=error,
-        examples=() if error else tuple(examples),
+        source=Source(command="paceline bench", fingerprints=marks),
     )
 
 
@@ -91,16 +88,15 @@ def steady(
     speedup: float = 1.0,
     count: int = 20,
     **settings: Any,
-) -> ResultRow:
+) -> Row:
     """A cell that does the same on every example, so that every resample is the data again."""
     return row(strategy, [example(quality, 1 / speedup)] * count, **settings)
 
 
-def write_rows(folder: Path, rows: Sequence[ResultRow]) -> Path:
+def write_rows(folder: Path, rows: Sequence[Row]) -> Path:
     """A run folder that holds these rows."""
     folder.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(one.model_dump(mode="json")) + "\n" for one in rows]
-    (folder / "results.jsonl").write_text("".join(lines), encoding="utf-8")
+    keep(folder, rows)
     return folder
 
 
@@ -174,21 +170,19 @@ def study_row(
     units: Sequence[int] | None = None,
     *,
     population: str = "prompts",
-    decoding: DecodingConfig | None = None,
     study: str = "tiny",
     source: Source = SOURCE,
     **setting: Any,
-) -> StudyRow:
+) -> Row:
     """A row; without `units` they are counted from 0."""
     count = len(next(iter(sums.values())))
-    return StudyRow(
+    return Row(
         study=study,
         covers=("Table 1",),
         population=population,
         units=tuple(range(count) if units is None else units),
         setting=setting,
         sums={name: tuple(values) for name, values in sums.items()},
-        decoding=decoding,
         source=source,
     )
 
@@ -236,11 +230,11 @@ def claims_page() -> Page:
     return study_page("Claims, tested", rows, judge(file, rows, {_STUDY: 1}), background)
 
 
-def _drafts() -> list[StudyRow]:
+def _drafts() -> list[Row]:
     """tau at two values of gamma. `mine` has no term; only forward KL is worse on documentation."""
     taus = {("start", "", ""): 1.5, ("end", "tvd_plus_plus", "code"): 2.0}
     taus |= {("end", "forward_kl", "code"): 1.9, ("end", "mine", "documentation"): 1.7}
-    rows: list[StudyRow] = []
+    rows: list[Row] = []
     for task in _TASKS:
         for temperature in _TEMPERATURES:
             for (label, draft, text), tau in taus.items():
@@ -251,7 +245,7 @@ def _drafts() -> list[StudyRow]:
     return rows
 
 
-def _draft(tau: float, setting: dict[str, Any]) -> Iterator[StudyRow]:
+def _draft(tau: float, setting: dict[str, Any]) -> Iterator[Row]:
     """A row per gamma."""
     population = f"prompts of {setting['task']}"
     where: dict[str, Any] = {"study": _STUDY, "population": population, "source": _PAGE_SOURCE}
@@ -287,7 +281,7 @@ def _gains() -> list[dict[str, Any]]:
     ]
 
 
-def _bounds() -> list[StudyRow]:
+def _bounds() -> list[Row]:
     """Acceptance 0.6 above a bound that is far below 0."""
     spread = [0.01 * (unit % 3) for unit in range(_UNITS)]
     sums = {"acceptance": [0.6] * _UNITS, "proven": [part - 3 for part in spread]}

@@ -13,7 +13,7 @@ import yaml
 from paceline.bench import BenchConfig
 from paceline.config import validate
 from paceline.records import read_jsonl
-from paceline.studies.rows import StudyRow
+from paceline.results.row import Row
 from paceline.train import AlignConfig
 from support.models import tiny_pair
 from support.processes import Program
@@ -175,7 +175,10 @@ def bench_config(folder: Path, output: Path, grid: dict[str, Any], **changes: An
     return validate(BenchConfig, values | changes)
 
 
-CLOCKS = ("seconds", "target_seconds", "elapsed_s")
+CLOCKS = (
+    *("seconds", "first_seconds", "target_seconds", "target_first_seconds", "elapsed_s"),
+    "predicted_decoding_speedup",
+)
 MODELS = {"target": "$data/target", "draft": "$data/draft"}
 WEIGHTS = ["$data/target/model.safetensors", "$data/draft/model.safetensors"]
 ALIGNED = "$output/align/draft/model.safetensors"
@@ -319,12 +322,12 @@ def cells() -> dict[str, Any]:
             "output": "$output/cells",
         },
         "inputs": [*WEIGHTS, "$data/prompts.jsonl"],
-        "outputs": ["$output/cells/results.jsonl"],
+        "outputs": ["$output/cells/rows.jsonl"],
         "labels": {"pair": "tiny"},
     }
 
 
-def comparable(rows: list[StudyRow]) -> list[dict[str, Any]]:
+def comparable(rows: list[Row]) -> list[dict[str, Any]]:
     """The rows without clocks and the machine."""
     return [
         {

@@ -47,7 +47,7 @@ NAMES = {
     ),
     "paceline.measure": "measure MeasureConfig Measurement",
     "paceline.measure.perplexity": "perplexity PerplexityConfig Perplexity",
-    "paceline.bench": "bench BenchConfig Grid ResultRow read_rows",
+    "paceline.bench": "bench BenchConfig Grid read_rows",
     "paceline.bench.tune": "tune TuneConfig Tuned",
     "paceline.studies.session": "run_and_judge judge_all study_rows",
     "paceline.view": "write_report Report",

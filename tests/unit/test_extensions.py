@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.bench.schema import family, setting
+from paceline.bench.settings import family, setting
 from paceline.config import load_config, to_yaml, validate
 from paceline.core.rules import Lossless, Lossy
 from paceline.decode.draft_policies import Adaptive

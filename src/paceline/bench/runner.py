@@ -1,9 +1,9 @@
 """Runs every cell of a grid on every example, interleaved with the target alone.
 
 Up to eight cells and the target alone answer each timed example in random order, so that variation
-in machine load affects all. The other examples can be answered in batches. Rows are appended to
-`results.jsonl`. A failed cell is recorded, and the others continue. A restarted bench skips
-finished cells and repeats failed ones.
+in machine load affects all. The other examples can be answered in batches. Rows are added to
+`rows.jsonl`. A failed cell is recorded, and the others continue. A restarted bench skips finished
+cells and repeats failed ones.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from paceline.bench.prediction import add_predictions, cells_to_predict, predict
-from paceline.bench.schema import Baseline, ExampleRow, ResultRow, read_row
+from paceline.bench.answers import ANSWERS, Answer, Times, keep, key_of, read_rows, read_texts
+from paceline.bench.prediction import is_predictable, is_predicted, predict, with_predictions
 from paceline.bench.served_cells import costs_from, serve_cells
 from paceline.bench.workbench import (
     BenchConfig,
@@ -29,13 +29,13 @@ from paceline.bench.workbench import (
 )
 from paceline.data.input_checks import checked
 from paceline.decode import AutoregressiveDecoder
-from paceline.decode.strategies import build_decoder
+from paceline.decode.strategies import Autoregressive, build_decoder
 from paceline.decode.text import count_blocks
-from paceline.errors import ContextLengthError
+from paceline.errors import ContextLengthError, UsageError
 from paceline.measure.latency import TimedRequest, has_room, time_request, warm_up
 from paceline.models.loading import load_tokenizer
 from paceline.progress import Progress, silent
-from paceline.records import RunDirectory, append_jsonl, read_jsonl
+from paceline.records import RunDirectory
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from paceline.core.stats import DecodeStats
     from paceline.decode.decoder import Decoder
     from paceline.decode.strategies import DecodingConfig
+    from paceline.results.row import Row
 
 # Number of interleaved cells. With more, more are lost if a bench is killed.
 _GROUP_SIZE = 8
@@ -55,7 +56,7 @@ _BATCHES_AT_ONCE = 8  # per progress report
 class Progressed(NamedTuple):
     """State of a bench: rows, and number of cells left because of `max_seconds`."""
 
-    rows: list[ResultRow]
+    rows: list[Row]
     num_left: int
 
 
@@ -75,7 +76,8 @@ def bench(config: BenchConfig, progress: Progress = silent) -> Progressed:
 def _bench(config: BenchConfig, run: RunDirectory, progress: Progress) -> Progressed:
     cells = config.grid.cells()
     context = bench_context(config)
-    missing = unfinished(cells, context, read_rows(run.path, context))
+    done = finished(cells, context, read_rows(run.path, context))
+    missing = [cell for cell in cells if cell not in done]
     served = config.engine is not None
     work = prepare(config, progress) if missing and not served else None
     # after loading the models: a report names those of the manifest
@@ -86,33 +88,58 @@ def _bench(config: BenchConfig, run: RunDirectory, progress: Progress) -> Progre
         prompts = bench_prompts(config, load_tokenizer(config.target))
         missing = serve_cells(config, prompts, missing, read_rows(run.path, context), progress)
     rows = read_rows(run.path, context)
-    unpredicted = cells_to_predict(run.path, rows)
+    unpredicted = [
+        cell for cell in finished(cells, context, rows, predicted=False) if is_predictable(cell)
+    ]
     if served:  # vLLM's drafts ignore top-k and top-p, so predictions would be of other drafts
         unpredicted = [cell for cell in unpredicted if _is_unfiltered(cell.sampling)]
     if unpredicted:
         passes = partial(costs_from, rows, config.max_new_tokens - 1) if served else None
+        texts = target_texts(run.path, context, finished(cells, context, rows))
         predictions = predict(
-            work or prepare(config, progress), rows, unpredicted, progress, passes
+            work or prepare(config, progress), texts, unpredicted, progress, passes
         )
-        add_predictions(run.path, predictions)
-    return Progressed(without_dropped(rows, cells), len(missing))
+        rows = with_predictions(rows, predictions)
+        keep(run.path, rows)
+    return Progressed(without_dropped(rows, cells, context), len(missing))
 
 
 def _is_unfiltered(sampling: SamplingParams) -> bool:
     return sampling.top_p == 1 and not sampling.top_k
 
 
-def without_dropped(rows: Sequence[ResultRow], cells: Sequence[DecodingConfig]) -> list[ResultRow]:
+def without_dropped(
+    rows: Sequence[Row], cells: Sequence[DecodingConfig], context: str
+) -> list[Row]:
     """The rows without failed ones whose cells are not in the grid any more."""
-    return [row for row in rows if row.status == "done" or row.decoding in cells]
+    keys = {cell_key(context, cell) for cell in cells}
+    return [row for row in rows if not row.error or key_of(row) in keys]
 
 
-def unfinished(
-    cells: Sequence[DecodingConfig], context: str, rows: Sequence[ResultRow]
+def target_texts(
+    folder: Path, context: str, done: Sequence[DecodingConfig]
+) -> dict[SamplingParams, list[list[int]]]:
+    """Answers of the target alone by their sampling, of the finished cells.
+
+    Raises:
+        UsageError: the file of answers lacks them.
+    """
+    texts = read_texts(folder)
+    keys = {cell_key(context, c): c for c in done if isinstance(c.strategy, Autoregressive)}
+    if keys.keys() - texts.keys():
+        raise UsageError(
+            f"{folder / ANSWERS} lacks answers of the target alone, which predictions need; run "
+            "again in a new directory"
+        )
+    return {cell.sampling: texts[key] for key, cell in keys.items()}
+
+
+def finished(
+    cells: Sequence[DecodingConfig], context: str, rows: Sequence[Row], *, predicted: bool = True
 ) -> list[DecodingConfig]:
-    """The cells without a row, or with the row of a failure."""
-    done = {row.key for row in rows if row.status == "done"}
-    return [cell for cell in cells if cell_key(context, cell) not in done]
+    """The cells that were measured; without `predicted`, only those that were not predicted."""
+    done = {key_of(row) for row in rows if not row.error and (predicted or not is_predicted(row))}
+    return [cell for cell in cells if cell_key(context, cell) in done]
 
 
 def run_cells(
@@ -131,8 +158,9 @@ def run_cells(
         def report(part: float, done: int = number, size: int = len(group)) -> None:
             progress("cells", done + part * size, len(cells))
 
-        for row in run_together(work, group, report):
-            append_jsonl(folder / "results.jsonl", row.model_dump(mode="json"))
+        ended = run_together(work, group, report)
+        rows = [cell.row() for cell in ended]
+        keep(folder, rows, {key: texts for cell in ended for key, texts in cell.texts.items()})
     progress("cells", len(cells), len(cells))
     return []
 
@@ -150,7 +178,7 @@ def groups(cells: Sequence[DecodingConfig]) -> Iterator[tuple[int, list[Decoding
 
 def run_together(
     work: Workbench, cells: Sequence[DecodingConfig], report: Callable[[float], None]
-) -> list[ResultRow]:
+) -> list[Cell]:
     """Answer every example with each cell.
 
     A cell stops at its first error; the others continue. `report` gets the finished fraction.
@@ -169,7 +197,7 @@ def run_together(
         for index, cell in enumerate(running, start=1):
             cell.answer(*numbers)
             report((len(single) + start + len(numbers) * index / len(running)) / count)
-    return [cell.row() for cell in running]
+    return running
 
 
 def _answer_interleaved(
@@ -190,20 +218,16 @@ def _answer_interleaved(
         warm_up(decoder, work.prompts, work.max_new_tokens, work.seed)
     order = named_generator(work.seed, "turns", cells[0].model_dump_json())
     for done, number in enumerate(numbers, start=1):
-        times: list[Baseline | None] = [None, None]  # of the target, of the reference
+        times: list[Times | None] = [None, None]  # of the target, of the reference
         for index in torch.randperm(len(running) + len(alone), generator=order).tolist():
             if index < len(running):
                 running[index].answer(number)
             elif number in work.timed:
                 place = index - len(running)
                 request = _time(work, alone[place], number)
-                times[place] = Baseline(
-                    seconds=request.seconds,
-                    first_seconds=request.first_s,
-                    num_tokens=len(request.tokens),
-                )
+                times[place] = Times(request.seconds, request.first_s, len(request.tokens))
         for cell in running:
-            cell.set_baseline(number, *times)
+            cell.set_alone(number, *times)
         yield done
 
 
@@ -220,40 +244,37 @@ class _Answerer:
         warm_up(decoder, self._work.prompts, self._work.max_new_tokens, self._work.seed)
         return decoder
 
-    def __call__(self, numbers: Sequence[int]) -> list[ExampleRow]:
+    def __call__(self, numbers: Sequence[int]) -> list[Answer]:
         """One example is timed; several are answered together, in float32 with the same tokens."""
         work, decoder = self._work, self._decoder
         for number in numbers:
             _check_room(work, number, decoder)
         if len(numbers) == 1:
             request = _time(work, decoder, numbers[0])
-            row = self._row(numbers[0], request.tokens, count_blocks(request.blocks))
-            num_first_tokens = len(request.blocks[0].tokens)
-            first = {"first_seconds": request.first_s, "num_first_tokens": num_first_tokens}
-            return [row.model_copy(update={"seconds": request.seconds} | first)]
+            count, first = len(request.tokens), len(request.blocks[0].tokens)
+            times = Times(request.seconds, request.first_s, count, first)
+            return [self._of(numbers[0], request.tokens, count_blocks(request.blocks), times)]
         prompts = [work.prompts[number] for number in numbers]
         seeds = [work.seed_of(number) for number in numbers]
         size = work.batch_size
         answers = decoder.generate(prompts, work.max_new_tokens, seeds, batch_size=size)
         return [
-            self._row(number, answer.tokens, answer.stats)
+            self._of(number, answer.tokens, answer.stats)
             for number, answer in zip(numbers, answers, strict=True)
         ]
 
-    def _row(self, number: int, tokens: Sequence[int], stats: DecodeStats) -> ExampleRow:
-        """Without times."""
-        return ExampleRow(
-            tokens=tuple(tokens),
-            score=self._work.score(number, tokens),
-            seconds=0.0,
-            first_seconds=0.0,
-            baseline=None,
-            num_target_calls=stats.num_target_calls,
-            num_drafted=stats.num_drafted,
-            num_examined=stats.num_examined,
-            num_rejected=stats.num_recovered,
-            num_first_tokens=0,
-            num_prefill_tokens=stats.num_prefill_tokens,
+    def _of(
+        self, number: int, tokens: Sequence[int], stats: DecodeStats, times: Times | None = None
+    ) -> Answer:
+        return Answer.of(
+            tokens,
+            self._work.score(number, tokens),
+            times,
+            prefill_tokens=stats.num_prefill_tokens,
+            calls=stats.num_target_calls,
+            drafted=stats.num_drafted,
+            examined=stats.num_examined,
+            rejected=stats.num_recovered,
         )
 
 
@@ -270,19 +291,3 @@ def _check_room(work: Workbench, number: int, decoder: Decoder) -> None:
 def _time(work: Workbench, decoder: Decoder, number: int) -> TimedRequest:
     prompt, seed = work.prompts[number], work.seed_of(number)
     return time_request(decoder, prompt, work.max_new_tokens, seed)
-
-
-def read_rows(folder: Path, context: str | None = None) -> list[ResultRow]:
-    """The newest row of each cell with this context; None: the context of the newest row.
-
-    Raises:
-        UsageError: a row has another version or is malformed.
-    """
-    path = folder / "results.jsonl"
-    rows = [
-        read_row(values, f"{path} row {number}")
-        for number, values in enumerate(read_jsonl(path), start=1)
-    ]
-    if context is None and rows:
-        context = rows[-1].context
-    return list({row.key: row for row in rows if row.context == context}.values())

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
 import torch
 from pydantic import Field, field_validator, model_validator
 
-from paceline.bench.measured_frontier import is_lossless
+from paceline.bench.answers import key_of
 from paceline.bench.workbench import RuleChoice, expand_all
 from paceline.config import Options, StrictModel
 from paceline.core.bootstrap import LEAST_UNITS, ratio_interval, ratio_of_ratios_interval
@@ -31,6 +31,7 @@ from paceline.measure.pair import ModelsConfig
 from paceline.measure.prompt_checks import check_costs, check_task
 from paceline.measure.results import IntervalRow
 from paceline.records import RunDirectory
+from paceline.results.frontier import is_lossless
 from paceline.rng import named_generator
 from paceline.tasks import TaskChoice
 
@@ -39,10 +40,11 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paceline.bench.measured_frontier import Figure, Frontier
-    from paceline.bench.schema import ResultRow
+    from paceline.results.frontier import Frontier
+    from paceline.results.row import Row
 
 Step = Literal["choosing", "confirming"]
+Setting = TypeVar("Setting")
 
 LEAST_CONFIRMED = LEAST_UNITS
 """With fewer examples, the coverage of intervals is below their confidence."""
@@ -222,18 +224,17 @@ class Bound:
     """The bound of a configuration, and the order of the settings that meet it.
 
     Attributes:
-        figure: The bounded figure.
+        figure: Name of the bounded figure.
         least: Its minimum.
     """
 
     def __init__(self, config: TuneConfig) -> None:
         self.config = config
-        self.figure: Figure
         if config.max_latency is not None:
             self.figure, self.least = "speedup", 1 / config.max_latency
             self._words = f"{config.max_latency:g} of the target's latency"
         elif config.quality_floor is not None:
-            self.figure, self.least = "relative quality", config.quality_floor
+            self.figure, self.least = "relative_quality", config.quality_floor
             self._words = f"{config.quality_floor:g} of the target's quality"
         else:
             assert config.absolute_quality is not None, "the configuration has one bound"
@@ -243,19 +244,19 @@ class Bound:
     def __str__(self) -> str:
         return self._words
 
-    def met(self, frontier: Frontier, row: ResultRow) -> Tensor:
+    def met(self, frontier: Frontier, row: Row) -> Tensor:
         """Whether the row meets the bound, in the data and in each resample, [1 + R]."""
         return frontier.resampled(self.figure, row) >= self.least
 
-    def is_proven(self, frontier: Frontier, row: ResultRow) -> bool:
+    def is_proven(self, frontier: Frontier, row: Row) -> bool:
         """True if the row needs no test: lossless decoding has the target's quality by proof."""
         if self.figure == "quality" or self.least > 1:
             return False
-        lossless = self.figure == "relative quality" and is_lossless(row)
+        lossless = self.figure == "relative_quality" and is_lossless(row)
         return row is frontier.target or lossless
 
-    def test_order(self, frontier: Frontier) -> list[DecodingConfig]:
-        """The settings to test, in order, from the figures on the choosing examples.
+    def test_order(self, frontier: Frontier) -> list[Row]:
+        """The cells to test, in order, from the figures on the choosing examples.
 
         First the best setting that needs no test. Then settings that meet the bound in the data, by
         decreasing certainty, without those that are no better than the ones before them. At equal
@@ -265,7 +266,7 @@ class Bound:
         proven = [row for row in met if self.is_proven(frontier, row)]
         others = [row for row in met if not self.is_proven(frontier, row)]
 
-        def certainty(row: ResultRow) -> tuple[float, _Worth]:
+        def certainty(row: Row) -> tuple[float, _Worth]:
             share = float(self.met(frontier, row)[1:].float().mean())
             return share, self._worth(frontier, row)
 
@@ -273,41 +274,42 @@ class Bound:
         for row in sorted(others, key=certainty, reverse=True):
             if not order or self._worth(frontier, row) > self._worth(frontier, order[-1]):
                 order.append(row)
-        return [row.decoding for row in order]
+        return order
 
-    def lower_limit(self, frontier: Frontier, row: ResultRow) -> float:
+    def lower_limit(self, frontier: Frontier, row: Row) -> float:
         """The lower confidence limit of the bounded figure.
 
         For quality, adds one example with the target's best score and score 0 for the setting.
         Otherwise, a setting that loses 1 answer in 100 would have a perfect score and an interval
         of width 0 on most sets of 50 examples.
         """
-        rng = named_generator(self.config.seed, "confirm", row.key)
+        rng = named_generator(self.config.seed, "confirm", key_of(row))
         settings = {"rng": rng, "confidence": 2 * self.config.confidence - 1}
-        (over_N, under_N), *rest = frontier.ratios(self.figure, row)
-        if self.figure == "speedup":
+        (over_N, under_N), *rest = frontier.columns(self.figure, row)
+        if rest:
             (tokens_N, seconds_N), *_ = rest
             pair = (over_N, under_N), (seconds_N, tokens_N)
             return ratio_of_ratios_interval(*pair, **settings).low
-        if rest:  # the target's scores
-            under_N = rest[0][1]
         over_N = torch.cat([over_N, over_N.new_zeros(1)])
         under_N = torch.cat([under_N, under_N.amax(keepdim=True)])
         return ratio_interval(over_N, under_N, **settings).low
 
-    def tried(self, frontier: Frontier, row: ResultRow, examples: Step) -> Tried:
+    def tried(
+        self, frontier: Frontier, row: Row, decoding: DecodingConfig, examples: Step
+    ) -> Tried:
         """The row's figures, and whether it meets the bound."""
-        has_metric = row.metric is not None
         met, limit = bool(self.met(frontier, row)[0]), None
         if examples == "confirming" and not self.is_proven(frontier, row):
             limit = self.lower_limit(frontier, row)
             met = limit >= self.least
+        names = ("quality", "relative_quality") if "score" in row.sums else ()
+        scored = {name: IntervalRow.of(frontier.measure(name, row)) for name in names}
         return Tried(
-            decoding=row.decoding,
+            decoding=decoding,
             examples=examples,
-            quality=IntervalRow.of(frontier.quality(row)) if has_metric else None,
-            relative_quality=IntervalRow.of(frontier.relative_quality(row)) if has_metric else None,
-            speedup=IntervalRow.of(frontier.speedup(row)),
+            quality=scored.get("quality"),
+            relative_quality=scored.get("relative_quality"),
+            speedup=IntervalRow.of(frontier.measure("speedup", row)),
             lower_limit=limit,
             met=met,
         )
@@ -319,7 +321,7 @@ class Bound:
             return f"the fastest took {1 / fastest:.3f}"
         alone = [isinstance(setting.decoding.strategy, Autoregressive) for setting in tried]
         drafted = [setting for setting, is_alone in zip(tried, alone, strict=True) if not is_alone]
-        relative = self.figure == "relative quality"
+        relative = self.figure == "relative_quality"
         scores = [
             setting.relative_quality if relative else setting.quality
             for setting in drafted or tried
@@ -327,11 +329,11 @@ class Bound:
         best = max(score.value for score in scores if score is not None)
         return f"the best scored {best:.3f}" + (" of it" if relative else "")
 
-    def _worth(self, frontier: Frontier, row: ResultRow) -> _Worth:
+    def _worth(self, frontier: Frontier, row: Row) -> _Worth:
         speed = frontier.value("speedup", row)
         if self.figure != "speedup":
             return _Worth(speed, row is not frontier.target, speed)
-        quality = frontier.value("relative quality", row)
+        quality = frontier.value("relative_quality", row)
         quality = 0.0 if math.isnan(quality) else quality
         return _Worth(quality, row is not frontier.target, speed)
 
@@ -344,9 +346,7 @@ class _Worth(NamedTuple):
     speed: float
 
 
-def confirm(
-    order: Sequence[DecodingConfig], test: Callable[[DecodingConfig], Tried | None]
-) -> list[Tried]:
+def confirm(order: Sequence[Setting], test: Callable[[Setting], Tried | None]) -> list[Tried]:
     """Test settings in order until one fails; the last one that passes is confirmed.
 
     Args:
@@ -355,8 +355,8 @@ def confirm(
             reason unrelated to the bound; the setting is skipped.
     """
     tests: list[Tried] = []
-    for decoding in order:
-        tried = test(decoding)
+    for setting in order:
+        tried = test(setting)
         if tried is None:
             continue
         tests.append(tried)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import TypeAdapter
 
-from paceline.bench.schema import Baseline, ExampleRow
+from paceline.bench.answers import Answer, Times, keep, key_of
 from paceline.bench.workbench import Cell
-from paceline.decode.strategies import Autoregressive, Speculative
+from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative
 from paceline.engines.commands import Drafting, Room, Setup, check_draft_path
 from paceline.engines.contract import Request
 from paceline.engines.process import check_choice, started
@@ -24,20 +24,19 @@ from paceline.errors import EngineError
 from paceline.extensions import RuleChoice
 from paceline.measure.engine_costs import StepCosts
 from paceline.progress import silent
-from paceline.records import append_jsonl
+from paceline.results.frontier import TARGET_ALONE, family_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from paceline.bench.schema import ResultRow
     from paceline.bench.workbench import BenchConfig, PromptSet
     from paceline.core.sampling import SamplingParams
-    from paceline.decode.strategies import DecodingConfig
     from paceline.engines.servers import StreamedAnswer
     from paceline.measure.latency import PassCosts
     from paceline.progress import Progress
+    from paceline.results.row import Row
 
-    Baselines = Mapping[int, Baseline]
+    Baselines = Mapping[int, Times]
 
 _RULE: TypeAdapter[RuleChoice] = TypeAdapter(RuleChoice)
 _OPTIONS = ("--no-enable-prefix-caching",)  # the warm-up and earlier cells ask the same prompts
@@ -47,7 +46,7 @@ def serve_cells(
     config: BenchConfig,
     prompts: PromptSet,
     cells: Sequence[DecodingConfig],
-    done: Sequence[ResultRow],
+    done: Sequence[Row],
     progress: Progress = silent,
 ) -> list[DecodingConfig]:
     """Run cells and append their rows. -> the cells left because of `max_seconds`.
@@ -70,21 +69,21 @@ def serve_cells(
     check_choice(config.engine)
     check_draft_path("vllm", config.engine.draft or config.draft)
     begun = time.monotonic()
-    baselines = {
-        row.decoding.sampling: _baselines(row, prompts) for row in done if _is_alone(row.decoding)
-    }
+    known = {key_of(row): row for row in done if not row.error}
     left: list[DecodingConfig] = []
     for number, cell in enumerate(cells):
         if config.max_seconds is not None and time.monotonic() - begun > config.max_seconds:
             return [*left, *cells[number:]]
-        known = baselines.get(cell.sampling)
-        if known is None and not _is_alone(cell):
+        alone = prompts.key_of(DecodingConfig(strategy=Autoregressive(), sampling=cell.sampling))
+        if alone not in known and not _is_alone(cell):
             left.append(cell)
             continue
-        row = _run(config, prompts, cell, known or {}, progress)
-        if _is_alone(cell) and row.status == "done":
-            baselines[cell.sampling] = _baselines(row, prompts)
-        append_jsonl(config.output / "results.jsonl", row.model_dump(mode="json"))
+        baselines = _baselines(known[alone], prompts) if alone in known else {}
+        ended = _run(config, prompts, cell, baselines, progress)
+        row = ended.row()
+        if not row.error:
+            known[key_of(row)] = row
+        keep(config.output, [row], ended.texts)
         progress("cells", number + 1, len(cells))
     return left
 
@@ -93,9 +92,15 @@ def _is_alone(decoding: DecodingConfig) -> bool:
     return isinstance(decoding.strategy, Autoregressive)
 
 
-def _baselines(row: ResultRow, prompts: PromptSet) -> Baselines:
-    answers = enumerate(row.examples)
-    return {number: answer.as_baseline() for number, answer in answers if number in prompts.timed}
+def _baselines(row: Row, prompts: PromptSet) -> Baselines:
+    """Times of the timed answers of the target alone."""
+    parts = (row.sums[name] for name in ("seconds", "first_seconds", "tokens"))
+    times = enumerate(zip(*parts, strict=True))
+    return {
+        number: Times(seconds or 0.0, first or 0.0, int(tokens or 0))
+        for number, (seconds, first, tokens) in times
+        if number in prompts.timed
+    }
 
 
 def _run(
@@ -104,32 +109,28 @@ def _run(
     decoding: DecodingConfig,
     baselines: Baselines,
     progress: Progress,
-) -> ResultRow:
-    """The cell's row. The target alone is asked twice: its first answer is its own baseline."""
+) -> Cell:
+    """The cell, answered. The target alone is asked twice: its first answer is its own baseline."""
     try:
         with _server(config, prompts, decoding, progress) as server:
             asked = _Asked(server, prompts, decoding.sampling)
             asked.answer(0)
-            cell = Cell(prompts, decoding, asked.rows)
+            cell = Cell(prompts, decoding, asked.answers)
             for number in range(len(prompts.examples)):
                 baseline = baselines.get(number)
                 if _is_alone(decoding) and number in prompts.timed:
                     alone = asked.answer(number)
-                    baseline = Baseline(
-                        seconds=alone.seconds,
-                        first_seconds=alone.first_seconds,
-                        num_tokens=len(alone.tokens),
-                    )
+                    baseline = Times(alone.seconds, alone.first_seconds, len(alone.tokens))
                 cell.answer(number)
-                cell.set_baseline(number, baseline)
+                cell.set_alone(number, baseline)
                 if cell.has_failed:
                     break
                 progress("examples", number + 1, len(prompts.examples))
-            return cell.row()
+            return cell
     except EngineError as error:
         failed = Cell(prompts, decoding, lambda _: [])
         failed.fail(error)
-        return failed.row()
+        return failed
 
 
 class _Asked(NamedTuple):
@@ -144,24 +145,22 @@ class _Asked(NamedTuple):
         request = Request(prompt, most, self.sampling, self.prompts.seed_of(number))
         return stream_answer(self.server.client, self.server.model, request)
 
-    def rows(self, numbers: Sequence[int]) -> list[ExampleRow]:
-        return [self._row(number) for number in numbers]
+    def answers(self, numbers: Sequence[int]) -> list[Answer]:
+        return [self._of(number) for number in numbers]
 
-    def _row(self, number: int) -> ExampleRow:
+    def _of(self, number: int) -> Answer:
         answer = self.answer(number)
         counts = examined(answer.blocks, len(answer.tokens))
-        return ExampleRow(
-            tokens=tuple(answer.tokens),
-            score=self.prompts.score(number, answer.tokens),
-            seconds=answer.seconds,
-            first_seconds=answer.first_seconds,
-            baseline=None,
-            num_target_calls=counts.num_passes,
-            num_drafted=counts.num_drafted,
-            num_examined=counts.num_examined,
-            num_rejected=counts.num_rejected,
-            num_first_tokens=answer.num_first_tokens,
-            num_prefill_tokens=1,
+        first = answer.num_first_tokens
+        return Answer.of(
+            answer.tokens,
+            self.prompts.score(number, answer.tokens),
+            Times(answer.seconds, answer.first_seconds, len(answer.tokens), first),
+            prefill_tokens=1,
+            calls=counts.num_passes,
+            drafted=counts.num_drafted,
+            examined=counts.num_examined,
+            rejected=counts.num_rejected,
         )
 
 
@@ -187,25 +186,21 @@ def _server(
         yield engine
 
 
-def costs_from(rows: Sequence[ResultRow], most: int, gammas: Sequence[int]) -> PassCosts:
+def costs_from(rows: Sequence[Row], most: int, gammas: Sequence[int]) -> PassCosts:
     """Seconds of vLLM's steps in these rows; `most`: a block has no more drafts than this."""
-    alone = [example for row in rows if _is_alone(row.decoding) for example in row.examples]
-    block_s = {gamma: _seconds_per_pass(_of_gamma(rows, gamma, most)) for gamma in gammas}
+    done = [row for row in rows if not row.error]
+    alone = [row for row in done if family_of(row) == TARGET_ALONE]
+
+    def of(gamma: int) -> list[Row]:
+        """Rows of all rules with blocks of this length."""
+        ruled = [row for row in done if "gamma" in row.setting]
+        return [row for row in ruled if min(int(row.setting["gamma"]), most) == gamma]
+
+    block_s = {gamma: _seconds_per_pass(of(gamma)) for gamma in gammas}
     return StepCosts.of_blocks(_seconds_per_pass(alone), block_s)
 
 
-def _of_gamma(rows: Sequence[ResultRow], gamma: int, most: int) -> list[ExampleRow]:
-    """Answers of all rules with blocks of this length."""
-    return [
-        example
-        for row in rows
-        if isinstance(row.decoding.strategy, Speculative)
-        and min(row.decoding.strategy.num_speculative_tokens, most) == gamma
-        for example in row.examples
-    ]
-
-
-def _seconds_per_pass(examples: Sequence[ExampleRow]) -> float:
+def _seconds_per_pass(rows: Sequence[Row]) -> float:
     """Mean seconds of a target pass, with the prompt's; vLLM may send first tokens late."""
-    num_passes = sum(1 + answer.num_target_calls for answer in examples)
-    return sum(answer.seconds for answer in examples) / max(1, num_passes)
+    num_passes = sum(1 + (calls or 0) for row in rows for calls in row.sums["calls"])
+    return sum(value or 0.0 for row in rows for value in row.sums["seconds"]) / max(1, num_passes)

@@ -17,9 +17,9 @@ from __future__ import annotations
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from paceline.bench.measured_frontier import Frontier
+from paceline.bench.answers import key_of, read_rows
 from paceline.bench.prediction import predict
-from paceline.bench.runner import read_rows, run_cells, unfinished
+from paceline.bench.runner import finished, run_cells, target_texts
 from paceline.bench.sequential_test import (
     Bound,
     FailedCell,
@@ -30,7 +30,13 @@ from paceline.bench.sequential_test import (
     confirm,
     statement,
 )
-from paceline.bench.workbench import BenchConfig, bench_context, is_idle_in_vllm, prepare
+from paceline.bench.workbench import (
+    BenchConfig,
+    bench_context,
+    cell_key,
+    is_idle_in_vllm,
+    prepare,
+)
 from paceline.config import to_yaml
 from paceline.core.rules import Lossless
 from paceline.data.input_checks import checked
@@ -41,16 +47,18 @@ from paceline.measure.engine_costs import load_models_of, read_costs
 from paceline.measure.pair import ModelsConfig
 from paceline.progress import Progress, silent
 from paceline.records import RunDirectory, atomic_write_text
+from paceline.results.frontier import Frontier
 from paceline.tasks.base import examples_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paceline.bench.prediction import Prediction
-    from paceline.bench.schema import ExampleRow, ResultRow
     from paceline.bench.workbench import Workbench
+    from paceline.core.sampling import SamplingParams
     from paceline.measure.engine_costs import EngineCosts
     from paceline.measure.pair import Pair
+    from paceline.results.row import Row
 
 __all__ = ["Bound", "FailedCell", "Tried", "TuneConfig", "Tuned", "tune"]
 
@@ -94,8 +102,13 @@ def _tune(
     for stale in (run.path / _FILE, run.result):  # possibly of another bound
         stale.unlink(missing_ok=True)
     measured = choosing.measure(candidates)
-    tried = [bound.tried(measured, row, "choosing") for row in measured.rows]
-    tests = confirm(bound.test_order(measured), lambda tested: _test(bound, confirming, tested))
+    tried = [
+        bound.tried(measured, row, choosing.decoding_of(row), "choosing") for row in measured.rows
+    ]
+    tests = confirm(
+        bound.test_order(measured),
+        lambda row: _test(bound, confirming, choosing.decoding_of(row)),
+    )
     tried += tests
     confirmed = [tested for tested in tests if tested.met]
     failed = (*choosing.failed, *confirming.failed)
@@ -128,12 +141,13 @@ def _for_engine(config: TuneConfig, costs: EngineCosts) -> TuneConfig:
 def _test(bound: Bound, confirming: _Examples, decoding: DecodingConfig) -> Tried | None:
     """Measure a setting on the confirming examples; None if it failed to decode them."""
     frontier = confirming.measure([decoding])
-    row = next((row for row in frontier.rows if row.decoding == decoding), None)
-    return None if row is None else bound.tried(frontier, row, "confirming")
+    rows = (row for row in frontier.rows if confirming.decoding_of(row) == decoding)
+    row = next(rows, None)
+    return None if row is None else bound.tried(frontier, row, decoding, "confirming")
 
 
 def _not_reached(bound: Bound, tried: Sequence[Tried], num_failed: int) -> str:
-    failed = f" ({num_failed} more failed, see results.jsonl)" if num_failed else ""
+    failed = f" ({num_failed} more failed, see rows.jsonl)" if num_failed else ""
     advice = bound.config.shortage or "loosen the bound, or align the draft further"
     return (
         f"none of {len(tried)} measurements{failed} meets {bound}; {bound.nearest(tried)}; {advice}"
@@ -159,22 +173,35 @@ class _Examples:
         self._setting = _bench_of(config, name, full_vocabulary=full_vocabulary)
         self._context = bench_context(self._setting)
         self._pair = pair
+        self._decodings: dict[str, DecodingConfig] = {}
         self.progress = progress
 
     @cached_property
     def work(self) -> Workbench:
         """Models and examples, loaded on first use."""
-        return prepare(self._setting, self.progress, self._pair())
+        return prepare(self._setting, self.progress, self._pair(), "paceline tune")
 
-    def rows(self, cells: Sequence[DecodingConfig]) -> list[ResultRow]:
+    @property
+    def texts(self) -> dict[SamplingParams, list[list[int]]]:
+        """Answers of the target alone, by their sampling."""
+        self.rows([])
+        return target_texts(self._setting.output, self._context, [self.alone])
+
+    def decoding_of(self, row: Row) -> DecodingConfig:
+        """The decoding of a cell that was asked for."""
+        return self._decodings[key_of(row)]
+
+    def rows(self, cells: Sequence[DecodingConfig]) -> list[Row]:
         """Rows of these cells and the target alone; finished cells are not run again."""
-        folder, cells = self._setting.output, [self.alone, *cells]
-        missing = unfinished(cells, self._context, read_rows(folder, self._context))
-        if missing:
+        folder, context, cells = self._setting.output, self._context, [self.alone, *cells]
+        done = finished(cells, context, read_rows(folder, context))
+        if missing := [cell for cell in cells if cell not in done]:
             run_cells(self.work, missing, folder, progress=self.progress)
-        rows = [row for row in read_rows(folder, self._context) if row.decoding in cells]
+        asked = {cell_key(context, cell): cell for cell in cells}
+        self._decodings |= asked
+        rows = [row for row in read_rows(folder, context) if key_of(row) in asked]
         for row in rows:
-            if row.status == "failed" and row.decoding == self.alone:
+            if row.error and self.decoding_of(row) == self.alone:
                 raise UsageError(f"the target alone could not answer the examples: {row.error}")
         return rows
 
@@ -182,15 +209,13 @@ class _Examples:
         """Figures of the cells and the target alone; failed cells are added to `failed`."""
         rows = self.rows(cells)
         self.failed += [
-            FailedCell(decoding=row.decoding, error=row.error or "no reason recorded")
-            for row in rows
-            if row.status == "failed"
+            FailedCell(decoding=self.decoding_of(row), error=row.error) for row in rows if row.error
         ]
-        done = [row for row in rows if row.status == "done"]
+        done = [row for row in rows if not row.error]
         if self.costs is not None:
             done = in_engine_seconds(done, self.costs, self._concurrency)
         frontier = Frontier(done, self._setting.seed)
-        if self._wants_quality and not frontier.quality(frontier.target).value:
+        if self._wants_quality and not frontier.value("quality", frontier.target):
             raise NotReachedError(
                 "the target itself scores 0 on these examples, so every setting meets a relative "
                 "floor; use more examples, another task, or max_latency"
@@ -204,7 +229,7 @@ def propose(choosing: _Examples, config: TuneConfig) -> list[DecodingConfig]:
     Each rule has its fastest block length. If there are more than `num_candidates`, they are evenly
     spaced in the order of surprisal, including both ends.
     """
-    rows = choosing.rows([])
+    texts = choosing.texts
     drafts, passes, in_vllm = config.sampling, None, config.served_by == "vllm"
     if (costs := choosing.costs) is not None:
         drafts = costs.proposals(config.sampling)
@@ -229,12 +254,12 @@ def propose(choosing: _Examples, config: TuneConfig) -> list[DecodingConfig]:
         for rule in (Lossless(), *rules)
         for gamma in config.num_speculative_tokens
     ]
-    predictions = predict(choosing.work, rows, cells, choosing.progress, passes)
+    predictions = predict(choosing.work, texts, cells, choosing.progress, passes)
     best: dict[str, tuple[Prediction, DecodingConfig]] = {}
     for cell, prediction in zip(cells, predictions, strict=True):
         assert isinstance(cell.strategy, Speculative)
         name = repr(cell.strategy.rule)
-        if name not in best or prediction.predicted_speedup > best[name][0].predicted_speedup:
+        if name not in best or prediction.speedup > best[name][0].speedup:
             best[name] = (prediction, cell)
     _, lossless = best[repr(Lossless())]
     others = [cell for cell in undominated(list(best.values())) if cell != lossless]
@@ -243,12 +268,12 @@ def propose(choosing: _Examples, config: TuneConfig) -> list[DecodingConfig]:
 
 def undominated(candidates: Sequence[tuple[Prediction, DecodingConfig]]) -> list[DecodingConfig]:
     """Candidates faster than all with a lower surprisal, in the order of surprisal."""
-    order = sorted(candidates, key=lambda c: (c[0].predicted_surprisal, -c[0].predicted_speedup))
+    order = sorted(candidates, key=lambda c: (c[0].surprisal, -c[0].speedup))
     kept: list[DecodingConfig] = []
     fastest = 0.0
     for prediction, decoding in order:
-        if prediction.predicted_speedup > fastest:
-            fastest = prediction.predicted_speedup
+        if prediction.speedup > fastest:
+            fastest = prediction.speedup
             kept.append(decoding)
     return kept
 
@@ -277,29 +302,31 @@ def _bench_of(config: TuneConfig, name: Step, *, full_vocabulary: bool) -> Bench
     )
 
 
-def in_engine_seconds(
-    rows: Sequence[ResultRow], costs: EngineCosts, concurrency: int
-) -> list[ResultRow]:
+def in_engine_seconds(rows: Sequence[Row], costs: EngineCosts, concurrency: int) -> list[Row]:
     """Set the seconds of each row to number of steps x seconds per step, without the prefill.
 
     Rows must be of the target alone, or of a rule with blocks of a fixed length.
     """
-    timed: list[ResultRow] = []
-    for row in rows:
-        strategy = row.decoding.strategy
-        gamma = strategy.num_speculative_tokens if isinstance(strategy, Speculative) else 0
-        examples = [_example(example, gamma, costs, concurrency) for example in row.examples]
-        timed.append(row.model_copy(update={"examples": tuple(examples)}))
-    return timed
+    step_s = costs.block_s(0, concurrency)
 
-
-def _example(example: ExampleRow, gamma: int, costs: EngineCosts, concurrency: int) -> ExampleRow:
-    calls, baseline = example.num_target_calls, example.baseline
-    drafted = example.num_drafted / calls if calls else None
-    if baseline is not None:
+    def timed(row: Row) -> Row:
+        gamma = int(row.setting.get("gamma", 0))
+        counts = zip(row.sums["calls"], row.sums["drafted"], strict=True)
+        seconds = [
+            costs.block_s(gamma, concurrency, (drafted or 0) / calls) * calls if calls else 0.0
+            for calls, drafted in counts
+        ]
         # the prefill gives the first token
-        seconds = costs.block_s(0, concurrency) * max(baseline.num_tokens - 1, 0)
-        baseline = baseline.model_copy(update={"seconds": seconds, "first_seconds": 0.0})
-    seconds = costs.block_s(gamma, concurrency, drafted) * calls
-    changes = {"seconds": seconds, "first_seconds": 0.0, "baseline": baseline}
-    return example.model_copy(update=changes)
+        alone = [
+            None if tokens is None else step_s * max(tokens - 1, 0)
+            for tokens in row.sums["target_tokens"]
+        ]
+        changes = {
+            "seconds": tuple(seconds),
+            "first_seconds": (0.0,) * len(seconds),
+            "target_seconds": tuple(alone),
+            "target_first_seconds": tuple(None if one is None else 0.0 for one in alone),
+        }
+        return row.model_copy(update={"sums": row.sums | changes})
+
+    return [timed(row) for row in rows]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, cast
 
 import torch
 from pydantic import Field, field_validator, model_validator
 
-from paceline.bench.schema import SCHEMA_VERSION, Baseline, ExampleRow, ResultRow, digest
+from paceline.bench.answers import Answer, Times, digest, sums_of
+from paceline.bench.settings import setting_of
 from paceline.config import StrictModel
 from paceline.core.rule_base import Bonus
 from paceline.core.sampling import SamplingParams
@@ -26,7 +27,8 @@ from paceline.models import load_model, prepare_for_decoding
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.hf.draft_vocabulary import is_baked
 from paceline.progress import Progress, silent
-from paceline.records import RunDirectory
+from paceline.records import SCHEMA_VERSION, RunDirectory
+from paceline.results.row import Row, Source
 from paceline.tasks import TaskChoice
 from paceline.tasks.base import CorpusFigures, ExamplePrompts, corpus_figures, example_prompts
 
@@ -227,6 +229,8 @@ class PromptSet(ExamplePrompts):
         skipped: Number of examples of the split before the first.
         timed: Indices of the examples that are timed, one by one, with the target alone.
         context: Digest of everything that all cells share.
+        population: Name of the examples.
+        command: What makes the rows.
     """
 
     max_new_tokens: int
@@ -234,6 +238,8 @@ class PromptSet(ExamplePrompts):
     skipped: int
     timed: frozenset[int]
     context: str
+    population: str = field(default="", kw_only=True)
+    command: str = field(default="paceline bench", kw_only=True)
 
     def seed_of(self, number: int) -> int:
         """Seed of the answer to example `number`; each example of the split has its own."""
@@ -242,6 +248,20 @@ class PromptSet(ExamplePrompts):
     def key_of(self, cell: DecodingConfig) -> str:
         """Key of the cell's row."""
         return cell_key(self.context, cell)
+
+    def row(self, cell: DecodingConfig, **measured: Any) -> Row:
+        """A row of the cell, with these sums, totals and bounds, or with its error."""
+        task, marks = self.task, {"context": self.context, "key": self.key_of(cell)}
+        setting = {"task": task.task} | setting_of(cell)
+        if task.metric is not None:
+            setting["metric"] = task.metric
+        fingerprints = marks | task.signatures()
+        return Row(
+            population=self.population,
+            setting=setting,
+            source=Source.here(self.command, fingerprints=fingerprints),
+            **measured,
+        )
 
 
 @dataclass(frozen=True)
@@ -259,9 +279,12 @@ class Workbench(PromptSet):
 
 
 def prepare(
-    config: BenchConfig, progress: Progress = silent, pair: Pair | None = None
+    config: BenchConfig,
+    progress: Progress = silent,
+    pair: Pair | None = None,
+    command: str = "paceline bench",
 ) -> Workbench:
-    """Load the examples, and both models unless `pair` is given.
+    """Load the examples, and both models unless `pair` is given; `command` makes the rows.
 
     Raises:
         UsageError: a model or the task cannot be used, or an example does not fit the context.
@@ -269,7 +292,7 @@ def prepare(
     progress("loading", 0, 1)
     pair = pair or load_models(config, full_vocabulary=config.proposes_everything)
     encoder = pair.target.decoder_prompt is not None
-    prompts = bench_prompts(config, pair.tokenizer, encoder=encoder)
+    prompts = replace(bench_prompts(config, pair.tokenizer, encoder=encoder), command=command)
     reference = _load_reference(config, pair.target)
     progress("loading", 1, 1)
     return Workbench(**vars(prompts), pair=pair, batch_size=config.batch_size, reference=reference)
@@ -293,7 +316,10 @@ def _load_reference(config: BenchConfig, target: HfModel) -> HfModel | None:
 def bench_prompts(config: BenchConfig, tokenizer: Tokenizer, *, encoder: bool = False) -> PromptSet:
     """The prompts of a bench; see `prompt_set`."""
     context = bench_context(config)
-    return prompt_set(config, tokenizer, context, config.num_timed, encoder=encoder)
+    # tasks of one kind may read different texts
+    mark = digest(config.model_dump(mode="json")["task"], config.seed)
+    prompts = prompt_set(config, tokenizer, context, config.num_timed, encoder=encoder)
+    return replace(prompts, population=f"examples of {config.task.task} {mark}")
 
 
 def prompt_set(
@@ -395,19 +421,27 @@ class Cell:
         self,
         prompts: PromptSet,
         decoding: DecodingConfig,
-        answer: Callable[[Sequence[int]], list[ExampleRow]],
+        answer: Callable[[Sequence[int]], list[Answer]],
     ) -> None:
         """`answer`: answers the examples with these indices."""
         self._prompts = prompts
         self._decoding = decoding
         self._answer = answer
-        self._answers: dict[int, ExampleRow] = {}
-        self._error: str | None = None
+        self._answers: dict[int, Answer] = {}
+        self._error = ""
 
     @property
     def has_failed(self) -> bool:
         """True after its first error."""
-        return self._error is not None
+        return bool(self._error)
+
+    @property
+    def texts(self) -> dict[str, list[list[int]]]:
+        """Tokens of the answers, by the cell's key; none if it failed."""
+        if self.has_failed:
+            return {}
+        answered = sorted(self._answers.items())
+        return {self._prompts.key_of(self._decoding): [list(one.tokens) for _, one in answered]}
 
     def fail(self, error: Exception) -> None:
         """Record an error, in one line."""
@@ -415,37 +449,32 @@ class Cell:
 
     def answer(self, *numbers: int) -> None:
         """Answer these examples together, unless an earlier one failed."""
-        if self._error is not None:
+        if self.has_failed:
             return
         try:
             self._answers |= zip(numbers, self._answer(numbers), strict=True)
         except (PacelineError, RuntimeError, AssertionError) as error:
             self.fail(error)
 
-    def set_baseline(
-        self, number: int, baseline: Baseline | None, reference: Baseline | None = None
-    ) -> None:
-        """Add the target alone, and the bench's reference, to an answered example."""
-        if self._error is None:
-            alone = {"baseline": baseline, "reference": reference}
-            self._answers[number] = self._answers[number].model_copy(update=alone)
+    def set_alone(self, number: int, target: Times | None, reference: Times | None = None) -> None:
+        """Add times of the target alone, and of the bench's reference, to an answered example."""
+        if not self.has_failed:
+            sums = self._answers[number].sums
+            for prefix, times in (("target_", target), ("reference_", reference)):
+                sums |= {} if times is None else times.sums(prefix)
 
-    def row(self) -> ResultRow:
-        """The result of the answered examples."""
-        prompts = self._prompts
+    def row(self) -> Row:
+        """The result of the answered examples, or the error."""
         corpus = self._corpus_figures()
-        answers = () if self.has_failed else sorted(self._answers.items())
-        return ResultRow(
-            key=prompts.key_of(self._decoding),
-            context=prompts.context,
-            decoding=self._decoding,
-            metric=prompts.task.metric,
-            status="failed" if self.has_failed else "done",
-            error=self._error,
-            examples=tuple(answer for _, answer in answers),
-            corpus_scores=corpus.scores,
-            corpus_intervals=corpus.intervals,
-            signatures=prompts.task.signatures(),
+        if self.has_failed:
+            return self._prompts.row(self._decoding, units=(), error=self._error)
+        answered = sorted(self._answers.items())
+        return self._prompts.row(
+            self._decoding,
+            units=tuple(self._prompts.skipped + number for number, _ in answered),
+            sums=sums_of([answer.sums for _, answer in answered]),
+            totals=corpus.scores,
+            bounds=corpus.intervals,
         )
 
     def _corpus_figures(self) -> CorpusFigures:
@@ -453,7 +482,7 @@ class Cell:
         if self.has_failed:
             return CorpusFigures({}, {})
         answered = sorted(self._answers.items())
-        answers = [self._prompts.text(row.tokens, number) for number, row in answered]
+        answers = [self._prompts.text(answer.tokens, number) for number, answer in answered]
         try:
             return corpus_figures(self._prompts.task, self._prompts.examples, answers)
         except PacelineError as error:

@@ -24,23 +24,38 @@ def claims(
     details: Annotated[
         bool, typer.Option("--details", help="Also print what the paper says, and the command.")
     ] = False,
+    save: Annotated[
+        Path | None,
+        typer.Option(help="Also write verdicts.json and verdicts.md to this directory."),
+    ] = None,
     html: options.Html = None,
     as_json: options.Json = False,
 ) -> None:
     """Print the verdict on each claim of the three papers.
 
-    Reads the committed rows in docs/studies and newer ones in runs/studies. Loads no model. See
-    paceline study for the commands that make the rows.
+    Judges the rows in runs/studies. Of studies without rows there, it prints the verdicts that are
+    published in docs/studies. Loads no model. See paceline study for the commands that make the
+    rows.
     """
     from paceline.config import as_written
+    from paceline.errors import UsageError
+    from paceline.records import atomic_write_text
 
     check_html(html)
     from paceline.cli.study_tables import claims_table, findings_as_json, print_json
-    from paceline.studies.session import judge_all, study_rows
+    from paceline.studies.session import current_verdicts
 
-    found = study_rows(rows)
     with as_written(rows[0] if rows else Path()):
-        findings = judge_all(found, file)
+        found, findings = current_verdicts(rows, file)
+        if html is not None and not found:
+            raise UsageError(
+                "no rows of a study in runs/studies, which --html draws; name some by --rows"
+            )
+        if save is not None:
+            from paceline.studies.published import as_markdown, write_verdicts
+
+            write_verdicts(findings, save / "verdicts.json")
+            atomic_write_text(save / "verdicts.md", as_markdown(findings))
         if as_json:
             print_json(findings_as_json(findings))
         else:

@@ -136,9 +136,9 @@ def bench(result: "Progressed", config: "BenchConfig") -> "Shown":
     Each setting is a cell. Finished cells are kept, so a stopped bench can be resumed. Needs the
     keys task and grid; see configs/bench. `paceline report` shows the results.
     """
-    errors = [row.error for row in result.rows if row.status == "failed"]
+    errors = [row.error for row in result.rows if row.error]
     yield (
-        f"{config.output}/results.jsonl: {len(result.rows) - len(errors)} cells done, "
+        f"{config.output}/rows.jsonl: {len(result.rows) - len(errors)} cells done, "
         f"{len(errors)} failed, {result.num_left} left; paceline report {config.output} writes "
         "its page"
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group
 from rich.table import Table
 
-from paceline.bench.schema import family, parameters_of, setting
+from paceline.bench.settings import family, parameters_of, setting
 from paceline.core.bootstrap import Interval
 from paceline.measure.trajectory import START, draft_name, gain_of
 from paceline.models.compatibility import UNTIMED

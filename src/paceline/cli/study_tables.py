@@ -16,7 +16,6 @@ from paceline.results.figures import FIGURES, figures_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.core.bootstrap import Interval
     from paceline.results.row import Row
     from paceline.studies.run import StageState
     from paceline.studies.study_file import StudyConfig
@@ -128,27 +127,11 @@ def _verdict_table(title: str, findings: Sequence[Finding]) -> Table:
         table.add_row(
             one.claim.id,
             _SHORT.get(one.verdict, one.verdict),
-            effect_text(one),
+            one.effect_text,
             one.size.partition(" ")[0],
             str(one.num_units or ""),
         )
     return table
-
-
-def effect_text(one: Finding) -> str:
-    """The effect with its interval; a ratio as a percentage."""
-    if one.effect is None:
-        return ""
-    is_ratio = getattr(one.claim.test, "compare", "difference") == "ratio"
-    return _percent(one.effect) if is_ratio else _plain(one.effect)
-
-
-def _percent(effect: Interval) -> str:
-    return f"{effect.value:+.1%} ({effect.low:+.1%} to {effect.high:+.1%})"
-
-
-def _plain(effect: Interval) -> str:
-    return f"{effect.value:+.3f} ({effect.low:+.3f} to {effect.high:+.3f})"
 
 
 def findings_as_json(findings: Sequence[Finding]) -> list[dict[str, Any]]:

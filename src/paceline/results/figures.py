@@ -180,15 +180,32 @@ class Figure:
         rng = named_generator(seed, f"gain in {self.name}")
         return ratio_of_ratios_interval(*sides, rng=rng, confidence=confidence)
 
-    def _columns(self, row: Row) -> list[tuple[Tensor, Tensor]]:
-        """Numerators and denominators of the units that have all of them, [N] each."""
+    def columns(self, row: Row) -> list[tuple[Tensor, Tensor]]:
+        """Numerators and denominators of each ratio, [N] each; 0 where a part is not measured.
+
+        Raises:
+            UsageError: the row lacks a sum.
+        """
+        places_M = torch.tensor(self._places(row), dtype=torch.long)
+
+        def spread(part_M: Tensor) -> Tensor:
+            return part_M.new_zeros(len(row.units)).index_copy(0, places_M, part_M)
+
+        return [(spread(over_M), spread(under_M)) for over_M, under_M in self._columns(row)]
+
+    def _places(self, row: Row) -> list[int]:
+        """Places of the units that have all sums of the figure."""
         names = {name for ratio in self.ratios for part in ratio for _, name in _terms(part)}
         if missing := names - row.sums.keys():
             raise UsageError(
                 f"{self.words} needs {min(missing)}, which a row of {row.source.command} lacks"
             )
         wanted = [row.sums[name] for name in sorted(names)]
-        places = [n for n in range(len(row.units)) if all(part[n] is not None for part in wanted)]
+        return [n for n in range(len(row.units)) if all(part[n] is not None for part in wanted)]
+
+    def _columns(self, row: Row) -> list[tuple[Tensor, Tensor]]:
+        """Numerators and denominators of the units that have all of them, [N] each."""
+        places = self._places(row)
 
         def column(part: str) -> Tensor:
             total_N = torch.zeros(len(places), dtype=torch.float64)

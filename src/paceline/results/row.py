@@ -22,8 +22,9 @@ Names of sums:
     score, target_score         of an answer, in [0, 1]; of the target's answer to it
     seconds, first_seconds, first_tokens
                                 of a request; until its first tokens, and their number
-    target_seconds, target_first_seconds, target_tokens
-                                of the same request with the target alone, timed by turns
+    target_seconds, target_first_seconds, target_tokens, target_first_tokens
+                                of the same request with the target alone, timed by turns;
+                                `reference_*`: with a third model
     nats, bytes                 -log p of the tokens of a text; size of the text in UTF-8
     tight, proven, printed, length, tvd
                                 of a prompt: bounds of its acceptance; see measure.bounds
@@ -121,6 +122,7 @@ class Row(StrictModel):
         totals: Figures of all units together or of no unit, such as corpus BLEU or the seconds of a
             pass.
         bounds: Their 95% intervals, where there are any.
+        error: Why the setting could not be measured, in one line; the row then has no sums.
     """
 
     schema_version: Literal[1] = SCHEMA_VERSION
@@ -132,6 +134,7 @@ class Row(StrictModel):
     sums: dict[str, tuple[float | None, ...]] = Field(default_factory=dict)
     totals: dict[str, float] = Field(default_factory=dict)
     bounds: dict[str, tuple[float, float]] = Field(default_factory=dict)
+    error: str = ""
     source: Source
 
     @model_validator(mode="after")
@@ -139,8 +142,8 @@ class Row(StrictModel):
         for name, values in self.sums.items():
             if len(values) != len(self.units):
                 raise ValueError(f"{name} has {len(values)} values for {len(self.units)} units")
-        if not self.sums and not self.totals:
-            raise ValueError("a row needs sums or totals")
+        if not self.sums and not self.totals and not self.error:
+            raise ValueError("a row needs sums, totals or an error")
         if unknown := self.bounds.keys() - self.totals.keys():
             raise ValueError(f"bounds of {min(unknown)}, which is not among the totals")
         return self
@@ -153,6 +156,15 @@ class Row(StrictModel):
             else self.setting.get(key) == value
             for key, value in conditions.items()
         )
+
+    def only(self, units: Sequence[int]) -> Row:
+        """The row with these units alone, in this order."""
+        if self.units == tuple(units):
+            return self
+        places = {unit: place for place, unit in enumerate(self.units)}
+        chosen = [places[unit] for unit in units]
+        sums = {name: tuple(values[n] for n in chosen) for name, values in self.sums.items()}
+        return self.model_copy(update={"units": tuple(units), "sums": sums})
 
 
 RowT = TypeVar("RowT", bound=Row)

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paceline.results.row import Row
     from paceline.studies.claim_file import Condition, Paired, Side
-    from paceline.studies.rows import StudyRow
     from paceline.studies.study_file import Label
 
 T = TypeVar("T")
@@ -147,10 +147,10 @@ def ranked(parts: Sequence[Part], rank: int, tail: float) -> Part:
     return chosen._replace(at=at, num_units=min(part.num_units for part in parts))
 
 
-def select(rows: Sequence[StudyRow], *conditions: Mapping[str, Condition]) -> list[StudyRow]:
+def select(rows: Sequence[Row], *conditions: Mapping[str, Condition]) -> list[Row]:
     """The rows that have all of these settings."""
 
-    def has(row: StudyRow, key: str, wanted: Condition) -> bool:
+    def has(row: Row, key: str, wanted: Condition) -> bool:
         value = row.setting.get(key)
         return value in wanted if isinstance(wanted, tuple) else value == wanted
 
@@ -163,9 +163,9 @@ def select(rows: Sequence[StudyRow], *conditions: Mapping[str, Condition]) -> li
 
 def paired_evidence(
     test: Paired,
-    rows: Sequence[StudyRow],
+    rows: Sequence[Row],
     tail: float,
-    everything: Sequence[StudyRow] | None = None,
+    everything: Sequence[Row] | None = None,
 ) -> Evidence | None:
     """The effects of a paired test; None if a side has no rows or there are too few units.
 
@@ -205,7 +205,7 @@ def _named(at: Mapping[str, object], keys: Sequence[str]) -> str:
 def _mean(
     test: Paired,
     strata: Sequence[Stratum],
-    rows: Sequence[StudyRow],
+    rows: Sequence[Row],
     place: str,
     name: str,
     sign: int,
@@ -265,7 +265,7 @@ class _Errors:
         return mean_bounds(self._values, tail, rng, self._extremes)
 
 
-def _on_scale(test: Paired, row: StudyRow, run: Run) -> tuple[float, Tensor] | None:
+def _on_scale(test: Paired, row: Row, run: Run) -> tuple[float, Tensor] | None:
     """The figure of a run and its influence, on the scale that is averaged; None if not there."""
     side = test.first if run.sign > 0 else test.second
     assert side is not None, "a run is of a side"
@@ -313,9 +313,7 @@ class _Group(NamedTuple):
         return cls(values_N, None)
 
 
-def _strata(
-    test: Paired, rows: Sequence[StudyRow]
-) -> list[tuple[dict[str, Label | None], Stratum]]:
+def _strata(test: Paired, rows: Sequence[Row]) -> list[tuple[dict[str, Label | None], Stratum]]:
     """A stratum per combination of values of across, each, most and some; none if a side is empty.
 
     Raises:
@@ -350,7 +348,7 @@ def _fixed_by(side: Side | None) -> set[str]:
 
 
 def _places(
-    test: Paired, keys: Sequence[str], firsts: Sequence[StudyRow], seconds: Sequence[StudyRow]
+    test: Paired, keys: Sequence[str], firsts: Sequence[Row], seconds: Sequence[Row]
 ) -> list[tuple[Label | None, ...]]:
     """The combinations that a side has or should have: named values, and every seed of each."""
     found = {_at(row, keys) for row in firsts}
@@ -367,7 +365,7 @@ def _places(
     return sorted(found, key=str)
 
 
-def _at(row: StudyRow, keys: Sequence[str]) -> tuple[Label | None, ...]:
+def _at(row: Row, keys: Sequence[str]) -> tuple[Label | None, ...]:
     return tuple(row.setting.get(key) for key in keys)
 
 
@@ -376,7 +374,7 @@ def _without(conditions: Mapping[str, T], keys: Collection[str]) -> dict[str, T]
     return {key: value for key, value in conditions.items() if key not in keys}
 
 
-def _row_at(at: Mapping[str, object], rows: Sequence[StudyRow]) -> StudyRow | None:
+def _row_at(at: Mapping[str, object], rows: Sequence[Row]) -> Row | None:
     """The row of a stratum, with the units of all looks.
 
     A row without a setting belongs to all strata of it: an unaligned draft has no seed.
@@ -395,7 +393,7 @@ def _row_at(at: Mapping[str, object], rows: Sequence[StudyRow]) -> StudyRow | No
     return pooled(group)
 
 
-def _stratum(test: Paired, name: str, first: StudyRow, second: StudyRow) -> Stratum:
+def _stratum(test: Paired, name: str, first: Row, second: Row) -> Stratum:
     first = measured(first, test.first.over or test.over, test.first.under or test.under)
     if test.second is None:
         assert test.than is not None, "the file is checked"
@@ -416,7 +414,7 @@ def _stratum(test: Paired, name: str, first: StudyRow, second: StudyRow) -> Stra
     return _compared(test, name, first, one, two)._replace(runs=_runs(test, first, second))
 
 
-def _runs(test: Paired, *sides: StudyRow) -> tuple[Run, ...]:
+def _runs(test: Paired, *sides: Row) -> tuple[Run, ...]:
     """The runs of training behind the sides, if the claim is on runs in general."""
     if SEED not in test.across:
         return ()
@@ -424,7 +422,7 @@ def _runs(test: Paired, *sides: StudyRow) -> tuple[Run, ...]:
     return tuple(Run(row.study, row.setting, sign) for sign, row in signs if SEED in row.setting)
 
 
-def _compared(test: Paired, name: str, row: StudyRow, one: Estimate, two: Estimate) -> Stratum:
+def _compared(test: Paired, name: str, row: Row, one: Estimate, two: Estimate) -> Stratum:
     if test.compare == "difference":
         influence_N = one.influence_N - two.influence_N
         largest, bounds = max(one.largest, two.largest), None
@@ -446,7 +444,7 @@ def _compared(test: Paired, name: str, row: StudyRow, one: Estimate, two: Estima
     return Stratum(name, row.population, row.units, effect, one.value, two.value)
 
 
-def measured(row: StudyRow, *names: str | None) -> StudyRow:
+def measured(row: Row, *names: str | None) -> Row:
     """The row without the units in which one of these sums was not measured."""
     columns = [row.sums[name] for name in names if name in row.sums]
     kept = [
@@ -460,7 +458,7 @@ def measured(row: StudyRow, *names: str | None) -> StudyRow:
     return row.model_copy(update={"units": tuple(row.units[place] for place in kept), "sums": sums})
 
 
-def figure(test: Paired, side: Side, row: StudyRow) -> Estimate:
+def figure(test: Paired, side: Side, row: Row) -> Estimate:
     """The side's figure in a row, transformed if the claim says so."""
     found = ratio_estimate(row, side.over or test.over, side.under or test.under)
     match side.transform:
@@ -472,7 +470,7 @@ def figure(test: Paired, side: Side, row: StudyRow) -> Estimate:
             return _scaled(found, mbsu(1.0, gamma, _parameter_ratio(row)))
 
 
-def ratio_estimate(row: StudyRow, over: str, under: str | None) -> Estimate:
+def ratio_estimate(row: Row, over: str, under: str | None) -> Estimate:
     """sum over / sum under of a row; its mean over units if `under` is None."""
     over_N = column(row, over)
     under_N = torch.ones_like(over_N) if under is None else column(row, under)
@@ -490,7 +488,7 @@ def _scaled(found: Estimate, factor: float) -> Estimate:
     return Estimate(factor * found.value, factor * found.influence_N, factor * found.largest)
 
 
-def _parameter_ratio(row: StudyRow) -> float:
+def _parameter_ratio(row: Row) -> float:
     """Parameters of the draft divided by those of the target."""
     ratio = row.setting.get("parameter_ratio")
     if not isinstance(ratio, int | float):
@@ -507,7 +505,7 @@ def _iid_tau(gamma: int, rate: Estimate) -> Estimate:
     return Estimate(sum(a**i for i in powers), slope * rate.influence_N, slope * rate.largest)
 
 
-def column(row: StudyRow, name: str) -> Tensor:
+def column(row: Row, name: str) -> Tensor:
     """A named sum of each unit, [N]; raises UsageError if the row lacks it or a value."""
     values = row.sums.get(name)
     if values is None or any(value is None for value in values):

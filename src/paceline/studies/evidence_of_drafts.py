@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paceline.results.row import Row
     from paceline.studies.claim_file import Correlation, Dominance, Pointwise, Side, SumRatio
-    from paceline.studies.rows import StudyRow
 
 _NUM_RESAMPLES = 4000
 _BEYOND = 5  # resamples beyond a bound, at least
@@ -65,9 +65,7 @@ class DominanceEffect(NamedTuple):
     num_units: int
 
 
-def dominance_effect(
-    test: Dominance, rows: Sequence[StudyRow], tail: float
-) -> DominanceEffect | None:
+def dominance_effect(test: Dominance, rows: Sequence[Row], tail: float) -> DominanceEffect | None:
     """Both distances with intervals; None if a side has no rows or too few units.
 
     Raises:
@@ -137,7 +135,7 @@ class _Largest:
 
 
 def own_figures(
-    test: Dominance, side: Side, rows: Sequence[StudyRow]
+    test: Dominance, side: Side, rows: Sequence[Row]
 ) -> dict[tuple[str, int], float] | None:
     """Figures by population and unit."""
     chosen = select(rows, test.rows, side.where)
@@ -160,7 +158,7 @@ class CorrelationEffect(NamedTuple):
 
 
 def correlation_effect(
-    test: Correlation, rows: Sequence[StudyRow], tail: float
+    test: Correlation, rows: Sequence[Row], tail: float
 ) -> CorrelationEffect | None:
     """The correlation of a test; None if there are too few rows or examples.
 
@@ -169,7 +167,7 @@ def correlation_effect(
     Raises:
         UsageError: the rows do not have a sum, or have different examples.
     """
-    looks: dict[str, list[StudyRow]] = {}
+    looks: dict[str, list[Row]] = {}
     for row in select(rows, test.rows):
         looks.setdefault(str(sorted(row.setting.items())), []).append(row)
     drafts = [pooled(group) for group in looks.values()]
@@ -188,7 +186,7 @@ def correlation_effect(
     return CorrelationEffect(found, len(drafts), len(drafts[0].units))
 
 
-def _figures(side: SumRatio, drafts: Sequence[StudyRow]) -> tuple[Tensor, Tensor]:
+def _figures(side: SumRatio, drafts: Sequence[Row]) -> tuple[Tensor, Tensor]:
     """-> the figure of each draft, [D], and the influence of each unit on them, [N, D]."""
     found = [ratio_estimate(row, side.over, side.under) for row in drafts]
     values_D = torch.tensor([one.value for one in found], dtype=torch.float64)
@@ -223,7 +221,7 @@ def correlation(
     return Interval(*(max(-1.0, min(1.0, one)) for one in bounds))
 
 
-def _columns(side: SumRatio, drafts: Sequence[StudyRow]) -> Tensor:
+def _columns(side: SumRatio, drafts: Sequence[Row]) -> Tensor:
     """Numerators and denominators of each draft's figure, in the order of the units, [N, D, 2]."""
     places = {unit: place for place, unit in enumerate(drafts[0].units)}
     found: list[Tensor] = []
@@ -280,7 +278,7 @@ class Check(NamedTuple):
     second: float
 
 
-def check(test: Pointwise, rows: Sequence[StudyRow]) -> Check | None:
+def check(test: Pointwise, rows: Sequence[Row]) -> Check | None:
     """Check a theorem at each unit; None if there are no rows.
 
     Raises:
@@ -310,7 +308,7 @@ def check(test: Pointwise, rows: Sequence[StudyRow]) -> Check | None:
 
 
 def _sums(
-    test: Pointwise, side: Side, rows: Sequence[StudyRow]
+    test: Pointwise, side: Side, rows: Sequence[Row]
 ) -> dict[tuple[str, int], tuple[float, ...]]:
     """The compared sums by population and unit."""
     chosen = select(rows, test.rows, side.where)
@@ -323,7 +321,7 @@ def _sums(
     return dict(zip(units, zip(*columns, strict=True), strict=True))
 
 
-def _pooled_setting(chosen: Sequence[StudyRow]) -> StudyRow:
+def _pooled_setting(chosen: Sequence[Row]) -> Row:
     if any(row.setting != chosen[0].setting for row in chosen):
         raise UsageError("a side of a claim matches several settings; name one in where")
     return pooled(chosen)

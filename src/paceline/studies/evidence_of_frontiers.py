@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from paceline.bench.comparison import (
+from paceline.core.bootstrap import LEAST_UNITS, Interval, percentile_interval
+from paceline.errors import UsageError
+from paceline.results.comparison import (
     ACCEPTED,
     CALLS_SAVED,
     SPEEDUP,
@@ -13,24 +15,19 @@ from paceline.bench.comparison import (
     Group,
     QualityAt,
     Width,
+    compare_curves,
 )
-from paceline.bench.comparison import compare as compare_best
-from paceline.bench.measured_frontier import Frontier
-from paceline.bench.quality_curves import compare_curves
-from paceline.bench.schema import Baseline, ExampleRow, ResultRow, family
-from paceline.core.bootstrap import LEAST_UNITS, Interval, percentile_interval
-from paceline.decode.strategies import Autoregressive
-from paceline.errors import UsageError
+from paceline.results.comparison import compare as compare_best
+from paceline.results.frontier import TARGET_ALONE, Frontier, family_of
 from paceline.results.row import pooled
 from paceline.studies.evidence import Evidence, Part, select
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from paceline.bench.comparison import Comparison, Cost
-    from paceline.decode.strategies import DecodingConfig
+    from paceline.results.comparison import Comparison, Cost
+    from paceline.results.row import Row
     from paceline.studies.claim_file import Condition, FrontierTest
-    from paceline.studies.rows import StudyRow
 
 _NUM_RESAMPLES = 10_000  # intervals of claims are wide: their tails need many
 _COSTS: dict[str, Cost] = {"accepted": ACCEPTED, "calls": CALLS_SAVED, "time": SPEEDUP}
@@ -39,7 +36,7 @@ LEAST_OVERLAP = 0.6
 """Curves that share less of their costs, as a part of the longer curve, get no verdict."""
 
 
-def frontier_evidence(test: FrontierTest, rows: Sequence[StudyRow]) -> Evidence | None:
+def frontier_evidence(test: FrontierTest, rows: Sequence[Row]) -> Evidence | None:
     """Compare every first family with every second one; None if there are too few examples.
 
     Evidence without parts: no pair has a verdict.
@@ -54,7 +51,7 @@ def frontier_evidence(test: FrontierTest, rows: Sequence[StudyRow]) -> Evidence 
         for where in conditions
     ]
     units = _shared([side for sides in chosen for side in sides])
-    names = {family(row.decoding) for row in rows if row.decoding is not None}
+    names = {family_of(row) for row in rows}
     for side in zip(*test.pairs, strict=True):
         if not any(Group(one).has(name) for one in side for name in names):
             raise UsageError(f"no rows of {', '.join(side)}")
@@ -134,11 +131,11 @@ def _compared(
     return compare_best(one, first, second, statistic, 1, other=two)
 
 
-_kept: dict[tuple[object, ...], tuple[Sequence[StudyRow], Frontier | None]] = {}
+_kept: dict[tuple[object, ...], tuple[Sequence[Row], Frontier | None]] = {}
 _NUM_KEPT = 3  # the claims of a paper come by statistic, and then by task
 
 
-def _kept_frontier(rows: Sequence[StudyRow], units: frozenset[int] | None) -> Frontier | None:
+def _kept_frontier(rows: Sequence[Row], units: frozenset[int] | None) -> Frontier | None:
     """The frontier of these row objects; the last ones are kept, because claims share them."""
     key = (units, *map(id, rows))
     if key not in _kept:
@@ -148,7 +145,7 @@ def _kept_frontier(rows: Sequence[StudyRow], units: frozenset[int] | None) -> Fr
     return _kept[key][1]
 
 
-def _of_side(rows: Sequence[StudyRow], where: Mapping[str, Condition]) -> list[StudyRow]:
+def _of_side(rows: Sequence[Row], where: Mapping[str, Condition]) -> list[Row]:
     """The rows of one side; a row without a setting, such as the target alone, is of both."""
     return [
         row
@@ -157,14 +154,14 @@ def _of_side(rows: Sequence[StudyRow], where: Mapping[str, Condition]) -> list[S
     ]
 
 
-def _shared(sides: Sequence[Sequence[StudyRow]]) -> frozenset[int] | None:
+def _shared(sides: Sequence[Sequence[Row]]) -> frozenset[int] | None:
     """The examples that all sides have; None if they are all examples of each."""
     units = [frozenset(unit for row in rows for unit in row.units) for rows in sides]
     return None if len(set(units)) == 1 else frozenset.intersection(*units)
 
 
 def frontier_of(
-    rows: Sequence[StudyRow], num_resamples: int, units: frozenset[int] | None = None
+    rows: Sequence[Row], num_resamples: int, units: frozenset[int] | None = None
 ) -> Frontier | None:
     """The frontier of the cells among these rows; None if the target alone is not among them.
 
@@ -173,12 +170,12 @@ def frontier_of(
     Raises:
         UsageError: the cells are of several temperatures, tasks, pairs or parts of a study.
     """
-    cells: dict[str, list[StudyRow]] = {}
+    cells: dict[str, list[Row]] = {}
     for row in rows:
-        if row.decoding is not None:
-            cells.setdefault(row.decoding.model_dump_json(), []).append(row)
+        if family_of(row):
+            cells.setdefault(str(sorted(row.setting.items())), []).append(row)
     found = [pooled(group) for group in cells.values()]
-    targets = [row for row in found if row.decoding and _is_target(row.decoding)]
+    targets = [row for row in found if family_of(row) == TARGET_ALONE]
     if not targets:
         return None
     for key in ("temperature", "task", "pair", "part", "draft"):
@@ -195,52 +192,4 @@ def frontier_of(
                 "study again, so that all have the same looks"
             )
     kept = [unit for unit in targets[0].units if units is None or unit in units]
-    return Frontier([_result_row(row, kept) for row in found], num_resamples=num_resamples)
-
-
-def _is_target(decoding: DecodingConfig) -> bool:
-    return isinstance(decoding.strategy, Autoregressive)
-
-
-def _result_row(row: StudyRow, units: Sequence[int]) -> ResultRow:
-    """The row of a cell without its text: rows of studies count tokens and do not keep them.
-
-    Its examples are in the order of `units`, because cells are resampled together.
-    """
-    assert row.decoding is not None, "the caller checks it"
-    counts = row.sums
-    places = {unit: place for place, unit in enumerate(row.units)}
-
-    def example(place: int) -> ExampleRow:
-        def count(name: str) -> int:
-            return int(counts[name][place] or 0)
-
-        def seconds(name: str) -> float | None:
-            return counts[name][place] if name in counts else None
-
-        alone = seconds("target_seconds")
-        return ExampleRow(
-            tokens=(0,) * count("tokens"),
-            score=counts["score"][place],
-            seconds=seconds("seconds") or 0.0,
-            first_seconds=0.0,
-            baseline=None
-            if alone is None
-            else Baseline(seconds=alone, first_seconds=0.0, num_tokens=count("target_tokens")),
-            num_target_calls=count("calls"),
-            num_drafted=count("examined"),
-            num_examined=count("examined"),
-            num_rejected=count("rejected"),
-            num_first_tokens=0,
-            num_prefill_tokens=count("prefill_tokens"),
-        )
-
-    examples = tuple(example(places[unit]) for unit in units)
-    return ResultRow(
-        key=row.decoding.model_dump_json(),
-        context=row.study,
-        decoding=row.decoding,
-        metric="score",
-        status="done",
-        examples=examples,
-    )
+    return Frontier([row.only(kept) for row in found], num_resamples=num_resamples)

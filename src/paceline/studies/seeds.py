@@ -37,10 +37,10 @@ from paceline.results.row import pooled
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from paceline.studies.rows import StudyRow
+    from paceline.results.row import Row
     from paceline.studies.study_file import Label
 
-    Measure = Callable[[StudyRow, "Run"], tuple[float, Tensor] | None]
+    Measure = Callable[[Row, "Run"], tuple[float, Tensor] | None]
 
 SEED = "seed"
 _MEASURED = ("task", "temperature", "top_p", "label", "step", "parameter_ratio", "gamma")
@@ -136,7 +136,7 @@ def with_seeds(
 
 
 def seed_spread(
-    rows: Sequence[StudyRow],
+    rows: Sequence[Row],
     run: Run,
     measure: Measure,
 ) -> Spread | None:
@@ -175,7 +175,7 @@ class _Place(NamedTuple):
 
 
 def _of_rows(
-    rows: Sequence[StudyRow],
+    rows: Sequence[Row],
     run: Run,
     measure: Measure,
 ) -> Spread | None:
@@ -191,11 +191,11 @@ def _of_rows(
 
 
 def _places(
-    rows: Sequence[StudyRow],
+    rows: Sequence[Row],
     run: Run,
     measure: Measure,
 ) -> list[_Place]:
-    looks: dict[str, list[StudyRow]] = {}
+    looks: dict[str, list[Row]] = {}
     for row in rows:
         looks.setdefault(f"{row.study} {sorted(row.setting.items())}", []).append(row)
     found: dict[str, dict[str, dict[Label, tuple[float, Tensor]]]] = {}

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError
 from paceline.progress import Progress, silent
-from paceline.results.row import read_rows, write_rows
+from paceline.results.row import Row, read_rows, write_rows
 from paceline.studies.claim_file import FILE, read_claims
 from paceline.studies.collect import collect
-from paceline.studies.rows import StudyRow
+from paceline.studies.published import read_verdicts
 from paceline.studies.run import run_study
 from paceline.studies.study_file import FOLDER, find_studies, read_study
 from paceline.studies.verdicts import UNDECIDED, Finding, judge
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from paceline.studies.study_file import Scale, StudyConfig
 
 
-RUNS, COMMITTED = Path("runs/studies"), Path("docs/studies")
+RUNS, VERDICTS = Path("runs/studies"), Path("docs/studies/verdicts.json")
 
 
 def run_and_judge(
@@ -33,7 +33,7 @@ def run_and_judge(
     progress: Progress = silent,
     claims: Path = FILE,
     runner: Runner | None = None,
-) -> tuple[list[StudyRow], list[Finding]]:
+) -> tuple[list[Row], list[Finding]]:
     """Run the study; draw examples again while a claim of it is undecided.
 
     Writes `rows.jsonl` after each look, before the claims are judged. `runner`: as in `run_study`.
@@ -46,7 +46,7 @@ def run_and_judge(
         StudyError: a stage failed; finished stages are kept.
     """
     file = read_claims(claims) if claims.exists() else None
-    rows: list[StudyRow] = []
+    rows: list[Row] = []
     findings: list[Finding] = []
 
     def judge_look(stages: Sequence[PlannedStage]) -> bool:
@@ -62,7 +62,33 @@ def run_and_judge(
     return rows, findings
 
 
-def judge_all(rows: Sequence[StudyRow], claims: Path = FILE) -> list[Finding]:
+def current_verdicts(
+    places: Sequence[Path] | None = None, claims: Path = FILE
+) -> tuple[list[Row], list[Finding]]:
+    """Rows, and the verdicts on all claims.
+
+    Args:
+        places: As in `study_rows`. None: of studies that have rows in runs/studies, their verdicts
+            are judged now; those of other studies are the published ones.
+        claims: File of claims.
+
+    Raises:
+        UsageError: as `judge_all`; or there are neither rows nor published verdicts.
+    """
+    if places is not None or not VERDICTS.exists():
+        rows = study_rows(places)
+        return rows, judge_all(rows, claims)
+    file = read_claims(claims)
+    findings = read_verdicts(VERDICTS, file.claims)
+    rows = study_rows() if any(RUNS.glob("*/rows.jsonl*")) else []
+    if rows:
+        own = {row.study for row in rows}
+        judged = {one.claim.id: one for one in judge_all(rows, claims)}
+        findings = [judged[f.claim.id] if f.claim.study in own else f for f in findings]
+    return rows, findings
+
+
+def judge_all(rows: Sequence[Row], claims: Path = FILE) -> list[Finding]:
     """Verdicts on all claims.
 
     Args:
@@ -77,21 +103,21 @@ def judge_all(rows: Sequence[StudyRow], claims: Path = FILE) -> list[Finding]:
     return judge(read_claims(claims), rows, looks)
 
 
-def study_rows(places: Sequence[Path] | None = None) -> list[StudyRow]:
+def study_rows(places: Sequence[Path] | None = None) -> list[Row]:
     """All rows of studies.
 
     Args:
         places: Files of rows, directories of one study, or directories with one directory per
-            study. None: those of runs/studies, and of docs/studies for other studies; there a
-            directory counts only for the study of its name, because a run with other models, in
-            another directory, is not evidence on the same claims.
+            study. None: those of runs/studies; there a directory counts only for the study of its
+            name, because a run with other models, in another directory, is not evidence on the
+            same claims.
 
     Raises:
         UsageError: there are no files of rows, or a row is malformed or of another version.
     """
-    rows: list[StudyRow] = []
+    rows: list[Row] = []
     for path in row_files(places):
-        found = read_rows(path, StudyRow)
+        found = read_rows(path)
         rows += [row for row in found if places is not None or row.study == path.parent.name]
     return rows
 
@@ -102,17 +128,19 @@ def row_files(places: Sequence[Path] | None = None) -> list[Path]:
     Raises:
         UsageError: there are none.
     """
-    chosen = [COMMITTED, RUNS] if places is None else list(places)
+    chosen = [RUNS] if places is None else list(places)
     found: dict[str, Path] = {}
     for place in chosen:
         if places is not None and not place.exists():
             raise UsageError(f"{place} does not exist; name a file of rows, or a directory")
         if place.is_file():
             found[str(place)] = place
-        for name in ("rows.jsonl.gz", "rows.jsonl"):
+        names = ("rows.jsonl.gz", "rows.jsonl")
+        if own := [place / name for name in names if (place / name).is_file()]:
+            found[place.name] = own[-1]  # of one study; its stages have rows of their own
+            continue
+        for name in names:
             found |= {path.parent.name: path for path in sorted(place.glob(f"*/{name}"))}
-            if (place / name).is_file():
-                found[place.name] = place / name
     if not found:
         where = " or ".join(map(str, chosen))
         raise UsageError(f"no rows of a study in {where}; run one: paceline study list")

@@ -36,10 +36,10 @@ from paceline.studies.evidence_of_frontiers import frontier_evidence
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline.results.row import Row
     from paceline.studies.claim_file import Claim, ClaimFile, Expected
     from paceline.studies.evidence import Evidence
     from paceline.studies.evidence_of_drafts import DominanceEffect
-    from paceline.studies.rows import StudyRow
 
 Verdict = Literal[
     "holds",
@@ -109,6 +109,15 @@ class Finding(NamedTuple):
         return "smaller than the interval" if size.high < self.effect.low else "in the interval"
 
     @property
+    def effect_text(self) -> str:
+        """The effect with its interval; a ratio as a percentage, empty without an effect."""
+        if self.effect is None:
+            return ""
+        form = "+.1%" if getattr(self.claim.test, "compare", "") == "ratio" else "+.3f"
+        value, low, high = (format(bound, form) for bound in self.effect)
+        return f"{value} ({low} to {high})"
+
+    @property
     def margins(self) -> str:
         """What was known when margin and test were fixed; empty if nothing was."""
         claim = self.claim
@@ -121,7 +130,7 @@ class Finding(NamedTuple):
         return text
 
 
-def judge(file: ClaimFile, rows: Sequence[StudyRow], looks: dict[str, int]) -> list[Finding]:
+def judge(file: ClaimFile, rows: Sequence[Row], looks: dict[str, int]) -> list[Finding]:
     """The verdict on each claim. `looks`: the planned number of looks of each study."""
     found: list[Finding] = []
     for claim in file.claims:
@@ -138,9 +147,9 @@ def judge(file: ClaimFile, rows: Sequence[StudyRow], looks: dict[str, int]) -> l
 
 def judge_one(
     claim: Claim,
-    rows: Sequence[StudyRow],
+    rows: Sequence[Row],
     tail: float,
-    everything: Sequence[StudyRow] | None = None,
+    everything: Sequence[Row] | None = None,
 ) -> Finding:
     """The verdict on one claim by the rows of its study.
 
@@ -164,7 +173,7 @@ def judge_one(
 
 
 def _judged(
-    claim: Claim, rows: Sequence[StudyRow], tail: float, everything: Sequence[StudyRow] | None
+    claim: Claim, rows: Sequence[Row], tail: float, everything: Sequence[Row] | None
 ) -> Finding | None:
     match claim.test:
         case Paired():
@@ -291,7 +300,7 @@ def _dominance(claim: Claim, test: Dominance, effect: DominanceEffect) -> Findin
 
 
 def _correlation(
-    claim: Claim, test: Correlation, rows: Sequence[StudyRow], tail: float
+    claim: Claim, test: Correlation, rows: Sequence[Row], tail: float
 ) -> Finding | None:
     effect = correlation_effect(test, rows, tail)
     if effect is None:
@@ -312,7 +321,7 @@ def _correlation(
     )
 
 
-def _checked(claim: Claim, test: Pointwise, rows: Sequence[StudyRow]) -> Finding | None:
+def _checked(claim: Claim, test: Pointwise, rows: Sequence[Row]) -> Finding | None:
     found = check(test, rows)
     if found is None:
         return None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paceline.bench.measured_frontier import is_lossless
-from paceline.bench.schema import ORACLE, TARGET_ALONE, family, setting
+from paceline.bench.answers import context_of
+from paceline.bench.prediction import REJECTION, SPEEDUP, SURPRISAL
+from paceline.bench.settings import family, setting
 from paceline.core.bootstrap import LEAST_UNITS, Interval
-from paceline.decode.strategies import ResponseByResponse, Speculative
+from paceline.results.frontier import ORACLE, TARGET_ALONE, family_of, is_lossless
 from paceline.view import charts
 from paceline.view.bench_run import Curve, curves
 from paceline.view.charts import Axis
@@ -31,12 +32,11 @@ from paceline.view.page import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from paceline.bench.measured_frontier import Frontier, Reached
-    from paceline.bench.prediction import Prediction
-    from paceline.bench.schema import ResultRow
     from paceline.bench.sequential_test import Tried
     from paceline.bench.tune import Tuned
     from paceline.decode.strategies import DecodingConfig
+    from paceline.results.frontier import Frontier, Reached
+    from paceline.results.row import Row as Cell
     from paceline.view.bench_run import Cells, Results
     from paceline.view.page import Row
 
@@ -49,6 +49,7 @@ _MEASURED = (
 _QUALITY, _SPEED, _DECODING, _REJECTED, _CALLS = (
     Axis(words_of(name), format=".2f", bounds=True) for name in _MEASURED[1:]
 )
+_DIGESTS = ("context", "key")
 _TERMS = ("family", "setting", "95% interval", "lossless")
 
 
@@ -60,18 +61,19 @@ def bench_page(results: Results) -> Page:
     several = len(results.parts) > 1
     sections: list[Section] = []
     for cells in results.parts:
-        sections += _sections(cells, results.predictions, f", {cells.name}" if several else "")
+        sections += _sections(cells, f", {cells.name}" if several else "")
     if failed := [row for cells in results.parts for row in cells.failed]:
-        rows = [_names(row) | {"reason": row.error or "no reason recorded"} for row in failed]
+        rows = [_names(row) | {"reason": row.error} for row in failed]
         sections.append(Section("Failed cells", [Table("Failed cells", rows)]))
     task = "No manifest: models, seed and machine are unknown"
     if config:
         engine = (config.get("engine") or {}).get("engine")
         name = config["task"].get("task") or config["task"].get("import")  # a task of the user
         task = f"Task: {name}" + (f", in {engine}" if engine else "")
-    done = [row for row in results.rows if row.status == "done"]
-    context = f"Context of the rows: {results.rows[-1].context}"
-    signatures = [f"{name}: {text}" for name, text in done[0].signatures.items()] if done else []
+    done = [row for row in results.rows if not row.error]
+    context = f"Context of the rows: {context_of(results.rows[-1])}"
+    marks = done[0].source.fingerprints if done else {}
+    signatures = [f"{name}: {text}" for name, text in marks.items() if name not in _DIGESTS]
     return Page(
         title="Quality and speed of decoding settings",
         verdict=" ".join(_verdict(cells, several=several) for cells in results.parts),
@@ -82,16 +84,19 @@ def bench_page(results: Results) -> Page:
     )
 
 
-def _few(done: Sequence[ResultRow]) -> str:
+def _few(done: Sequence[Cell]) -> str:
     """A remark if half of the examples cannot give intervals."""
-    examples = done[0].examples if done else ()
-    timed = sum(example.baseline is not None for example in examples)
+    timed = _num_timed(done[0]) if done else 0
     if not done or timed >= 2 * LEAST_UNITS:
         return ""
     return (
         f"Fewer than {2 * LEAST_UNITS} timed examples: half of them choose the best settings, and "
         "the other half are too few for intervals with 95% coverage"
     )
+
+
+def _num_timed(row: Cell) -> int:
+    return sum(seconds is not None for seconds in row.sums["target_seconds"])
 
 
 def _facts(results: Results, done: int) -> list[Fact]:
@@ -108,8 +113,8 @@ def _facts(results: Results, done: int) -> list[Fact]:
         if len(facts) == 1:
             timed = f"{frontier.num_timed} timed"
             facts.append(Fact("examples", str(frontier.num_examples), timed))
-        if metric := frontier.target.metric:
-            quality = frontier.quality(frontier.target)
+        if metric := frontier.target.setting.get("metric"):
+            quality = frontier.measure("quality", frontier.target)
             facts.append(Fact.of(f"target's quality ({metric}){at}", quality, ".3f"))
         again = frontier.against_itself()
         if again.value == again.value:
@@ -127,19 +132,19 @@ def _verdict(cells: Cells, *, several: bool) -> str:
         text = "no setting with at least the target's quality is faster than the target alone"
         if best is not None:
             speed = interval_text(best.value, ".2f", "x")
-            text += f": the fastest, {name_of(best.row.decoding)}, has {speed}"
+            text += f": the fastest, {_name(best.row)}, has {speed}"
         return sentence(f"{at}{text}")
     sure = "" if best.value.low > 1 else "; its interval includes 1"
     kept = "by proof" if is_lossless(best.row) else interval_text(best.bound, ".2f")
     return sentence(
         f"{at}the fastest setting with at least the target's quality is "
-        f"{name_of(best.row.decoding)}: {interval_text(best.value, '.2f', 'x')} the target's "
+        f"{_name(best.row)}: {interval_text(best.value, '.2f', 'x')} the target's "
         f"speed{sure}. Quality / target's: {kept}."
     )
 
 
-def _counts(row: ResultRow) -> bool:
-    name = family(row.decoding)
+def _counts(row: Cell) -> bool:
+    name = family_of(row)
     return name != TARGET_ALONE and not name.startswith(ORACLE)
 
 
@@ -148,16 +153,20 @@ def name_of(decoding: DecodingConfig) -> str:
     return f"{family(decoding)} {setting(decoding)}".strip()
 
 
-def _names(row: ResultRow | Tried) -> Row:
-    return {"family": family(row.decoding), "setting": setting(row.decoding) or "-"}
+def _name(row: Cell) -> str:
+    return f"{family_of(row)} {row.setting.get('setting', '')}".strip()
 
 
-def _sections(cells: Cells, predictions: Mapping[str, Prediction], suffix: str) -> list[Section]:
+def _names(row: Cell) -> Row:
+    return {"family": family_of(row), "setting": row.setting.get("setting", "-")}
+
+
+def _sections(cells: Cells, suffix: str) -> list[Section]:
     frontier = cells.frontier
     if frontier is None:
         return [Section(f"Cells{suffix}", [Text("", cells.silence)])]
     rows = [
-        _cell(frontier, row, predictions.get(row.key))
+        _cell(frontier, row)
         for curve in [*curves(frontier), Curve(TARGET_ALONE, 0, [frontier.target])]
         for row in curve.cells
     ]
@@ -171,25 +180,22 @@ def _sections(cells: Cells, predictions: Mapping[str, Prediction], suffix: str) 
     return [Section(f"{title}{suffix}", found, _TERMS) for title, found in blocks.items() if found]
 
 
-def _cell(frontier: Frontier, row: ResultRow, predicted: Prediction | None) -> Row:
+def _cell(frontier: Frontier, row: Cell) -> Row:
     """All figures of a cell."""
-    strategy = row.decoding.strategy
-    gamma = strategy.num_speculative_tokens if isinstance(strategy, Speculative) else 0
-    found = _names(row) | {"gamma": str(gamma)}
+    found = _names(row) | {"gamma": str(row.setting.get("gamma", 0))}
     for name in _MEASURED:
-        is_missing = (name.endswith("quality") and frontier.target.metric is None) or (
-            name == "decoding_speedup" and isinstance(strategy, ResponseByResponse)
+        is_missing = (name.endswith("quality") and "score" not in frontier.target.sums) or (
+            name == "decoding_speedup" and row.setting["strategy"] == "sequence_cascade"
         )
-        value = None if is_missing else getattr(frontier, name)(row)
-        found |= bounded(words_of(name), value)
-    speedup = frontier.speedup(row).value
+        found |= bounded(words_of(name), None if is_missing else frontier.measure(name, row))
+    speedup = frontier.measure("speedup", row).value
     found |= {"relative latency": 1 / speedup if speedup else None}
-    if predicted is not None:
-        found |= {"predicted rejection rate": predicted.predicted_rejection}
-        found |= {"predicted decoding speedup": predicted.predicted_speedup}
-    for name, value in row.corpus_scores.items():
-        ends = row.corpus_intervals.get(name)
-        found |= {name: value} if ends is None else bounded(name, Interval(value, *ends))
+    if SPEEDUP in row.totals:
+        found |= {words_of(name): row.totals.get(name) for name in (REJECTION, SPEEDUP)}
+    for name, value in row.totals.items():
+        if name not in (REJECTION, SURPRISAL, SPEEDUP):
+            ends = row.bounds.get(name)
+            found |= {name: value} if ends is None else bounded(name, Interval(value, *ends))
     return found
 
 
@@ -260,7 +266,7 @@ def _reached(name: str, best: Reached | None) -> Row:
     figure, bound = name.split()[0], {"speedup": "quality", "quality": "speedup"}
     if best is None:
         return {name: None, f"setting ({figure})": "not reached", f"its {bound[figure]}": None}
-    place = {f"setting ({figure})": setting(best.row.decoding)}
+    place = {f"setting ({figure})": best.row.setting.get("setting", "")}
     return bounded(name, best.value) | place | bounded(f"its {bound[figure]}", best.bound)
 
 
@@ -277,22 +283,14 @@ def _rejections(rows: Sequence[Row]) -> list[Figure]:
 
 def _seconds(frontier: Frontier) -> list[Figure]:
     """Distributions over examples of ms per token: the target alone and each family's fastest."""
-    alone = [
-        1e3 * one.baseline.seconds / one.baseline.num_tokens
-        for one in frontier.target.examples
-        if one.baseline is not None and one.baseline.num_tokens
-    ]
+    alone = _ms_per_token(frontier.target, "target_")
     samples = {"target alone": alone}
     cells = [row for row in frontier.rows if _counts(row)]
-    fastest: dict[str, ResultRow] = {}
-    for row in sorted(cells, key=lambda row: -frontier.speedup(row).value):
-        fastest.setdefault(family(row.decoding), row)
+    fastest: dict[str, Cell] = {}
+    for row in sorted(cells, key=lambda row: -frontier.measure("speedup", row).value):
+        fastest.setdefault(family_of(row), row)
     for row in list(fastest.values())[: _MOST_SAMPLES - 1]:
-        samples[name_of(row.decoding)] = [
-            1e3 * one.seconds / len(one.tokens)
-            for one in row.examples
-            if one.baseline is not None and one.tokens
-        ]
+        samples[_name(row)] = _ms_per_token(row)
     if len(alone) < 2 or len(samples) < 2:
         return []
     rows = charts.dominance_rows(samples, "ms per token", "decoding")
@@ -305,6 +303,14 @@ def _seconds(frontier: Frontier) -> list[Figure]:
     )
     panels = [Panel(charts.dominance(rows, axis, "decoding"))]
     return [Figure("Time per token over examples", text, panels, rows)]
+
+
+def _ms_per_token(row: Cell, of: str = "") -> list[float]:
+    """Of the requests that were timed beside the target alone; `of`: prefix of the sums."""
+    timed = zip(
+        *(row.sums[name] for name in ("target_seconds", f"{of}seconds", f"{of}tokens")), strict=True
+    )
+    return [1e3 * (s or 0) / count for alone, s, count in timed if alone is not None and count]
 
 
 def _predictions(rows: Sequence[Row]) -> list[Figure]:
@@ -395,7 +401,8 @@ def _tested(found: Tuned) -> Figure:
 
 def _tried(one: Tried, *, absolute: bool) -> Row:
     name = "quality" if absolute else "relative_quality"
-    row = _names(one) | {"examples": one.examples} | bounded(words_of(name), getattr(one, name))
+    names = {"family": family(one.decoding), "setting": setting(one.decoding) or "-"}
+    row = names | {"examples": one.examples} | bounded(words_of(name), getattr(one, name))
     return row | bounded("speedup", one.speedup) | {"lower limit": one.lower_limit, "met": one.met}
 
 

@@ -1,4 +1,4 @@
-"""Reads the run directory of a bench: rows by temperature, predictions and manifest."""
+"""Reads the run directory of a bench: rows by temperature, and the manifest."""
 
 from __future__ import annotations
 
@@ -7,24 +7,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
 
-from paceline.bench.measured_frontier import Frontier
-from paceline.bench.prediction import read_predictions
-from paceline.bench.runner import read_rows, without_dropped
-from paceline.bench.schema import TARGET_ALONE, TARGET_BONUS, ResultRow, family
-from paceline.bench.workbench import Grid
-from paceline.decode.strategies import Autoregressive, BigLittle, Speculative
+from paceline.bench.answers import context_of, key_of, read_rows
+from paceline.bench.settings import TARGET_BONUS, setting_of
+from paceline.bench.workbench import Grid, cell_key
 from paceline.errors import UsageError
 from paceline.permissions import Origin
 from paceline.records import RunDirectory
+from paceline.results.frontier import TARGET_ALONE, Frontier, family_of
 from paceline.view.page import sampling_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from paceline.bench.prediction import Prediction
-    from paceline.core.sampling import SamplingParams
-    from paceline.decode.strategies import DecodingConfig
+    from paceline.results.row import Label, Row
 
 _ORDER = (  # related families next to each other, as in the papers
     *("lossless", "lossy beta 1.0", "lossy beta tuned"),
@@ -34,6 +30,7 @@ _ORDER = (  # related families next to each other, as in the papers
     *("token_cascade", "sequence_cascade", "sequence_cascade normalised", "big_little"),
 )
 _THRESHOLDS = ("alpha", "epsilon", "threshold", "rollback")
+_LENGTHS = ("gamma", "fallback")
 
 
 @dataclass(frozen=True)
@@ -45,21 +42,21 @@ class Cells:
         frontier: None if the target alone has no finished cell.
         done: Finished cells.
         failed: Failed cells.
-        missing: Cells of the manifest's grid without a row.
+        missing: Settings of the cells of the manifest's grid without a row.
     """
 
     name: str
     frontier: Frontier | None
-    done: Sequence[ResultRow]
-    failed: Sequence[ResultRow]
-    missing: Sequence[DecodingConfig]
+    done: Sequence[Row]
+    failed: Sequence[Row]
+    missing: Sequence[dict[str, Label]]
 
     @property
     def empty_families(self) -> list[str]:
         """Families in the grid without a finished cell."""
-        asked = [*(row.decoding for row in self.failed), *self.missing]
-        finished = {family(row.decoding) for row in self.done}
-        return sorted({family(decoding) for decoding in asked} - finished)
+        asked = [*(row.setting for row in self.failed), *self.missing]
+        names = {str(setting["family"]) for setting in asked}
+        return sorted(names - {family_of(row) for row in self.done})
 
     @property
     def judged(self) -> Frontier | None:
@@ -74,7 +71,7 @@ class Cells:
                 "The target alone has no finished cell here, so there is nothing to compare "
                 f"{len(self.done)} finished cells with; run the bench again."
             )
-        if self.frontier.target.metric is None:
+        if "score" not in self.frontier.target.sums:
             return "The task has no metric, so there is no quality to compare with speed."
         if not self.frontier.value("quality", self.frontier.target) > 0:
             return "The target's own quality is 0, so quality / target's is undefined."
@@ -85,9 +82,8 @@ class Cells:
 class Results:
     """Contents of a run directory."""
 
-    rows: Sequence[ResultRow]
+    rows: Sequence[Row]
     parts: Sequence[Cells]
-    predictions: dict[str, Prediction]
     manifest: dict[str, Any] | None
 
 
@@ -96,7 +92,7 @@ class Curve(NamedTuple):
 
     name: str
     length: float
-    cells: list[ResultRow]
+    cells: list[Row]
 
 
 def read_results(folder: Path) -> Results:
@@ -106,43 +102,44 @@ def read_results(folder: Path) -> Results:
     if not rows:
         other = "only result rows of another bench" if read_rows(folder) else "no result rows"
         raise UsageError(f"{folder} has {other}; run `paceline bench` with this output first")
-    planned = _planned(manifest)
+    planned = _planned(manifest, context_of(rows[0]))
     if planned:
-        rows = without_dropped(rows, planned)
-    samplings = dict.fromkeys(row.decoding.sampling for row in rows)
-    samplings |= dict.fromkeys(decoding.sampling for decoding in planned)
-    ordered = sorted(samplings, key=lambda sampling: sampling.temperature)
+        rows = [row for row in rows if not row.error or key_of(row) in planned]
+    tried = {key_of(row) for row in rows}
+    missing = [setting for key, setting in planned.items() if key not in tried]
+    samplings: dict[str, dict[str, Label]] = {}
+    for setting in [*(row.setting for row in rows), *planned.values()]:
+        samplings.setdefault(sampling_words(setting), setting)
+    ordered = sorted(samplings, key=lambda name: float(samplings[name]["temperature"]))
     return Results(
         rows=rows,
-        parts=[_cells(sampling, rows, planned) for sampling in ordered],
-        predictions=read_predictions(folder),
+        parts=[
+            _cells(
+                name,
+                [row for row in rows if sampling_words(row.setting) == name],
+                [setting for setting in missing if sampling_words(setting) == name],
+            )
+            for name in ordered
+        ],
         manifest=manifest,
     )
 
 
-def _cells(
-    sampling: SamplingParams, rows: Sequence[ResultRow], planned: Sequence[DecodingConfig]
-) -> Cells:
-    here = [row for row in rows if row.decoding.sampling == sampling]
-    done = [row for row in here if row.status == "done"]
-    answered = any(isinstance(row.decoding.strategy, Autoregressive) for row in done)
-    tried = [row.decoding for row in here]
-    return Cells(
-        name=sampling_words(vars(sampling)),
-        frontier=Frontier(done) if answered else None,
-        done=done,
-        failed=[row for row in here if row.status == "failed"],
-        missing=[cell for cell in planned if cell.sampling == sampling and cell not in tried],
-    )
+def _cells(name: str, rows: Sequence[Row], missing: Sequence[dict[str, Label]]) -> Cells:
+    done = [row for row in rows if not row.error]
+    answered = any(family_of(row) == TARGET_ALONE for row in done)
+    failed = [row for row in rows if row.error]
+    return Cells(name, Frontier(done) if answered else None, done, failed, missing)
 
 
-def _planned(manifest: dict[str, Any] | None) -> list[DecodingConfig]:
-    """Cells of the manifest's grid; none if another version wrote it."""
+def _planned(manifest: dict[str, Any] | None, context: str) -> dict[str, dict[str, Label]]:
+    """Settings of the manifest's grid by their keys; none if another version wrote it."""
     try:
         grid = (manifest or {})["config"]["grid"]
-        return Grid.model_validate(grid, context=Origin.RESULTS).cells()
+        cells = Grid.model_validate(grid, context=Origin.RESULTS).cells()
     except (KeyError, ValidationError):
-        return []
+        return {}
+    return {cell_key(context, cell): setting_of(cell) for cell in cells}
 
 
 def curves(frontier: Frontier) -> list[Curve]:
@@ -156,21 +153,13 @@ def curves(frontier: Frontier) -> list[Curve]:
 
     found: list[Curve] = []
     for name in sorted(families, key=place):
-        for length in sorted({_length(row) for row in families[name]}):
-            alike = [row for row in families[name] if _length(row) == length]
-            found.append(Curve(name, length, sorted(alike, key=_threshold)))
+        for length in sorted({_first(row, _LENGTHS) for row in families[name]}):
+            alike = [row for row in families[name] if _first(row, _LENGTHS) == length]
+            ordered = sorted(alike, key=lambda row: _first(row, _THRESHOLDS))
+            found.append(Curve(name, length, ordered))
     return found
 
 
-def _length(row: ResultRow) -> float:
-    strategy = row.decoding.strategy
-    if isinstance(strategy, Speculative):
-        return strategy.num_speculative_tokens
-    return strategy.fallback if isinstance(strategy, BigLittle) else 0
-
-
-def _threshold(row: ResultRow) -> float:
-    strategy = row.decoding.strategy
-    chosen = getattr(strategy, "rule", strategy)
-    given = (getattr(chosen, name, None) for name in _THRESHOLDS)
-    return next((value for value in given if value is not None), 0.0)
+def _first(row: Row, names: Sequence[str]) -> float:
+    """The first of these settings that the row has; else 0."""
+    return next((float(row.setting[name]) for name in names if name in row.setting), 0.0)

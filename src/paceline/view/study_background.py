@@ -22,8 +22,8 @@ from paceline.view.page import Source, Text
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from paceline.results.row import Row as ResultRow
     from paceline.results.row import Source as RowSource
-    from paceline.studies.rows import StudyRow
     from paceline.studies.study_file import StudyConfig
     from paceline.studies.verdicts import Finding
 
@@ -84,7 +84,7 @@ NO_BACKGROUND = Background({}, {})
 
 
 def read_background(
-    rows: Sequence[StudyRow], places: Sequence[Path] | None = None, folder: Path = FOLDER
+    rows: Sequence[ResultRow], places: Sequence[Path] | None = None, folder: Path = FOLDER
 ) -> Background:
     """Read the study files of rows, and the configurations of their stages.
 
@@ -135,7 +135,7 @@ def _is_of(path: Path, source: RowSource) -> bool:
     return path.parts[-3:] == Path(_config_file(source)).parts[-3:]
 
 
-def setup(name: str, rows: Sequence[StudyRow], background: Background) -> Text:
+def setup(name: str, rows: Sequence[ResultRow], background: Background) -> Text:
     """Models, examples, settings, machine, versions and cost of one study."""
     study = background.studies.get(name)
     sources = list({row.source.command: row.source for row in rows}.values())
@@ -162,7 +162,7 @@ def setup(name: str, rows: Sequence[StudyRow], background: Background) -> Text:
 
 
 def _models(
-    rows: Sequence[StudyRow], sources: Sequence[RowSource], background: Background
+    rows: Sequence[ResultRow], sources: Sequence[RowSource], background: Background
 ) -> list[str]:
     """A line per model: its key, its path, its size and its fingerprint, as far as they are known.
 
@@ -202,7 +202,7 @@ def _count(parameters: int) -> str:
     return f"{parameters:,}"
 
 
-def _examples(rows: Sequence[StudyRow]) -> list[str]:
+def _examples(rows: Sequence[ResultRow]) -> list[str]:
     """Number of examples of each population; a study's looks add to it."""
     units: dict[str, set[int]] = {}
     for row in rows:
@@ -231,7 +231,7 @@ def _paths(value: Any, *, is_data: bool = False) -> Iterator[str]:
             yield from _paths(part, is_data=is_data)
 
 
-def _settings(rows: Sequence[StudyRow]) -> list[str]:
+def _settings(rows: Sequence[ResultRow]) -> list[str]:
     """Values of the settings that most studies vary."""
     names = {
         "temperature": "temperature",
@@ -320,7 +320,7 @@ def _needs(study: StudyConfig, variable: str) -> str:
     return f"a directory with {', '.join(files)}; " if files else ""
 
 
-def terms_of_rows(rows: Iterable[StudyRow]) -> list[str]:
+def terms_of_rows(rows: Iterable[ResultRow]) -> list[str]:
     """The recipes and rules that these rows measure, in order of appearance."""
     found: list[str] = []
     for row in rows:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from paceline.bench.schema import family, setting
 from paceline.core.bootstrap import Interval, mean_interval
 from paceline.results.figures import figures_of
+from paceline.results.frontier import family_of
 from paceline.studies.claim_file import Dominance, Paired, Side
 from paceline.studies.evidence import paired_evidence, select
 from paceline.studies.evidence_of_drafts import own_figures
@@ -22,7 +22,7 @@ from paceline.view.page import Figure, Panel, Source, Table, bounded
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from paceline.studies.rows import StudyRow
+    from paceline.results.row import Row as ResultRow
     from paceline.studies.study_file import Label
     from paceline.studies.verdicts import Finding
     from paceline.view.page import Block, Row
@@ -71,13 +71,13 @@ _BOUNDS = Question(
 
 
 def study_blocks(
-    rows: Sequence[StudyRow], findings: Sequence[Finding]
+    rows: Sequence[ResultRow], findings: Sequence[Finding]
 ) -> dict[Question, list[Block]]:
     """All figures that the rows of one study allow, by the question that they answer."""
     measured = [row for row in rows if "acceptance" in row.sums and "label" in row.setting]
     drafts = _draft_blocks(_groups(measured, "part", "task", "temperature"))
     frontiers: list[Block] = []
-    cells = [row for row in rows if row.decoding is not None]
+    cells = [row for row in rows if family_of(row)]
     for group in _groups(cells, "part", "pair", "task", "draft", "model", "temperature"):
         frontiers += _frontier(group)
     blocks = {
@@ -97,27 +97,27 @@ def study_blocks(
     return {question: found for question, found in blocks.items() if found}
 
 
-def _groups(rows: Sequence[StudyRow], *keys: str) -> list[list[StudyRow]]:
-    found: dict[tuple[Label | None, ...], list[StudyRow]] = {}
+def _groups(rows: Sequence[ResultRow], *keys: str) -> list[list[ResultRow]]:
+    found: dict[tuple[Label | None, ...], list[ResultRow]] = {}
     for row in rows:
         found.setdefault(tuple(row.setting.get(key) for key in keys), []).append(row)
     return list(found.values())
 
 
-def _where(rows: Sequence[StudyRow], *keys: str) -> str:
+def _where(rows: Sequence[ResultRow], *keys: str) -> str:
     setting = rows[0].setting
     words = [str(setting[key]) for key in keys if key in setting]
     return ", ".join([*words, f"temperature {setting.get('temperature', 1):g}"])
 
 
-def _source(rows: Iterable[StudyRow]) -> Source:
+def _source(rows: Iterable[ResultRow]) -> Source:
     one = next(iter(rows)).source
     environment = {"commit": one.commit, "machine": one.machine, "versions": one.versions}
     return Source(one.command, None, environment)
 
 
 def _mean(
-    rows: Sequence[StudyRow], over: str, under: str | None, across: tuple[str, ...]
+    rows: Sequence[ResultRow], over: str, under: str | None, across: tuple[str, ...]
 ) -> Interval | None:
     """The figure, averaged over the values of `across`, with its 95% interval over examples."""
     test = Paired(
@@ -133,7 +133,7 @@ def _mean(
     return None if found is None else found.part(_TAIL).at(_TAIL)
 
 
-def _draft_blocks(groups: Sequence[Sequence[StudyRow]]) -> list[Block]:
+def _draft_blocks(groups: Sequence[Sequence[ResultRow]]) -> list[Block]:
     """tau of the final drafts on one axis, and acceptance over steps if checkpoints were measured.
 
     Groups are tasks and temperatures.
@@ -154,7 +154,7 @@ def _draft_blocks(groups: Sequence[Sequence[StudyRow]]) -> list[Block]:
     return blocks
 
 
-def _draft_lines(rows: Sequence[StudyRow]) -> list[Row]:
+def _draft_lines(rows: Sequence[ResultRow]) -> list[Row]:
     """tau and acceptance of each draft at each gamma, in order of the training text."""
     lines: list[Row] = []
     for (draft, trained_on, label, gamma), group in _by_draft(rows).items():
@@ -200,7 +200,7 @@ def _draft_figure(
     return Figure(f"Tokens per target call: {where}", text, panels, ends, source)
 
 
-def _own_quality(rows: Sequence[StudyRow]) -> list[Block]:
+def _own_quality(rows: Sequence[ResultRow]) -> list[Block]:
     """Quality of each draft's own answers and its tau, a point per draft."""
     blocks: list[Block] = []
     for group in _groups(
@@ -227,9 +227,9 @@ def _own_quality(rows: Sequence[StudyRow]) -> list[Block]:
     return blocks
 
 
-def _by_draft(rows: Sequence[StudyRow]) -> dict[tuple[str, str, str, int], list[StudyRow]]:
+def _by_draft(rows: Sequence[ResultRow]) -> dict[tuple[str, str, str, int], list[ResultRow]]:
     """Rows by draft, training text, checkpoint and gamma, with all looks and seeds of each."""
-    found: dict[tuple[str, str, str, int], list[StudyRow]] = {}
+    found: dict[tuple[str, str, str, int], list[ResultRow]] = {}
     for row in rows:
         given = row.setting
         draft = str(given.get("draft", "unaligned"))
@@ -256,7 +256,7 @@ def _name(side: Side) -> str:
     return draft if isinstance(draft, str) else str(draft)
 
 
-def _dominance(finding: Finding, rows: Sequence[StudyRow]) -> list[Figure]:
+def _dominance(finding: Finding, rows: Sequence[ResultRow]) -> list[Figure]:
     test = finding.claim.test
     if not isinstance(test, Dominance):
         return []
@@ -276,10 +276,10 @@ def _dominance(finding: Finding, rows: Sequence[StudyRow]) -> list[Figure]:
     return [Figure(f"Tau per example: {finding.claim.id}", text, [panel], drawn, source)]
 
 
-def _grids(rows: Sequence[StudyRow]) -> list[Block]:
+def _grids(rows: Sequence[ResultRow]) -> list[Block]:
     """Heat maps of sweeps: mean acceptance over seeds."""
     blocks: list[Block] = []
-    by_stage: dict[str, list[StudyRow]] = {}
+    by_stage: dict[str, list[ResultRow]] = {}
     for row in rows:
         by_stage.setdefault(row.source.stage, []).append(row)
     for stage, group in by_stage.items():
@@ -296,18 +296,18 @@ def _grids(rows: Sequence[StudyRow]) -> list[Block]:
     return blocks
 
 
-def _frontier(rows: Sequence[StudyRow]) -> list[Block]:
+def _frontier(rows: Sequence[ResultRow]) -> list[Block]:
     """Quality against rejection rate and against target calls, a line per family."""
     frontier = frontier_of(rows, _NUM_RESAMPLES)
-    if frontier is None or frontier.target.examples[0].score is None:
+    if frontier is None or "score" not in frontier.target.sums:
         return []
     lines: list[Row] = []
     for curve in ordered_curves(frontier):
         for cell in curve.cells:
-            rejection = frontier.rejection_rate(cell)
-            line: Row = {"family": family(cell.decoding), "setting": setting(cell.decoding) or "-"}
-            line |= bounded("quality", frontier.relative_quality(cell))
-            line |= bounded("calls", frontier.deferral_rate(cell))
+            rejection = frontier.measure("rejection_rate", cell)
+            line: Row = {"family": family_of(cell), "setting": cell.setting.get("setting", "-")}
+            line |= bounded("quality", frontier.measure("relative_quality", cell))
+            line |= bounded("calls", frontier.measure("deferral_rate", cell))
             lines.append(line | bounded("rejection", rejection))
     examined = [line for line in lines if line["rejection"] == line["rejection"]]
     if not examined:
@@ -334,7 +334,7 @@ def _frontier(rows: Sequence[StudyRow]) -> list[Block]:
     return [Figure(f"Quality and cost: {where}", text, panels, lines, _source(rows))]
 
 
-def _bounds(rows: Sequence[StudyRow]) -> Table:
+def _bounds(rows: Sequence[ResultRow]) -> Table:
     """Acceptance and its bounds, regret and its bounds, as means. The rows are of one stage."""
     lines: list[Row] = []
     for row in rows:

@@ -33,7 +33,7 @@ from paceline.view.summary import interval_text, is_ratio, summary, tone_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.studies.rows import StudyRow
+    from paceline.results.row import Row as ResultRow
     from paceline.studies.verdicts import Finding
     from paceline.view.page import Block, Row
     from paceline.view.study_background import Background
@@ -59,7 +59,7 @@ _WORDS = {  # of one claim, and of several
 
 def study_page(
     title: str,
-    rows: Sequence[StudyRow],
+    rows: Sequence[ResultRow],
     findings: Sequence[Finding],
     background: Background = NO_BACKGROUND,
 ) -> Page:
@@ -144,7 +144,7 @@ def _listed(parts: Sequence[str]) -> str:
     return ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1]
 
 
-def _facts(rows: Sequence[StudyRow], findings: Sequence[Finding]) -> list[Fact]:
+def _facts(rows: Sequence[ResultRow], findings: Sequence[Finding]) -> list[Fact]:
     found = [one for one in findings if not one.claim.is_check]
     decided = sum(one.verdict in DECIDED for one in found)
     examples = {
@@ -245,7 +245,7 @@ def _effect_name(one: Finding) -> str:
 
 def _figure_sections(
     studies: Sequence[str],
-    rows: Sequence[StudyRow],
+    rows: Sequence[ResultRow],
     findings: Sequence[Finding],
     background: Background,
 ) -> list[Section]:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from paceline.bench import BenchConfig, bench
+from paceline.bench.answers import key_of, read_texts
 from paceline.core.sampling import SamplingParams
 from paceline.data.tokens import encode
 from paceline.decode import AutoregressiveDecoder
@@ -31,8 +32,11 @@ def test_a_skipped_example_leaves_the_others_their_seeds(folder: Path, tmp_path:
     """The second part of the examples, answered alone, has the answers that it has in the whole."""
     whole = bench(settings(folder, tmp_path / "whole", 1.0)).rows
     part = settings(folder, tmp_path / "part", 1.0, num_examples=2, skip_examples=2)
-    for one, other in zip(whole, bench(part).rows, strict=True):
-        texts = [[example.tokens for example in row.examples] for row in (one, other)]
+    rows = bench(part).rows
+    known = read_texts(tmp_path / "whole") | read_texts(tmp_path / "part")
+    for one, other in zip(whole, rows, strict=True):
+        assert (one.units, other.units) == ((0, 1, 2, 3), (2, 3))
+        texts = [known[key_of(row)] for row in (one, other)]
         assert texts[0][2:] == texts[1]
         assert texts[0][:2] != texts[1]
 
@@ -47,17 +51,17 @@ def test_a_reference_is_timed_alone_by_turns_with_the_others(folder: Path, tmp_p
     examples = made.task.examples("test", 3)
     prompts = [encode(example.record, draft.tokenizer)[0] for example in examples]
     decoder = AutoregressiveDecoder(draft, SamplingParams(temperature=0))
+    texts = read_texts(tmp_path / "plain") | read_texts(tmp_path / "out")
+    counts = [len(decoder.generate([prompt], 9, seed=[0])[0].tokens) for prompt in prompts]
     for row, other in zip(rows, plain, strict=True):
-        assert row.key != other.key
-        assert "reference" not in other.examples[0].model_dump()
-        for number, example in enumerate(row.examples):
-            assert example.tokens == other.examples[number].tokens
-            assert (example.reference is None) == (example.baseline is None)
-            if example.reference is not None:
-                prompt = prompts[number]
-                (alone,) = decoder.generate([prompt], 9, seed=[0])
-                assert example.reference.num_tokens == len(alone.tokens)
-                assert example.reference.seconds > 0
+        assert key_of(row) != key_of(other)
+        assert not any(name.startswith("reference") for name in other.sums)
+        assert texts[key_of(row)] == texts[key_of(other)]
+        timed = [seconds is not None for seconds in row.sums["target_seconds"]]
+        assert row.sums["reference_tokens"] == tuple(
+            count if is_timed else None for count, is_timed in zip(counts, timed, strict=True)
+        )
+        assert [bool(seconds) for seconds in row.sums["reference_seconds"]] == timed
 
 
 def test_a_reference_with_another_tokenizer_is_one_line(folder: Path, tmp_path: Path):

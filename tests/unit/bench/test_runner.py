@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from paceline.bench import BenchConfig, Grid, bench, read_rows, runner
-from paceline.bench.prediction import FILE
-from paceline.bench.schema import ResultRow, family, setting
-from paceline.bench.workbench import bench_context, cell_key, expand
+from paceline.bench.answers import context_of, key_of, read_texts
+from paceline.bench.settings import family, setting
+from paceline.bench.workbench import bench_context, bench_prompts, cell_key, expand
 from paceline.config import validate
 from paceline.core.rules import Chow, Lossless, TokenV3
 from paceline.core.sampling import SamplingParams
@@ -19,7 +19,8 @@ from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative
 from paceline.errors import ConfigError, UsageError
 from paceline.models import CausalModel, load_model
-from paceline.records import RunDirectory, read_jsonl
+from paceline.records import RunDirectory
+from paceline.results.row import Row, Source, write_rows
 from support.runs import QUESTIONS, bench_config, write_bench_pair, write_corpus
 
 pytestmark = pytest.mark.slow
@@ -50,13 +51,17 @@ def whole(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def finished(whole: Path) -> list[ResultRow]:
+def finished(whole: Path) -> list[Row]:
     return read_rows(whole)
 
 
-def strategies(rows: list[ResultRow], temperature: float) -> dict[str, ResultRow]:
-    here = [row for row in rows if row.decoding.sampling.temperature == temperature]
-    return {f"{family(row.decoding)} {setting(row.decoding)}".strip(): row for row in here}
+def by_name(rows: list[Row], temperature: float) -> dict[str, Row]:
+    here = [row.setting for row in rows], rows
+    return {
+        f"{setting['family']} {setting.get('setting', '')}".strip(): row
+        for setting, row in zip(*here, strict=True)
+        if setting["temperature"] == temperature
+    }
 
 
 def test_a_grid_is_every_rule_with_every_block_length_at_every_temperature():
@@ -120,25 +125,32 @@ def test_a_bad_threshold_is_one_line(rule: dict[str, Any], says: str):
 
 
 def test_every_cell_has_a_row_and_its_texts_are_those_of_its_decoder(
-    folder: Path, finished: list[ResultRow]
+    folder: Path, whole: Path, finished: list[Row]
 ):
     assert len(finished) == len(validate(Grid, GRID).cells())
-    assert {row.status for row in finished} == {"done"}
+    assert {row.error for row in finished} == {""}
+    texts = read_texts(whole)
     target, draft = (load_model(folder / name, "float32") for name in ("target", "draft"))
     assert target.tokenizer is not None
-    rows = strategies(finished, 1.0)
+    rows = by_name(finished, 1.0)
     sampling = SamplingParams()
     decoders = {
         "autoregressive": AutoregressiveDecoder(target, sampling),
         "chow alpha 0.5, gamma 3": SpeculativeDecoder(target, draft, Chow(0.5), 3, sampling),
     }
     for name, decoder in decoders.items():
-        for number, example in enumerate(rows[name].examples):
+        for number, tokens in enumerate(texts[key_of(rows[name])]):
             again = decoder.generate([_prompt(target, folder, number)], 9, seed=number)
-            assert list(example.tokens) == again[0].tokens
+            assert tokens == again[0].tokens
             stats = again[0].stats
-            counts = (example.num_target_calls, example.num_examined, example.num_rejected)
-            assert counts == (stats.num_target_calls, stats.num_examined, stats.num_recovered)
+            counts = [rows[name].sums[key][number] for key in (*COUNTS, "emitted", "drafted")]
+            assert counts == [
+                *(stats.num_target_calls, stats.num_examined, stats.num_recovered),
+                *(stats.num_emitted, stats.num_drafted),
+            ]
+
+
+COUNTS = ("calls", "examined", "rejected")
 
 
 def _prompt(target: CausalModel, folder: Path, number: int) -> list[int]:
@@ -148,35 +160,34 @@ def _prompt(target: CausalModel, folder: Path, number: int) -> list[int]:
     return target.tokenizer(text)["input_ids"]
 
 
-def test_lossless_cells_answer_as_the_target_does_where_it_is_greedy(finished: list[ResultRow]):
-    rows = strategies(finished, 0.0)
+def test_lossless_cells_answer_as_the_target_does_where_it_is_greedy(
+    whole: Path, finished: list[Row]
+):
+    rows, texts = by_name(finished, 0.0), read_texts(whole)
     alone = rows["autoregressive"]
     for gamma in (2, 3):
-        assert [e.tokens for e in rows[f"lossless gamma {gamma}"].examples] == [
-            e.tokens for e in alone.examples
-        ]
-        assert [e.score for e in rows[f"lossless gamma {gamma}"].examples] == [
-            e.score for e in alone.examples
-        ]
+        lossless = rows[f"lossless gamma {gamma}"]
+        assert texts[key_of(lossless)] == texts[key_of(alone)]
+        assert lossless.sums["score"] == lossless.sums["target_score"] == alone.sums["score"]
 
 
 def test_the_target_alone_is_timed_beside_every_cell_on_the_same_examples(
-    finished: list[ResultRow],
+    finished: list[Row],
 ):
     for row in finished:
-        timed = [number for number, e in enumerate(row.examples) if e.baseline is not None]
-        assert timed == [0, 2]
-        assert all(e.seconds >= e.first_seconds > 0 for e in row.examples)
+        seconds = row.sums["target_seconds"]
+        assert [number for number, alone in enumerate(seconds) if alone is not None] == [0, 2]
+        times = zip(row.sums["seconds"], row.sums["first_seconds"], strict=True)
+        assert all(whole >= first > 0 for whole, first in times if whole and first)
 
 
 def test_predictions_are_there_for_every_rule_and_for_nothing_else(
-    whole: Path, finished: list[ResultRow]
+    finished: list[Row],
 ):
-    rows = read_jsonl(whole / FILE)
-    ruled = [r for r in finished if isinstance(r.decoding.strategy, Speculative)]
-    assert {row["key"] for row in rows} == {row.key for row in ruled}
-    alone = strategies(finished, 0.0)["chow alpha 1, gamma 3"].key
-    assert next(r for r in rows if r["key"] == alone)["predicted_rejection"] == 0
+    for row in finished:
+        assert ("predicted_surprisal" in row.totals) == ("rule" in row.setting)
+    certain = by_name(finished, 0.0)["chow alpha 1, gamma 3"]
+    assert certain.totals["predicted_rejection_rate"] == 0
 
 
 @pytest.mark.parametrize("max_new_tokens", [1, 2, 3])
@@ -184,46 +195,48 @@ def test_answers_shorter_than_a_block_are_predicted_from_blocks_as_long_as_they_
     folder: Path, tmp_path: Path, max_new_tokens: int
 ):
     grid = {"temperatures": [1.0], "num_speculative_tokens": [6], "rules": [{"rule": "lossless"}]}
-    bench(settings(folder, tmp_path / "run", grid=grid, max_new_tokens=max_new_tokens))
-    (row,) = read_jsonl(tmp_path / "run" / FILE)
-    assert row["predicted_speedup"] > 0
-    assert (row["predicted_speedup"] == 1) == (max_new_tokens < 3), "nothing is drafted"
+    rows = bench(settings(folder, tmp_path / "run", grid=grid, max_new_tokens=max_new_tokens)).rows
+    speedup = by_name(rows, 1.0)["lossless gamma 6"].totals["predicted_decoding_speedup"]
+    assert speedup > 0
+    assert (speedup == 1) == (max_new_tokens < 3), "nothing is drafted"
 
 
 def test_examples_without_timing_can_be_answered_together(
-    folder: Path, finished: list[ResultRow], tmp_path: Path
+    folder: Path, whole: Path, finished: list[Row], tmp_path: Path
 ):
-    same = ("tokens", "score", "num_target_calls", "num_examined", "num_rejected")
     rows = bench(settings(folder, tmp_path / "run", batch_size=2)).rows
+    singly, together = read_texts(whole), read_texts(tmp_path / "run")
     for row, one in zip(finished, rows, strict=True):
-        assert (row.decoding, row.context != one.context) == (one.decoding, True)
-        assert [answer.seconds > 0 for answer in one.examples] == [True, False, True, False, False]
-        for single, batched in zip(row.examples, one.examples, strict=True):
-            assert [getattr(single, key) for key in same] == [getattr(batched, key) for key in same]
+        assert (row.setting, context_of(row) != context_of(one)) == (one.setting, True)
+        timed = [seconds is not None for seconds in one.sums["seconds"]]
+        assert timed == [True, False, True, False, False]
+        assert singly[key_of(row)] == together[key_of(one)]
+        for name in ("score", *COUNTS):
+            assert row.sums[name] == one.sums[name]
 
 
-def test_a_finished_bench_runs_nothing_and_a_torn_one_only_what_is_missing(
+def test_a_finished_bench_runs_nothing_and_a_stopped_one_only_what_is_missing(
     folder: Path,
     whole: Path,
-    finished: list[ResultRow],
+    finished: list[Row],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
     config = settings(folder, shutil.copytree(whole, tmp_path / "run"))
-    path = tmp_path / "run" / "results.jsonl"
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(lines[:4]) + lines[4][:100])  # killed while it wrote
+    write_rows(tmp_path / "run" / "rows.jsonl", finished[:4])
+    with (tmp_path / "run" / "answers.jsonl").open("a") as stream:
+        stream.write('{"key": "half')  # killed while it wrote
     ran: list[DecodingConfig] = []
     plain = runner.run_together
 
-    def counted(work: Any, cells: list[DecodingConfig], told: Any) -> list[ResultRow]:
+    def counted(work: Any, cells: list[DecodingConfig], told: Any) -> list[Any]:
         ran.extend(cells)
         return plain(work, cells, told)
 
     monkeypatch.setattr(runner, "run_together", counted)
     again = bench(config)
     assert len(ran) == len(finished) - 4
-    assert {row.key for row in again.rows} == {row.key for row in finished}
+    assert {key_of(row) for row in again.rows} == {key_of(row) for row in finished}
     ran.clear()
     bench(config)
     assert ran == []
@@ -239,13 +252,13 @@ def test_a_cell_that_fails_is_recorded_the_others_go_on_and_it_is_tried_again(
     with monkeypatch.context() as patched:
         patched.setattr("paceline.decode.cascade.TokenCascade.blocks", broken)
         rows = bench(config).rows
-    failed = [row for row in rows if row.status == "failed"]
-    assert [row.decoding.strategy.strategy for row in failed] == ["token_cascade"] * 2
+    failed = [row for row in rows if row.error]
+    assert [row.setting["strategy"] for row in failed] == ["token_cascade"] * 2
     assert {row.error for row in failed} == {"no room"}
     fewer = bench(settings(folder, tmp_path / "run", grid={"rules": [{"rule": "lossless"}]}))
-    assert all(row.status == "done" for row in fewer.rows), "what is asked for no more did not fail"
+    assert not any(row.error for row in fewer.rows), "what is asked for no more did not fail"
     assert len(rows) == len(config.grid.cells())
-    assert {row.status for row in bench(config).rows} == {"done"}
+    assert {row.error for row in bench(config).rows} == {""}
 
 
 def test_another_setting_in_the_same_place_does_not_mix_with_the_old_rows(
@@ -254,8 +267,10 @@ def test_another_setting_in_the_same_place_does_not_mix_with_the_old_rows(
     small = {"temperatures": [0.0], "rules": [{"rule": "lossless"}]}
     old = bench(settings(folder, tmp_path / "run", grid=small))
     new = bench(settings(folder, tmp_path / "run", grid=small, num_examples=4))
-    assert {row.key for row in old.rows}.isdisjoint(row.key for row in new.rows)
-    assert {len(row.examples) for row in read_rows(tmp_path / "run")} == {4}
+    assert set(map(key_of, old.rows)).isdisjoint(map(key_of, new.rows))
+    assert {len(row.units) for row in read_rows(tmp_path / "run")} == {4}
+    again = bench(settings(folder, tmp_path / "run", grid=small))
+    assert again.rows == old.rows, "the first bench is finished"
 
 
 def test_a_model_that_was_trained_on_and_a_corpus_that_was_changed_are_others(
@@ -273,14 +288,19 @@ def test_a_model_that_was_trained_on_and_a_corpus_that_was_changed_are_others(
 
 
 def test_predictions_that_a_kill_left_out_are_made_at_the_next_start(
-    folder: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    whole: Path,
+    finished: list[Row],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     config = settings(folder, shutil.copytree(whole, tmp_path / "run"))
-    path = tmp_path / "run" / FILE
-    made = {row["key"]: row["predicted_rejection"] for row in read_jsonl(path)}
-    path.unlink()
-    bench(config)
-    assert {row["key"]: row["predicted_rejection"] for row in read_jsonl(path)} == made
+    plain = [row.model_copy(update={"totals": {}}) for row in finished]
+    write_rows(tmp_path / "run" / "rows.jsonl", plain)
+    for row, again in zip(finished, bench(config).rows, strict=True):
+        assert row.totals.keys() == again.totals.keys()
+        for name in {"predicted_rejection_rate", "predicted_surprisal"} & row.totals.keys():
+            assert row.totals[name] == again.totals[name]
     monkeypatch.setattr(runner, "prepare", lambda *_: pytest.fail("nothing is left to do"))
     bench(config)
 
@@ -339,13 +359,18 @@ def test_places_and_rows_that_cannot_be_used_are_one_line(folder: Path, tmp_path
         bench(settings(folder, tmp_path / "file"))
     torn = settings(folder, tmp_path / "torn")
     RunDirectory(torn.output).write_manifest(torn)
-    (tmp_path / "torn" / "results.jsonl").write_text('{"schema\n{"schema_version": 2}\n')
-    with pytest.raises(UsageError, match="holds a line that is not JSON"):
+    (tmp_path / "torn" / "rows.jsonl").write_text('{"schema\n{"schema_version": 2}\n')
+    with pytest.raises(UsageError, match="is not a file of result rows"):
         bench(torn)
     (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "results.jsonl").write_text('{"schema_version": 0}\n')
+    (tmp_path / "old" / "rows.jsonl").write_text('{"schema_version": 0}\n')
     with pytest.raises(UsageError, match=r"row 1 has schema_version 0, this Paceline reads 1"):
         read_rows(tmp_path / "old")
+    (tmp_path / "foreign").mkdir()
+    foreign = Row(population="p", units=(), setting={}, totals={"x": 1}, source=Source(command="c"))
+    write_rows(tmp_path / "foreign" / "rows.jsonl", [foreign])
+    with pytest.raises(UsageError, match="has a row that no bench wrote"):
+        read_rows(tmp_path / "foreign")
     with pytest.raises(UsageError, match="has 9 distinct examples, 12 were requested"):
         bench(settings(folder, tmp_path / "many", num_examples=12))
 
@@ -363,6 +388,20 @@ def test_names_of_cells_tell_family_and_setting_apart():
     strategy = {"rule": {"rule": "chow", "alpha": 0.5}, "draft_sampling": drafts}
     cell = validate(DecodingConfig, {"strategy": strategy})
     assert family(cell) == "chow drafts at T=0.6 top-k 9 top-p 0.9"
+
+
+def test_benches_of_other_texts_do_not_share_examples(folder: Path, tmp_path: Path):
+    for name in ("a", "b"):
+        write_corpus(tmp_path / f"{name}.jsonl", [{"prompt": "the cat", "completion": " ran"}] * 2)
+    names: list[str] = []
+    for name, seed in (("a", 0), ("b", 0), ("a", 1), ("a", 0)):
+        task = {"task": "pairs", "corpus": str(tmp_path / f"{name}.jsonl"), "metric": "rouge1"}
+        config = settings(folder, tmp_path / "run", task=task, num_examples=1, seed=seed)
+        tokenizer = load_model(folder / "target", "float32").tokenizer
+        assert tokenizer is not None
+        names.append(bench_prompts(config, tokenizer).population)
+    assert len(set(names)) == 3
+    assert names[0] == names[3]
 
 
 def test_what_stands_in_a_directory_of_questions_is_part_of_the_context(

@@ -10,7 +10,6 @@ import pytest
 from paceline.bench import BenchConfig, bench
 from paceline.bench.score import ScoreConfig, score
 from paceline.config import validate
-from paceline.decode.strategies import Autoregressive
 from paceline.engines import text_servers
 from paceline.errors import ConfigError, EngineError, UsageError
 from paceline.records import read_jsonl
@@ -76,11 +75,12 @@ def test_scores_are_those_of_a_bench_of_the_target(folder: Path, tmp_path: Path,
         "device": "cpu",
     }
     (row,) = bench(validate(BenchConfig, values | same)).rows
-    assert isinstance(row.decoding.strategy, Autoregressive)
+    assert row.setting["strategy"] == "autoregressive"
     rows = sorted(read_jsonl(tmp_path / "score" / "metrics.jsonl"), key=lambda row: row["number"])
-    assert [row["score"] for row in rows] == [one.score for one in row.examples]
-    assert [row["num_tokens"] for row in rows] == [len(one.tokens) for one in row.examples]
-    scores = [one.score or 0.0 for one in row.examples]
+    assert row.units == tuple(range(1, 8))
+    assert tuple(answer["score"] for answer in rows) == row.sums["score"]
+    assert tuple(answer["num_tokens"] for answer in rows) == row.sums["tokens"]
+    scores = [score or 0.0 for score in row.sums["score"]]
     assert found.score is not None
     assert found.score.value == pytest.approx(sum(scores) / 7)
     assert found.servers == ["vllm 0.32.0"]

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from paceline.bench import ResultRow
-from paceline.bench.measured_frontier import Frontier
-from paceline.bench.sequential_test import Bound, Tried, TuneConfig, confirm, statement
+from paceline.bench.sequential_test import Bound, Step, Tried, TuneConfig, confirm, statement
 from paceline.config import validate
 from paceline.core.rules import Chow, Lossless
 from paceline.decode.strategies import DecodingConfig, Speculative
 from paceline.errors import ConfigError
+from paceline.results.frontier import Frontier
+from paceline.results.row import Row
 from support.results import ALONE, example, row, steady
 
 
@@ -19,13 +19,16 @@ def asked(**changes: Any) -> TuneConfig:
     return validate(TuneConfig, values | changes)
 
 
-def frontier_of(**cells: ResultRow) -> Frontier:
+def frontier_of(**cells: Row) -> Frontier:
     return Frontier([steady(ALONE), *cells.values()])
 
 
-def names(order: list[DecodingConfig], **cells: ResultRow) -> list[str]:
-    known = {cell.decoding.model_dump_json(): name for name, cell in cells.items()}
-    return [known.get(one.model_dump_json(), "alone") for one in order]
+def names(order: list[Row], **cells: Row) -> list[str]:
+    return [next((name for name, cell in cells.items() if cell is one), "alone") for one in order]
+
+
+def tried_in(bound: Bound, frontier: Frontier, row: Row, examples: Step = "confirming") -> Tried:
+    return bound.tried(frontier, row, DecodingConfig(), examples)
 
 
 def test_what_needs_no_test_comes_first_and_then_only_what_is_better():
@@ -95,7 +98,7 @@ def test_lossless_decoding_meets_a_floor_by_proof_whatever_luck_its_samples_have
     frontier = frontier_of(**cells)
     floor = Bound(asked(quality_floor=1.0))
     assert names(floor.test_order(frontier), **cells) == ["lossless"]
-    proven = floor.tried(frontier, cells["lossless"], "confirming")
+    proven = tried_in(floor, frontier, cells["lossless"])
     assert (proven.met, proven.lower_limit) == (True, None)
     more = Bound(asked(quality_floor=1.01))
     assert more.test_order(frontier) == []
@@ -106,10 +109,10 @@ def test_confirming_takes_more_than_a_lucky_mean():
     lucky = row(Chow(0.2), [example(1.0, 0.5)] * 95 + [example(0.8, 0.5)] * 5)
     frontier = Frontier([steady(ALONE, count=100), lucky])
     bound = Bound(asked(quality_floor=0.988, confidence=0.8))
-    assert bound.tried(frontier, lucky, "choosing").met
-    assert not bound.tried(frontier, lucky, "confirming").met
+    assert tried_in(bound, frontier, lucky, "choosing").met
+    assert not tried_in(bound, frontier, lucky).met
     low = Bound(asked(quality_floor=0.95, confidence=0.8))
-    assert low.tried(frontier, lucky, "confirming").met
+    assert tried_in(low, frontier, lucky).met
 
 
 def test_a_setting_that_lost_nothing_in_too_few_examples_is_not_confirmed():
@@ -118,10 +121,10 @@ def test_a_setting_that_lost_nothing_in_too_few_examples_is_not_confirmed():
     assert config.least_confirmed == 80
     perfect = steady(Chow(0.2), 1.0, 2.0, count=79)
     frontier = Frontier([steady(ALONE, count=79), perfect])
-    assert not Bound(config).tried(frontier, perfect, "confirming").met
+    assert not tried_in(Bound(config), frontier, perfect).met
     plenty = steady(Chow(0.2), 1.0, 2.0, count=150)
     frontier = Frontier([steady(ALONE, count=150), plenty])
-    assert Bound(config).tried(frontier, plenty, "confirming").met
+    assert tried_in(Bound(config), frontier, plenty).met
 
 
 def test_a_latency_is_confirmed_by_the_timed_examples():
@@ -130,10 +133,10 @@ def test_a_latency_is_confirmed_by_the_timed_examples():
     cell = row(Chow(0.2), [timed] * 10 + [untimed] * 10)
     frontier = frontier_of(cell=cell)
     wanted = Bound(asked(max_latency=0.6, num_timed=10))
-    found = wanted.tried(frontier, cell, "confirming")
+    found = tried_in(wanted, frontier, cell)
     assert found.lower_limit == pytest.approx(2.0)
     assert found.met
-    assert not (Bound(asked(max_latency=0.4, num_timed=10)).tried(frontier, cell, "confirming").met)
+    assert not tried_in(Bound(asked(max_latency=0.4, num_timed=10)), frontier, cell).met
 
 
 @pytest.mark.parametrize(

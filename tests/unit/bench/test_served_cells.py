@@ -11,14 +11,12 @@ from typing import Any
 import pytest
 
 from paceline.bench import BenchConfig, bench, served_cells
-from paceline.bench.prediction import read_predictions
-from paceline.bench.schema import ResultRow
+from paceline.bench.answers import context_of, key_of, read_texts
 from paceline.bench.workbench import bench_context
 from paceline.config import validate
 from paceline.core.rules import Chow, Lossless
 from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
-from paceline.decode.strategies import Autoregressive, Speculative
 from paceline.engines.client import Client
 from paceline.engines.commands import (
     Drafting,
@@ -35,6 +33,7 @@ from paceline.engines.vllm_plugin import read_rule
 from paceline.errors import ConfigError, EngineError
 from paceline.models import load_model
 from paceline.permissions import given
+from paceline.results.row import Row
 from support.engines import Answer, sampling_of, serving
 from support.runs import write_corpus, write_pair
 
@@ -136,13 +135,14 @@ def routes(choice: EngineChoice, setup: Setup) -> dict[str, Any]:
     }
 
 
-def by_name(rows: list[ResultRow]) -> dict[str, ResultRow]:
-    strategies = {row.key: row.decoding.strategy for row in rows}
-    names = {
-        key: one.rule.name if isinstance(one, Speculative) else one.strategy
-        for key, one in strategies.items()
-    }
-    return {names[row.key]: row for row in rows}
+def by_name(rows: list[Row]) -> dict[str, Row]:
+    return {str(row.setting.get("rule", row.setting["strategy"])): row for row in rows}
+
+
+def numbers(row: Row, *names: str) -> list[list[float]]:
+    """These sums of each answer."""
+    answers = zip(*(row.sums[name] for name in names), strict=True)
+    return [[-1.0 if value is None else value for value in values] for values in answers]
 
 
 def test_cells_are_answered_by_servers_with_their_rule_beside_the_target_alone(
@@ -157,22 +157,24 @@ def test_cells_are_answered_by_servers_with_their_rule_beside_the_target_alone(
     ]
     assert {one and one.sampling for one in drafting} == {"probabilistic"}
     rows = by_name(found.rows)
-    assert {row.status for row in found.rows} == {"done"}, [row.error for row in found.rows]
+    assert {row.error for row in found.rows} == {""}
     # Chow at alpha 1 keeps every draft, and lossless does not
-    assert all(one.num_rejected == 0 for one in rows["chow"].examples)
-    assert sum(one.num_rejected for one in rows["lossless"].examples) > 0
+    assert not any(count for (count,) in numbers(rows["chow"], "rejected"))
+    assert any(count for (count,) in numbers(rows["lossless"], "rejected"))
     for row in found.rows:
-        for one in row.examples:
-            kept = one.num_examined - one.num_rejected
-            assert one.num_prefill_tokens + one.num_target_calls + kept >= len(one.tokens)
-            assert one.baseline is not None
-            assert one.baseline.num_tokens > 0
-            assert 0 < one.first_seconds <= one.seconds
-    by_target = rows["autoregressive"].examples
-    assert [one.num_target_calls for one in by_target] == [len(one.tokens) - 1 for one in by_target]
-    predicted = read_predictions(tmp_path / "run")
-    assert set(predicted) == {rows["lossless"].key, rows["chow"].key}
-    assert all(one.predicted_speedup > 0 for one in predicted.values())
+        counts = ("prefill_tokens", "calls", "examined", "rejected", "tokens")
+        for prefilled, calls, examined_, rejected, tokens in numbers(row, *counts):
+            assert prefilled + calls + examined_ - rejected >= tokens
+        times = ("first_seconds", "seconds", "target_tokens")
+        for first, whole, target_tokens in numbers(row, *times):
+            assert 0 < first <= whole
+            assert target_tokens > 0
+    for calls, tokens in numbers(rows["autoregressive"], "calls", "tokens"):
+        assert calls == tokens - 1
+    speedups = {name: row.totals.get("predicted_decoding_speedup") for name, row in rows.items()}
+    assert speedups.pop("autoregressive") is None
+    assert len(speedups) == 2
+    assert all(value is not None and value > 0 for value in speedups.values())
 
 
 def test_a_finished_bench_starts_no_server(folder: Path, tmp_path: Path, starts: list[Setup]):
@@ -190,11 +192,12 @@ def test_greedy_answers_are_those_of_the_bench_without_an_engine(
     here = bench(validate(BenchConfig, settings(folder, tmp_path / "here", **greedy)))
     there = bench(validate(BenchConfig, settings(folder, tmp_path / "there", **greedy, **IN_VLLM)))
     assert starts
+    texts = read_texts(tmp_path / "here") | read_texts(tmp_path / "there")
+    assert len(here.rows) == 2
     for one, other in zip(here.rows, there.rows, strict=True):
-        assert [each.tokens for each in one.examples] == [each.tokens for each in other.examples]
-        assert [each.score for each in one.examples] == [each.score for each in other.examples]
-        assert isinstance(one.decoding.strategy, Autoregressive | Speculative)
-    assert {row.context for row in here.rows}.isdisjoint(row.context for row in there.rows)
+        assert texts[key_of(one)] == texts[key_of(other)]
+        assert one.sums["score"] == other.sums["score"]
+    assert set(map(context_of, here.rows)).isdisjoint(map(context_of, there.rows))
 
 
 def test_a_server_that_does_not_start_fails_its_cell_alone(
@@ -213,14 +216,14 @@ def test_a_server_that_does_not_start_fails_its_cell_alone(
     config = validate(BenchConfig, settings(folder, tmp_path / "run", **IN_VLLM))
     rows = by_name(bench(config).rows)
     assert rows["lossless"].error == "vllm ended while it was starting"
-    assert rows["chow"].status == rows["autoregressive"].status == "done"
-    baseline = [one.baseline for one in rows["chow"].examples]
+    assert rows["chow"].error == rows["autoregressive"].error == ""
+    baseline = rows["chow"].sums["target_seconds"]
     monkeypatch.setattr(served_cells, "started", start)
     starts.clear()
     again = by_name(bench(config).rows)
     assert len(starts) == 1, "the baseline is known from before"
-    assert again["lossless"].status == "done"
-    assert [one.baseline for one in again["lossless"].examples] == baseline
+    assert again["lossless"].error == ""
+    assert again["lossless"].sums["target_seconds"] == baseline
 
 
 def test_cells_of_an_engine_take_the_bonus_from_the_target(folder: Path, tmp_path: Path):
@@ -249,9 +252,8 @@ def test_blocks_that_are_longer_than_the_answer_are_predicted(
 ):
     grid = {"temperatures": [1.0], "num_speculative_tokens": [5], "rules": [{"rule": "lossless"}]}
     changes = {"grid": grid, "max_new_tokens": 3}
-    bench(validate(BenchConfig, settings(folder, tmp_path / "run", **changes, **IN_VLLM)))
-    (found,) = read_predictions(tmp_path / "run").values()
-    assert 0.01 < found.predicted_speedup < 3
+    found = bench(validate(BenchConfig, settings(folder, tmp_path / "run", **changes, **IN_VLLM)))
+    assert 0.01 < by_name(found.rows)["lossless"].totals["predicted_decoding_speedup"] < 3
 
 
 def test_blocks_behind_the_end_of_a_text_are_not_counted():

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from paceline.bench import BenchConfig, bench, read_rows, runner
+from paceline.bench.answers import read_texts
 from paceline.bench.prediction import Prediction, predict
 from paceline.bench.tune import TuneConfig, spread, tune, undominated
 from paceline.cli.decode import usage
@@ -66,9 +67,9 @@ def candidate(alpha: float, surprisal: float, speedup: float) -> tuple[Predictio
     decoding = DecodingConfig(strategy=Speculative(rule=Chow(alpha)))
     prediction = Prediction(
         key=str(alpha),
-        predicted_rejection=0.1,
-        predicted_surprisal=surprisal,
-        predicted_speedup=speedup,
+        rejection=0.1,
+        surprisal=surprisal,
+        speedup=speedup,
     )
     return prediction, decoding
 
@@ -173,13 +174,18 @@ def test_choosing_and_confirming_share_no_example(folder: Path, tmp_path: Path):
     seen = config.task.examples("test", 12, 0)
     assert len({example.record.text for example in seen}) == 12
     sizes = {
-        name: {len(row.examples) for row in read_rows(tmp_path / "run" / name)}
+        name: {len(row.units) for row in read_rows(tmp_path / "run" / name)}
         for name in ("choosing", "confirming")
     }
     assert sizes == {"choosing": {4}, "confirming": {8}}
-    first = [row.examples[0].tokens for row in read_rows(tmp_path / "run" / "choosing")]
-    other = [row.examples[0].tokens for row in read_rows(tmp_path / "run" / "confirming")]
-    assert set(first).isdisjoint(other)
+    first, other = (
+        {unit for row in read_rows(tmp_path / "run" / name) for unit in row.units}
+        for name in ("choosing", "confirming")
+    )
+    assert first.isdisjoint(other)
+    texts = [read_texts(tmp_path / "run" / name) for name in ("choosing", "confirming")]
+    begun = [{tuple(tokens[0]) for tokens in each.values()} for each in texts]
+    assert begun[0].isdisjoint(begun[1])
 
 
 @pytest.mark.slow
@@ -264,9 +270,9 @@ def candidates(monkeypatch: pytest.MonkeyPatch) -> list[Speculative]:
     """What was predicted; timing decides which of these are measured."""
     found: list[Speculative] = []
 
-    def spy(work: Any, rows: Any, cells: list[DecodingConfig], *rest: Any) -> list[Prediction]:
+    def spy(work: Any, texts: Any, cells: list[DecodingConfig], *rest: Any) -> list[Prediction]:
         found.extend(one.strategy for one in cells if isinstance(one.strategy, Speculative))
-        return predict(work, rows, cells, *rest)
+        return predict(work, texts, cells, *rest)
 
     monkeypatch.setattr("paceline.bench.tune.predict", spy)
     return found

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.bench.schema import Baseline, ExampleRow, ResultRow
 from paceline.bench.tune import in_engine_seconds
 from paceline.config import validate
 from paceline.core.sampling import SamplingParams
-from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative
+from paceline.decode.strategies import Autoregressive, Speculative
 from paceline.engines.contract import BlockCounts, Engine, Request, Served, Together, untested
 from paceline.errors import EngineError, PacelineError, UsageError
 from paceline.measure import MeasureConfig, measure
@@ -29,6 +28,8 @@ from paceline.models import CausalModel, load_model
 from paceline.models.drafts.save import save_draft
 from paceline.progress import silent
 from support.engines import costs_of, step, write_costs
+from support.results import example
+from support.results import row as cell_row
 from support.runs import write_pair
 
 PREFILL_S, STEP_S, BLOCK_S, PER_BLOCK = 0.5, 0.01, 0.016, 2
@@ -272,40 +273,19 @@ def test_concurrency_without_an_engine_is_refused(folder: Path):
 
 def test_rows_of_a_bench_take_the_engines_seconds():
     """By hand: 6 tokens are 1 of the prompt and 5 steps of 10 ms; 3 blocks of 19 ms."""
-    example = ExampleRow(
-        tokens=(1,) * 6,
-        score=1.0,
-        seconds=9.0,
-        first_seconds=8.0,
-        baseline=Baseline(seconds=7.0, first_seconds=6.0, num_tokens=6),
-        num_target_calls=3,
-        num_drafted=9,
-        num_examined=5,
-        num_rejected=3,
-        num_first_tokens=1,
-        num_prefill_tokens=1,
-    )
+    times = {"baseline_s": 7.0, "baseline_first_s": 6.0, "baseline_tokens": 6, "first_s": 8.0}
     rows = [
-        ResultRow(
-            key="k",
-            context="c",
-            decoding=DecodingConfig(strategy=strategy),
-            metric="m",
-            status="done",
-            examples=(one,),
-        )
-        for strategy, one in (
-            (Speculative(num_speculative_tokens=3), example),
-            (Autoregressive(), example.model_copy(update={"num_target_calls": 5})),
+        cell_row(strategy, [example(1.0, 9.0, 6, calls=calls, **times) | {"drafted": drafted}])
+        for strategy, calls, drafted in (
+            (Speculative(num_speculative_tokens=3), 3, 9),
+            (Autoregressive(), 5, 0),
         )
     ]
-    drafted, alone = (row.examples[0] for row in in_engine_seconds(rows, COSTS, 1))
-    assert drafted.seconds == pytest.approx(0.057)
-    assert alone.seconds == pytest.approx(0.05)
-    for one in (drafted, alone):
-        assert one.baseline is not None
-        assert one.baseline.seconds == pytest.approx(0.05)
-        assert one.first_seconds == one.baseline.first_seconds == 0
+    for timed, seconds in zip(in_engine_seconds(rows, COSTS, 1), (0.057, 0.05), strict=True):
+        sums = {name: values[0] for name, values in timed.sums.items()}
+        assert sums["seconds"] == pytest.approx(seconds)
+        assert sums["target_seconds"] == pytest.approx(0.05)
+        assert sums["first_seconds"] == sums["target_first_seconds"] == 0
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_a_missing_file_and_a_directory_without_rows_say_what_to_name(tmp_path: 
     ("changes", "message"),
     [
         ({"sums": {"calls": (1.0,)}}, "calls has 1 values for 3 units"),
-        ({"sums": {}, "totals": {}, "bounds": {}}, "needs sums or totals"),
+        ({"sums": {}, "totals": {}, "bounds": {}}, "needs sums, totals or an error"),
         ({"bounds": {"chrf": (1.0, 2.0)}}, "bounds of chrf"),
     ],
 )
@@ -81,3 +81,10 @@ def test_a_source_names_this_machine_and_its_commit():
     assert "cores" in source.machine
     assert {"python", "torch", "paceline"} <= source.versions.keys()
     assert source.sizes == {"target": 7}
+
+
+def test_a_source_names_the_gpu_if_one_was_used():
+    record = {"processor": "a processor", "processor_level": "avx2", "cpu_count": 2}
+    found = [Source.of(record | gpu, command="bench") for gpu in ({}, {"gpu": "NVIDIA H100"})]
+    machine = "a processor (avx2, 2 cores)"
+    assert [source.machine for source in found] == [machine, f"{machine}, NVIDIA H100"]

@@ -14,7 +14,6 @@ from paceline.results.row import Row
 from paceline.results.row import write_rows as write_result_rows
 from paceline.studies.collect import collect
 from paceline.studies.plan import PlannedStage
-from paceline.studies.rows import StudyRow
 from support.models import tiny_hf
 from support.reports import sweep_run, trajectory_row
 from support.results import ALONE, example, row, write_rows
@@ -36,7 +35,7 @@ def planned(folder: Path, command: Any, **config: Any) -> PlannedStage:
     )  # fmt: skip
 
 
-def collected(folder: Path, command: Any, **config: Any) -> list[StudyRow]:
+def collected(folder: Path, command: Any, **config: Any) -> list[Row]:
     return collect("mine", folder, [planned(folder, command, **config)])
 
 
@@ -45,7 +44,7 @@ def manifest(folder: Path, **more: Any) -> None:
     (folder / "manifest.json").write_text(json.dumps({"environment": ENVIRONMENT} | more))
 
 
-def measured(folder: Path, *rows: Row, **config: Any) -> list[StudyRow]:
+def measured(folder: Path, *rows: Row, **config: Any) -> list[Row]:
     """The rows of a study whose trajectory wrote these."""
     manifest(folder / "trajectory")
     write_result_rows(folder / "trajectory/rows.jsonl", rows)
@@ -68,13 +67,6 @@ def test_rows_of_commands_get_the_settings_and_the_items_of_their_stage(tmp_path
     assert source.fingerprints == of_draft.source.fingerprints
 
 
-def test_a_row_names_the_gpu_if_one_was_used(tmp_path: Path):
-    manifest(tmp_path / "bench", environment=ENVIRONMENT | {"gpu": "NVIDIA H100"})
-    write_rows(tmp_path / "bench", [row(ALONE, [example()])])
-    (found,) = collected(tmp_path, "bench")
-    assert found.source.machine == "a processor (avx2, 2 cores), NVIDIA H100"
-
-
 def test_rows_of_another_version_are_refused(tmp_path: Path):
     measured(tmp_path)
     (tmp_path / "trajectory/rows.jsonl").write_text('{"schema_version": 0}\n')
@@ -82,32 +74,37 @@ def test_rows_of_another_version_are_refused(tmp_path: Path):
         collected(tmp_path, "trajectory")
 
 
-def cells(folder: Path, *rows: Any, **config: Any) -> list[StudyRow]:
-    task = {"task": "translation", "corpus": "a.jsonl"}
-    manifest(folder / "bench", context="c0ffee", config={"task": task} | config)
+def cells(folder: Path, *rows: Row) -> list[Row]:
+    manifest(folder / "bench", context="c0ffee")
     write_rows(folder / "bench", rows)
-    return collected(folder, "bench", skip_examples=5)
+    return collected(folder, "bench")
 
 
 def test_a_cell_of_a_bench_has_the_counts_of_its_examples(tmp_path: Path):
-    answers = [example(0.25, 2.0, 7, calls=3, examined=9, rejected=1), example(baseline_s=None)]
-    alone, cell = cells(tmp_path, row(ALONE, answers), row(Opt(0.3), answers, gamma=5))
-    assert cell.units == (5, 6)
-    assert cell.sums == {
-        "score": (0.25, 1.0),
+    answers = [example(1 / 3, 2.0, 7, calls=3, examined=9, rejected=1), example(baseline_s=None)]
+    made = row(ALONE, answers), row(Opt(0.3), answers, gamma=5)
+    alone, cell = cells(tmp_path, *made)
+    assert (cell.units, cell.population) == ((0, 1), "examples")
+    expected = {
+        "score": (0.333333, 1.0),
         "tokens": (7, 11),
         "prefill_tokens": (1, 1),
+        "emitted": (6, 10),
         "calls": (3, 10),
+        "drafted": (9, 0),
+        "accepted": (8, 0),
         "examined": (9, 0),
         "rejected": (1, 0),
-        "seconds": (2.0, None),
+        "seconds": (2.0, 1.0),
+        "target_score": (0.333333, 1.0),
         "target_seconds": (1.0, None),
         "target_tokens": (11, None),
     }
-    common = {"pair": "small", "task": "translation", "temperature": 1.0}
-    assert alone.setting == common | {"family": "autoregressive"}
-    assert cell.setting == common | {"family": "opt", "alpha": 0.3, "gamma": 5}
-    assert cell.decoding == row(Opt(0.3), answers, gamma=5).decoding
+    assert {name: cell.sums[name] for name in expected} == expected
+    common = {"pair": "small", "metric": "accuracy", "temperature": 1.0}
+    assert alone.setting == common | {"family": "autoregressive", "strategy": "autoregressive"}
+    names = {"family": "opt", "setting": "alpha 0.3, gamma 5", "strategy": "speculative"}
+    assert cell.setting == common | names | {"rule": "opt", "alpha": 0.3, "gamma": 5}
     assert cell.source.fingerprints == {"context": "c0ffee"}
 
 
@@ -128,15 +125,6 @@ def test_cells_that_differ_have_settings_that_differ(tmp_path: Path):
 def test_cells_that_failed_have_no_row(tmp_path: Path):
     rows = [row(ALONE, [example()]), row(Opt(0.3), error="no memory")]
     assert len(cells(tmp_path, *rows)) == 1
-
-
-def test_benches_of_other_texts_do_not_share_examples(tmp_path: Path):
-    tasks = [{"task": "pairs", "corpus": name} for name in ("a", "b", "a")]
-    names = [
-        cells(tmp_path / str(number), row(ALONE, [example()]), task=task)[0].population
-        for number, task in enumerate(tasks)
-    ]
-    assert names[0] == names[2] != names[1]
 
 
 def test_a_row_has_the_sizes_of_models_that_are_here(tmp_path: Path):

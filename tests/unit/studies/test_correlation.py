@@ -9,9 +9,9 @@ import torch
 
 from paceline.config import validate
 from paceline.errors import UsageError
+from paceline.results.row import Row
 from paceline.studies.claim_file import Correlation
 from paceline.studies.evidence_of_drafts import correlation, correlation_effect
-from paceline.studies.rows import StudyRow
 from support.results import study_row
 
 TAIL = 0.025
@@ -28,7 +28,7 @@ TEST = validate(
 )
 
 
-def drafts(count: int = 8, **changes: Any) -> list[StudyRow]:
+def drafts(count: int = 8, **changes: Any) -> list[Row]:
     """Four drafts, each with the same figures in every example."""
     return [
         study_row(

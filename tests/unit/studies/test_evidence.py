@@ -10,9 +10,9 @@ from scipy import stats
 from paceline.config import validate
 from paceline.core.bootstrap import Interval, student_quantile
 from paceline.errors import UsageError
+from paceline.results.row import Row
 from paceline.studies.claim_file import Paired
 from paceline.studies.evidence import Part, paired_evidence, ranked
-from paceline.studies.rows import StudyRow
 from support.results import study_row
 
 TAIL = 0.025
@@ -46,7 +46,7 @@ class Effect(NamedTuple):
         return dict(self.part.strata)
 
 
-def measured(test: Paired, rows: list[StudyRow], tail: float = TAIL) -> Effect:
+def measured(test: Paired, rows: list[Row], tail: float = TAIL) -> Effect:
     """The effect over examples, without the spread between runs of training."""
     found = paired_evidence(test, rows, tail, ())
     assert found is not None

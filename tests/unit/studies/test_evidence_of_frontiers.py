@@ -6,17 +6,23 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.bench.comparison import ACCEPTED, CALLS_SAVED, AtQuality, Group, QualityAt, compare
-from paceline.bench.measured_frontier import Frontier
-from paceline.bench.quality_curves import compare_curves
-from paceline.bench.schema import ResultRow
 from paceline.config import validate
 from paceline.core.rules import Chow, Lossy, Opt
 from paceline.errors import UsageError
+from paceline.results.comparison import (
+    ACCEPTED,
+    CALLS_SAVED,
+    AtQuality,
+    Group,
+    QualityAt,
+    compare,
+    compare_curves,
+)
+from paceline.results.frontier import Frontier
+from paceline.results.row import Row
 from paceline.studies.claim_file import FrontierTest
 from paceline.studies.evidence import Evidence
 from paceline.studies.evidence_of_frontiers import frontier_evidence
-from paceline.studies.rows import StudyRow
 from support.results import ALONE, example, row, study_row
 
 COSTS = {"accepted": ACCEPTED, "calls": CALLS_SAVED}
@@ -27,7 +33,7 @@ def wanted(**changes: Any) -> FrontierTest:
     return validate(FrontierTest, values | {"matters": 0.05} | changes)
 
 
-def cells(count: int = 30) -> list[ResultRow]:
+def cells(count: int = 30) -> list[Row]:
     """The target alone, and cells of three families with random scores and counts."""
     draws = torch.Generator().manual_seed(3)
     rules = [Opt(0.1), Opt(0.3), Chow(0.2), Chow(0.4), Chow(0.6), Lossy(0.2), Lossy(0.9)]
@@ -41,7 +47,7 @@ def cells(count: int = 30) -> list[ResultRow]:
     return found
 
 
-def wide_cells() -> list[ResultRow]:
+def wide_cells() -> list[Row]:
     """Families whose costs overlap by more than half."""
     found = [row(ALONE, [example(1.0, calls=10)] * 30)]
     draws = torch.Generator().manual_seed(4)
@@ -55,21 +61,14 @@ def wide_cells() -> list[ResultRow]:
     return found
 
 
-def as_study_row(cell: ResultRow, units: Sequence[int] | None = None, **setting: Any) -> StudyRow:
-    units = range(len(cell.examples)) if units is None else units
-    chosen = [cell.examples[unit] for unit in units]
-    sums = {
-        "score": [one.score for one in chosen],
-        "tokens": [float(len(one.tokens)) for one in chosen],
-        "prefill_tokens": [float(one.num_prefill_tokens) for one in chosen],
-        "calls": [float(one.num_target_calls) for one in chosen],
-        "examined": [float(one.num_examined) for one in chosen],
-        "rejected": [float(one.num_rejected) for one in chosen],
-    }
-    return study_row(sums, units, decoding=cell.decoding, **({"temperature": 1.0} | setting))
+def as_study_row(cell: Row, units: Sequence[int] | None = None, **setting: Any) -> Row:
+    """Of these examples of the cell, with more settings; a study keeps no prediction and no key."""
+    chosen = cell if units is None else cell.only(units)
+    values = chosen.setting | setting
+    return study_row(chosen.sums, chosen.units, **values)
 
 
-def found_by(test: FrontierTest, rows: Sequence[StudyRow]) -> Evidence:
+def found_by(test: FrontierTest, rows: Sequence[Row]) -> Evidence:
     found = frontier_evidence(test, rows)
     assert found is not None
     return found
@@ -134,7 +133,7 @@ def test_curves_that_share_little_get_no_verdict():
 def test_a_family_is_compared_with_itself_in_rows_of_another_draft():
     """The second draft's texts are worse by 0.1 at the same calls."""
 
-    def of(draft: str, loss: float) -> list[StudyRow]:
+    def of(draft: str, loss: float) -> list[Row]:
         made = [
             row(rule, [example(0.8 - loss + n / 100, calls=c) for n in range(20)])
             for rule, c in ((Chow(0.2), 4), (Chow(0.6), 6))
@@ -161,7 +160,7 @@ def test_a_family_is_compared_with_itself_in_rows_of_another_draft():
 
 def test_the_effect_at_other_rows_is_subtracted():
     """At T=1 opt is better by 0.2, at T=0 by 0.1; only the examples of both count."""
-    made: list[StudyRow] = []
+    made: list[Row] = []
     for temperature, gain, count in ((1.0, 0.2, 30), (0.0, 0.1, 20)):
         for rule, score in ((Opt(0.1), 0.5 + gain), (Chow(0.2), 0.5)):
             cell = row(rule, [example(score, calls=5)] * count)
@@ -177,7 +176,7 @@ def test_the_effect_at_other_rows_is_subtracted():
 
 
 def test_a_width_is_the_range_of_costs_of_the_same_settings():
-    def of(gamma: int, calls: tuple[int, int]) -> list[StudyRow]:
+    def of(gamma: int, calls: tuple[int, int]) -> list[Row]:
         made = [
             row(rule, [example(0.5, calls=c)] * 20)
             for rule, c in zip((Chow(0.2), Chow(0.6)), calls, strict=True)
@@ -237,7 +236,8 @@ def test_without_the_target_alone_or_with_few_examples_there_is_no_frontier():
 @pytest.mark.parametrize("key", ["temperature", "task", "pair"])
 def test_rows_of_several_temperatures_tasks_or_pairs_are_refused(key: str):
     rows = [as_study_row(cell, **{key: 0.5}) for cell in cells()]
-    rows.append(as_study_row(row(Opt(0.5), cells()[1].examples), **{key: 0.7}))
+    other = row(Opt(0.5), [example()] * 30)
+    rows.append(as_study_row(other, **{key: 0.7}))
     with pytest.raises(UsageError, match=rf"several values of {key}, 0\.5, 0\.7; name one in rows"):
         frontier_evidence(wanted(), rows)
     assert frontier_evidence(wanted(rows={key: 0.5}), rows) is not None

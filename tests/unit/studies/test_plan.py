@@ -33,7 +33,7 @@ def cells(**changes: Any) -> dict[str, Any]:
         "num_examples": 20,
         "output": "$output/cells/$look",
     }
-    stage = {"command": "bench", "outputs": ["$output/cells/$look/results.jsonl"]}
+    stage = {"command": "bench", "outputs": ["$output/cells/$look/rows.jsonl"]}
     return COST | stage | {"set": settings} | changes
 
 

@@ -7,20 +7,14 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from paceline.core.sampling import SamplingParams
 from paceline.data import text_files
-from paceline.decode.strategies import Autoregressive, DecodingConfig
 from paceline.errors import StorageError, UsageError
 from paceline.results.row import pooled, read_rows, write_rows
-from paceline.studies.rows import StudyRow
 from support.results import study_row
 
 ROWS = [
     study_row({"tokens": [3, 4.5], "score": [None, 1]}, task="text", temperature=0.5),
-    study_row(
-        {"tokens": [1]},
-        decoding=DecodingConfig(strategy=Autoregressive(), sampling=SamplingParams(temperature=0)),
-    ),
+    study_row({"tokens": [1]}, family="autoregressive", temperature=0.0),
 ]
 
 
@@ -30,7 +24,7 @@ def test_rows_are_read_as_they_were_written_and_equal_rows_give_equal_files(
 ):
     for folder in ("one", "two"):
         write_rows(tmp_path / folder / name, ROWS)
-    assert read_rows(tmp_path / "one" / name, StudyRow) == ROWS
+    assert read_rows(tmp_path / "one" / name) == ROWS
     files = [tmp_path / folder / name for folder in ("one", "two")]
     assert files[0].read_bytes() == files[1].read_bytes()
     assert sorted((tmp_path / "one").iterdir()) == [files[0]]
@@ -53,12 +47,12 @@ def test_rows_of_another_schema_and_malformed_ones_are_one_line(tmp_path: Path):
             r"rows\.jsonl row 2 has schema_version 0, .* reads 1; run",
         ),
         (values | {"units": [1]}, r"row 2 is not a result row: .*2 values for 1 units"),
-        (values | {"sums": {}}, "row 2 is not a result row: .*needs sums or totals"),
+        (values | {"sums": {}}, "row 2 is not a result row: .*needs sums, totals or an error"),
         ([1], "row 2 has schema_version None"),
     ):
         file.write_text(f"{first}\n{json.dumps(row)}\n")
         with pytest.raises(UsageError, match=said) as caught:
-            read_rows(file, StudyRow)
+            read_rows(file)
         assert "\n" not in str(caught.value)
 
 
@@ -85,9 +79,9 @@ def test_a_torn_file_is_one_line(tmp_path: Path, name: str):
     whole = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(whole[:-20])
     with pytest.raises(UsageError, match="is not a file of result rows"):
-        read_rows(tmp_path / name, StudyRow)
+        read_rows(tmp_path / name)
     with pytest.raises(UsageError, match="no result rows at"):
-        read_rows(tmp_path / "none.jsonl", StudyRow)
+        read_rows(tmp_path / "none.jsonl")
 
 
 def test_a_damaged_compressed_file_is_one_line(tmp_path: Path):
@@ -96,7 +90,7 @@ def test_a_damaged_compressed_file_is_one_line(tmp_path: Path):
     content[12:16] = b"\xff\xff\xff\xff"
     file.write_bytes(content)
     with pytest.raises(UsageError, match="is not a file of result rows"):
-        read_rows(file, StudyRow)
+        read_rows(file)
 
 
 def test_looks_are_pooled_in_their_order():
@@ -137,4 +131,4 @@ def test_a_line_that_python_cannot_read_is_one_line(tmp_path: Path, line: str):
     file = tmp_path / "rows.jsonl"
     file.write_text(line)
     with pytest.raises(UsageError, match="is not a file of result rows"):
-        read_rows(file, StudyRow)
+        read_rows(file)

@@ -14,13 +14,20 @@ import yaml
 from paceline.config import validate
 from paceline.errors import ConfigError, StudyError, UsageError
 from paceline.records import RunDirectory
-from paceline.results.row import read_rows, write_rows
+from paceline.results.row import Row, read_rows, write_rows
 from paceline.studies import run as module
 from paceline.studies import session
+from paceline.studies.claim_file import read_claims
 from paceline.studies.plan import PlannedStage, plan
-from paceline.studies.rows import StudyRow
+from paceline.studies.published import as_markdown, write_verdicts
 from paceline.studies.run import check_inputs, run_study, states
-from paceline.studies.session import judge_all, row_files, run_and_judge, study_rows
+from paceline.studies.session import (
+    current_verdicts,
+    judge_all,
+    row_files,
+    run_and_judge,
+    study_rows,
+)
 from paceline.studies.study_file import StudyConfig
 from paceline.studies.verdicts import HOLDS, UNDECIDED, UNMEASURED, Finding, judge
 from support.results import claim, study_row
@@ -157,7 +164,7 @@ def test_another_setting_runs_its_stage(again: Again):
 
 def test_an_output_that_is_gone_is_made_again(again: Again):
     again.run()
-    Path("runs/tiny/cells/results.jsonl").unlink()
+    Path("runs/tiny/cells/rows.jsonl").unlink()
     assert again.run() == ["cells"]
 
 
@@ -247,8 +254,8 @@ def test_two_studies_do_not_share_a_directory(study: StudyConfig, writer: Writer
         ),
         ({"inputs": ["data"]}, "stage align needs data, which is a directory; name the files"),
         (
-            {"inputs": ["$output/cells/results.jsonl"]},
-            "stage align needs runs/tiny/cells/results.jsonl, which cells writes; move cells up",
+            {"inputs": ["$output/cells/rows.jsonl"]},
+            "stage align needs runs/tiny/cells/rows.jsonl, which cells writes; move cells up",
         ),
     ],
 )
@@ -282,7 +289,7 @@ def test_a_claim_that_does_not_fit_the_rows_is_not_measured_and_costs_no_row(
     _, (found,) = run_and_judge(study, "tiny", claims=claims_file(tmp_path, claim(TEST)))
     assert (found.verdict, found.num_units) == (UNMEASURED, 0)
     assert "tau is not in the rows of tiny; name one of calls" in found.reason
-    assert read_rows(study.output / "rows.jsonl", StudyRow) == rows
+    assert read_rows(study.output / "rows.jsonl") == rows
 
 
 def test_a_look_is_added_while_a_claim_of_the_study_is_undecided(
@@ -315,20 +322,41 @@ def test_a_study_without_claims_has_one_look_and_no_verdicts(
     assert "tau-look-1" not in writer.ran
 
 
-def test_newer_rows_of_a_study_override_committed_ones(
+def test_a_later_place_overrides_an_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="no rows of a study in runs/studies; run one"):
+        row_files()
+    for place in ("released/a", "released/b", "runs/studies/b", "runs/studies/b/smoke"):
+        name = "rows.jsonl.gz" if place.startswith("released") else "rows.jsonl"
+        write_rows(tmp_path / place / name, [])
+    assert row_files() == [Path("runs/studies/b/rows.jsonl")]
+    files = row_files([Path("released"), Path("runs/studies/b")])
+    assert files[:2] == [Path("released/a/rows.jsonl.gz"), Path("runs/studies/b/rows.jsonl")]
+
+
+def test_published_verdicts_stand_for_studies_without_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    """What is read is what was written; a claim that has changed since is not measured."""
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="no rows of a study in docs/studies or runs/studies"):
-        row_files()
-    for place in ("docs/studies/a", "docs/studies/b", "runs/studies/b", "runs/studies/b/smoke"):
-        name = "rows.jsonl.gz" if place.startswith("docs") else "rows.jsonl"
-        write_rows(tmp_path / place / name, [])
-    assert list(map(str, row_files())) == [
-        "docs/studies/a/rows.jsonl.gz", "runs/studies/b/rows.jsonl"
-    ]  # fmt: skip
-    given = [Path("docs/studies"), Path("runs/studies/b")]
-    assert list(map(str, row_files(given)))[1] == "runs/studies/b/rows.jsonl"
+    rows = [study_row({"tau": [2.0 + n / 100 for n in range(20)]})]
+    file = claims_file(tmp_path, claim(TEST), claim(TEST, id="changed"), claim(TEST, id="new"))
+    findings = judge(read_claims(file), rows, {"tiny": 1})
+    monkeypatch.setattr(session, "VERDICTS", tmp_path / "verdicts.json")
+    write_verdicts(findings[:2], tmp_path / "verdicts.json")
+    changed = claim(TEST | {"matters": 0.5}, id="changed")
+    file = claims_file(tmp_path, claim(TEST), changed, claim(TEST, id="new"))
+    found, (same, other, new) = current_verdicts(None, file)
+    assert found == []
+    assert (same.verdict, same.num_units, same.command) == (
+        findings[0].verdict, findings[0].num_units, findings[0].command
+    )  # fmt: skip
+    assert same.effect == pytest.approx(findings[0].effect, rel=1e-5)
+    assert other.reason == "the claim has changed since it was judged; run its study"
+    assert new.reason == "it was not judged yet; run its study"
+    assert other.verdict == new.verdict == UNMEASURED
+    table = as_markdown(findings)
+    assert f"| `one` | {findings[0].claim.here} | {findings[0].effect_text} |" in table
 
 
 def test_a_directory_counts_only_for_the_study_of_its_name_unless_it_is_given(
@@ -350,7 +378,7 @@ def test_the_evidence_of_a_look_is_judged_once(
 ):
     judged: list[int] = []
 
-    def counting(file: Any, rows: Sequence[StudyRow], looks: dict[str, int]) -> list[Finding]:
+    def counting(file: Any, rows: Sequence[Row], looks: dict[str, int]) -> list[Finding]:
         judged.append(len(rows))
         return judge(file, rows, looks)
 
@@ -365,7 +393,7 @@ def test_the_evidence_of_a_look_is_judged_once(
     rows, findings = run_and_judge(two, "tiny", claims=file)
     assert (judged, rows) == ([1, 2], looks)
     assert [one.verdict for one in findings] == [UNDECIDED]
-    assert read_rows(study.output / "rows.jsonl", StudyRow) == looks
+    assert read_rows(study.output / "rows.jsonl") == looks
 
 
 def _num_looks(stages: Sequence[PlannedStage]) -> int:

@@ -8,21 +8,21 @@ import torch
 from torch import Tensor
 
 from paceline.core.bootstrap import student_quantile
-from paceline.studies.rows import StudyRow
+from paceline.results.row import Row
 from paceline.studies.seeds import Design, Run, Spread, seed_spread, with_seeds
 from support.results import study_row
 
 UNITS = 20
 
 
-def measure(row: StudyRow, run: Run) -> tuple[float, Tensor] | None:
+def measure(row: Row, run: Run) -> tuple[float, Tensor] | None:
     if "score" not in row.sums:
         return None
     scores_N = torch.tensor(row.sums["score"], dtype=torch.float64)
     return float(scores_N.mean()), scores_N - scores_N.mean()
 
 
-def runs(values: Sequence[Sequence[float]], **setting: str | float) -> list[StudyRow]:
+def runs(values: Sequence[Sequence[float]], **setting: str | float) -> list[Row]:
     """A row per recipe and seed whose texts all have this score."""
     return [
         study_row({"score": [value] * UNITS}, draft=f"d{k}", seed=m, **setting)

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
-from paceline.bench.measured_frontier import Frontier
-from paceline.bench.schema import ResultRow
+from paceline.bench.answers import key_of
+from paceline.bench.prediction import Prediction, with_predictions
 from paceline.bench.workbench import Grid
 from paceline.core.rules import Chow, ChowLog, Diff, Lossless, Opt
 from paceline.decode.strategies import BigLittle, Oracle, ResponseByResponse
 from paceline.errors import UsageError
+from paceline.results.frontier import Frontier
+from paceline.results.row import Row
 from paceline.view.bench_run import curves
 from paceline.view.page import Page
 from paceline.view.read import read_page
@@ -27,7 +29,7 @@ ROWS = [
 BEST, CELLS = "Best setting of each family", "All cells"
 
 
-def page_of(folder: Path, rows: list[ResultRow], **config: Any) -> Page:
+def page_of(folder: Path, rows: list[Row], **config: Any) -> Page:
     config = {"task": {"task": "sums"}} | config
     reports.manifest(folder, "Bench", **config)
     return read_page(write_rows(folder, rows)).page
@@ -107,7 +109,7 @@ def test_failed_cells_have_a_reason_and_an_empty_family_a_line(tmp_path: Path):
         ([steady(Chow(0.2))], "nothing to compare 1 finished cells with; run the bench again"),
     ],
 )
-def test_what_cannot_be_compared_is_the_verdict(rows: list[ResultRow], reason: str, tmp_path: Path):
+def test_what_cannot_be_compared_is_the_verdict(rows: list[Row], reason: str, tmp_path: Path):
     page = page_of(tmp_path, rows)
     assert reason in page.verdict
     assert "Quality and speed" not in [section.title for section in page.sections]
@@ -146,19 +148,16 @@ def test_the_run_is_described(tmp_path: Path):
     assert {"Target: big", "Context of the rows: c0ffee"} <= set(page.about)
     assert not any(line.startswith("Fewer than") for line in page.about)
     assert by_family(page, BEST)["diff"]["cells"] == 0
-    few = page_of(tmp_path, [steady(ALONE, count=10), steady(Chow(0.2), count=10)])
+    few = page_of(tmp_path / "few", [steady(ALONE, count=10), steady(Chow(0.2), count=10)])
     assert any(line.startswith("Fewer than 16 timed examples") for line in few.about)
     again = next(fact for fact in page.facts if fact.name == "target against itself")
     assert (again.value, again.detail) == ("1.000x", "1.000 to 1.000")
 
 
 def test_figures_of_all_answers_are_columns_of_their_cells(tmp_path: Path):
-    figures = {
-        "corpus_scores": {"bleu": 27.4, "chrf": 51.0},
-        "corpus_intervals": {"chrf": (48.0, 54.5)},
-        "signatures": {"bleu": "nrefs:1"},
-    }
+    figures = {"totals": {"bleu": 27.4, "chrf": 51.0}, "bounds": {"chrf": (48.0, 54.5)}}
     rows = [cell.model_copy(update=figures) for cell in ROWS[:2]]
+    rows[0].source.fingerprints["bleu"] = "nrefs:1"
     page = page_of(tmp_path, [*rows, *ROWS[2:]])
     first = rows_of(page, CELLS)[0]
     assert (first["bleu"], first["chrf_low"], first["chrf_high"]) == (27.4, 48.0, 54.5)
@@ -170,26 +169,18 @@ def test_predictions_are_counted_where_something_was_measured(tmp_path: Path):
     examples = [example(examined=10, rejected=1), example(examined=10, rejected=3)] * 12
     cells = [row(rule, examples) for rule in (Chow(0.2), Chow(0.4), Diff(0.2), Opt(0.2))]
     alone = row(ALONE, [example()] * 24)
-    rates = {cells[0].key: 0.22, cells[1].key: 0.31, cells[2].key: None, "another cell": 0.1}
-    lines = [
-        {"schema_version": 1, "key": key, "predicted_rejection": rate, "predicted_speedup": 1.5}
-        | {"predicted_surprisal": 0.5}
-        for key, rate in rates.items()
-    ]
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    (tmp_path / "predictions.jsonl").write_text(text)
-    page = page_of(tmp_path, [alone, *cells])
+    keys = [*map(key_of, cells[:3]), "another cell"]
+    rates = zip(keys, (0.22, 0.31, None, 0.1), strict=True)
+    predictions = [Prediction(key, rate, 0.5, 1.5) for key, rate in rates]
+    page = page_of(tmp_path, [alone, *with_predictions(cells, predictions)])
     (figure,) = next(one for one in page.sections if one.title == "Predicted and measured").blocks
     assert "inside the measured interval: 1 of 2;" in figure.text
     assert [line["predicted rejection rate"] for line in figure.rows] == [0.22, 0.31, None]
-    (tmp_path / "predictions.jsonl").write_text('{"schema_version": 1, "key": "k"}\n')
-    with pytest.raises(UsageError, match=r"predictions\.jsonl has a row that is not a prediction"):
-        read_page(tmp_path)
 
 
 def test_rows_are_those_of_the_bench_that_the_manifest_is_of(tmp_path: Path):
     """A first bench, another in the same folder, and the first again, with no more to do."""
-    others = [one.model_copy(update={"context": "0ther"}) for one in ROWS[:2]]
+    others = [steady(ALONE, 0.5, context="0ther"), steady(Chow(0.2), 0.5, 2.0, context="0ther")]
     page_of(tmp_path, [*ROWS, *others])
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     counts = {}
@@ -213,9 +204,9 @@ def test_a_line_joins_the_cells_of_one_gamma_or_fallback_by_their_threshold():
     assert [(curve.name, curve.length) for curve in found] == [
         *(("chow", 1), ("chow", 4), ("big_little", 0.3), ("big_little", 0.7)),
     ]
-    strategies: Any = [[cell.decoding.strategy for cell in curve.cells] for curve in found]
-    assert [one.rule.alpha for one in strategies[0]] == [0.1, 0.5, 0.9]
-    assert [one.rollback for one in strategies[2]] == [1.0, 4.0]
+    settings = [[cell.setting for cell in curve.cells] for curve in found]
+    assert [one["alpha"] for one in settings[0]] == [0.1, 0.5, 0.9]
+    assert [one["rollback"] for one in settings[2]] == [1.0, 4.0]
 
 
 def test_a_family_has_one_colour_in_all_charts_and_an_oracle_has_no_speed(tmp_path: Path):

@@ -11,9 +11,8 @@ from typer.testing import CliRunner
 from paceline.cli.main import app
 from paceline.config import validate
 from paceline.core.bootstrap import Interval
-from paceline.results.row import Source, write_rows
+from paceline.results.row import Row, Source, write_rows
 from paceline.studies.claim_file import Claim, Paper
-from paceline.studies.rows import StudyRow
 from paceline.studies.study_file import StudyConfig, find_studies, read_study
 from paceline.studies.verdicts import HOLDS, Finding
 from paceline.train.config import RECIPES
@@ -52,7 +51,7 @@ def study(output: str, **changes: Any) -> dict[str, Any]:
     return values | {"stages": {"tau": stage}} | changes
 
 
-def written(folder: Path, config: str) -> tuple[list[StudyRow], Path]:
+def written(folder: Path, config: str) -> tuple[list[Row], Path]:
     """Rows of the stage with this configuration file, in a directory of their own."""
     source = SOURCE.model_copy(update={"command": f"paceline trajectory --config {config}"})
     rows = [study_row({"tokens": [1.0]}, study="tiny", source=source)]

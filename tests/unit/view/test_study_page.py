@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from paceline.config import validate
+from paceline.results.row import Row
 from paceline.studies.claim_file import ClaimFile
-from paceline.studies.rows import StudyRow
 from paceline.studies.verdicts import judge
 from paceline.view.page import Figure, Page, Table, Text
 from paceline.view.render import render
@@ -17,7 +17,7 @@ UNITS = 12
 STUDY = "tiny"
 
 
-def drafts(tau: float, **setting: Any) -> StudyRow:
+def drafts(tau: float, **setting: Any) -> Row:
     """Twelve texts of 20 tokens; tau varies a little between them."""
     blocks = [20 / (tau + 0.02 * (unit % 3)) for unit in range(UNITS)]
     sums = {"tokens": [20.0] * UNITS, "acceptance": [10.0 + tau] * UNITS}
@@ -25,7 +25,7 @@ def drafts(tau: float, **setting: Any) -> StudyRow:
     return study_row(sums, task="sums", temperature=1.0, gamma=5, **setting)
 
 
-def rows() -> list[StudyRow]:
+def rows() -> list[Row]:
     return [
         drafts(1.5, label="start"),
         drafts(1.7, label="step 50", step=50, draft="gkd", trained_on="sums", seed=0),

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from paceline.config import validate
+from paceline.results.row import Row
 from paceline.studies.claim_file import ClaimFile
-from paceline.studies.rows import StudyRow
 from paceline.studies.verdicts import (
     CONFIRMED,
     FAILS,
@@ -26,14 +26,14 @@ SOURCE = Source("paceline claims")
 SAYS = "what the paper says, and what was tested"
 
 
-def drafts(task: str, temperature: float, tau: float, **setting: Any) -> StudyRow:
+def drafts(task: str, temperature: float, tau: float, **setting: Any) -> Row:
     blocks = [20 / (tau + 0.02 * (unit % 3)) for unit in range(UNITS)]
     sums = {"emitted": [20.0] * UNITS, "calls": blocks}
     population = f"prompts of {task}"
     return study_row(sums, population=population, task=task, temperature=temperature, **setting)
 
 
-def rows() -> list[StudyRow]:
+def rows() -> list[Row]:
     return [
         drafts(task, temperature, tau, label=label)
         for task in ("code", "docs")
@@ -75,7 +75,7 @@ def marks_of(row: dict[str, Any]) -> dict[str, Mark]:
     return {name: cell for name, cell in row.items() if name != SAYS and cell}
 
 
-def judged(claims: list[dict[str, Any]], found: list[StudyRow]) -> list[Finding]:
+def judged(claims: list[dict[str, Any]], found: list[Row]) -> list[Finding]:
     return judge(validate(ClaimFile, {"claims": claims}), found, {"tiny": 1})
 
 

@@ -5,13 +5,12 @@ import math
 import pytest
 import torch
 
-from paceline.bench.measured_frontier import Frontier
-from paceline.bench.schema import family, setting
 from paceline.core.bootstrap import Interval
 from paceline.core.rules import Chow, Diff, Lenient, Lossless, Lossy, Opt
 from paceline.decode.draft_policies import Adaptive, Confident
 from paceline.decode.strategies import Oracle, ResponseByResponse, Speculative, TokenByToken
 from paceline.errors import UsageError
+from paceline.results.frontier import Frontier
 from support.results import ALONE, example, row, steady
 
 THREE = row(ALONE, [example(0.5), example(1.0), example(0.0)])
@@ -33,11 +32,11 @@ def test_figures_are_ratios_of_sums():
         ],
     )
     found = Frontier([THREE, cell])
-    assert found.quality(cell).value == pytest.approx(1.5 / 3)
-    assert found.relative_quality(cell).value == pytest.approx(1.5 / 1.5)
-    assert found.speedup(cell).value == pytest.approx((12 / 63) / (6 / 38))
-    assert found.rejection_rate(cell).value == pytest.approx(10 / 40)
-    assert found.deferral_rate(cell).value == pytest.approx(15 / (20 + 10 + 5))
+    assert found.measure("quality", cell).value == pytest.approx(1.5 / 3)
+    assert found.measure("relative_quality", cell).value == pytest.approx(1.5 / 1.5)
+    assert found.measure("speedup", cell).value == pytest.approx((12 / 63) / (6 / 38))
+    assert found.measure("rejection_rate", cell).value == pytest.approx(10 / 40)
+    assert found.measure("deferral_rate", cell).value == pytest.approx(15 / (20 + 10 + 5))
 
 
 def test_what_came_with_the_prompt_or_in_the_first_block_is_left_out_token_by_token():
@@ -45,8 +44,8 @@ def test_what_came_with_the_prompt_or_in_the_first_block_is_left_out_token_by_to
     block = example(first_s=0.2, baseline_first_s=0.1, calls=4, first_tokens=3, prefill_tokens=0)
     cell = row(Chow(0.2), [block] * 3)
     found = Frontier([row(ALONE, [example()] * 3), cell])
-    assert found.deferral_rate(cell).value == pytest.approx(4 / 11)
-    assert found.decoding_speedup(cell).value == pytest.approx((0.9 / 10) / (0.8 / 8))
+    assert found.measure("deferral_rate", cell).value == pytest.approx(4 / 11)
+    assert found.measure("decoding_speedup", cell).value == pytest.approx((0.9 / 10) / (0.8 / 8))
 
 
 def test_decoding_speedup_leaves_the_first_token_out():
@@ -57,7 +56,8 @@ def test_decoding_speedup_leaves_the_first_token_out():
     ]
     cell = row(Chow(0.2), examples)
     expected = ((3 + 2 + 1) / (10 + 10 + 10)) / ((0.5 + 0.5 + 2) / (5 + 10 + 1))
-    assert Frontier([THREE, cell]).decoding_speedup(cell).value == pytest.approx(expected)
+    found = Frontier([THREE, cell]).measure("decoding_speedup", cell)
+    assert found.value == pytest.approx(expected)
 
 
 def test_untimed_examples_count_for_quality_and_rejection_but_not_for_speed():
@@ -70,24 +70,24 @@ def test_untimed_examples_count_for_quality_and_rejection_but_not_for_speed():
         ],
     )
     found = Frontier([THREE, cell])
-    assert found.speedup(cell) == Interval(2.0, 2.0, 2.0)
-    assert found.quality(cell).value == pytest.approx(2 / 3)
-    assert found.rejection_rate(cell).value == pytest.approx(10 / 40)
+    assert found.measure("speedup", cell) == Interval(2.0, 2.0, 2.0)
+    assert found.measure("quality", cell).value == pytest.approx(2 / 3)
+    assert found.measure("rejection_rate", cell).value == pytest.approx(10 / 40)
 
 
 def test_the_target_alone_is_the_unit_of_speed_and_of_quality():
     slow = row(ALONE, [example(0.5, 2.0), example(1.0, 3.0), example(0.0, 2.0)])
     found = Frontier([slow])
-    assert found.speedup(slow) == Interval(1.0, 1.0, 1.0)
-    assert found.relative_quality(slow) == Interval(1.0, 1.0, 1.0)
-    assert math.isnan(found.rejection_rate(slow).value)
+    assert found.measure("speedup", slow) == Interval(1.0, 1.0, 1.0)
+    assert found.measure("relative_quality", slow) == Interval(1.0, 1.0, 1.0)
+    assert math.isnan(found.measure("rejection_rate", slow).value)
 
 
 def test_the_mean_of_two_scores_is_hardly_known():
     """Right and wrong: the exact interval (Clopper and Pearson) is 0.013 to 0.987."""
     cell = row(Chow(0.2), [example(0.0), example(1.0)])
     found = Frontier([row(ALONE, [example(1.0), example(1.0)]), cell])
-    assert found.quality(cell) == pytest.approx((0.5, 0.0126, 0.9874), abs=0.005)
+    assert found.measure("quality", cell) == pytest.approx((0.5, 0.0126, 0.9874), abs=0.005)
     assert sorted(set(found.resampled("quality", cell).tolist())) == [0.0, 0.5, 1.0]
 
 
@@ -97,10 +97,10 @@ def test_of_one_example_nothing_is_known():
     found = Frontier([row(ALONE, [example(1.0)]), cell])
     best = found.fastest([cell], 0.5)
     assert best is not None
-    for known in (found.speedup(cell), best.value):
+    for known in (found.measure("speedup", cell), best.value):
         assert (known.low, known.high) == (0.0, math.inf)
-    assert found.quality(cell) == pytest.approx((1.0, 0.025, 1.0), abs=0.01)
-    assert (found.rejection_rate(cell).low, found.rejection_rate(cell).high) == (0.0, 1.0)
+    assert found.measure("quality", cell) == pytest.approx((1.0, 0.025, 1.0), abs=0.01)
+    assert found.measure("rejection_rate", cell)[1:] == (0.0, 1.0)
 
 
 def test_all_cells_are_resampled_together():
@@ -108,24 +108,23 @@ def test_all_cells_are_resampled_together():
     examples = [example(1.0), example(0.2), example(0.6), example(0.1)]
     alone, cell = row(ALONE, examples), row(Chow(0.2), examples)
     found = Frontier([alone, cell])
-    assert found.quality(cell).low < found.quality(cell).high
-    assert found.resampled("relative quality", cell).tolist() == [1.0] * 2001
+    assert found.measure("quality", cell).low < found.measure("quality", cell).high
+    assert found.resampled("relative_quality", cell).tolist() == [1.0] * 2001
 
 
 def test_a_best_cell_is_chosen_on_one_half_and_measured_on_the_other():
     """Lucky is the fastest on the choosing half alone. Timed and untimed examples are halved."""
     plain = [example(), *[example(baseline_s=None)] * 2] * 10
-    numbered = [one.model_copy(update={"num_drafted": place}) for place, one in enumerate(plain)]
-    halves = Frontier([row(ALONE, numbered)]).halves
-    places = [{one.num_drafted for one in half.target.examples} for half in halves]
+    halves = Frontier([row(ALONE, plain)]).halves
+    places = [set(half.target.units) for half in halves]
     assert places[0] | places[1] == set(range(30))
     assert [half.num_timed for half in halves] == [5, 5]
     lucky = [
-        one.model_copy(update={"seconds": 1 / 4 if place in places[0] else 1 / 2, "score": score})
+        one | {"seconds": 1 / 4 if place in places[0] else 1 / 2, "score": score}
         for place, one in enumerate(plain)
         for score in [1.0 if place in places[0] else 0.9]
     ]
-    even = [one.model_copy(update={"seconds": 1 / 3}) for one in plain]
+    even = [one | {"seconds": 1 / 3} for one in plain]
     cells = [row(Chow(0.2), even), row(Chow(0.8), lucky)]
     best = Frontier([row(ALONE, plain), *cells]).fastest(cells, 1.0)
     assert best is not None
@@ -170,8 +169,8 @@ def test_a_target_that_is_always_wrong_leaves_nothing_to_be_relative_to():
 def test_a_task_without_metric_has_speed_and_no_quality():
     cells = [steady(ALONE, None, metric=None), steady(Chow(0.2), None, 2.0, metric=None)]
     found = Frontier(cells)
-    assert found.speedup(cells[1]).value == 2.0
-    assert math.isnan(found.quality(cells[1]).value)
+    assert found.measure("speedup", cells[1]).value == 2.0
+    assert math.isnan(found.measure("quality", cells[1]).value)
     assert found.fastest(cells[1:], 0.5) is None
     assert found.finest(cells[1:], 0.5) is None
 
@@ -201,7 +200,7 @@ def test_the_interval_of_a_speedup_holds_the_truth_as_often_as_it_says():
         ]
         for name, times in (("as it is", 1), ("mutant", 2)):
             cell = row(Chow(0.2), examples * times)
-            found = Frontier([row(ALONE, examples * times), cell]).speedup(cell)
+            found = Frontier([row(ALONE, examples * times), cell]).measure("speedup", cell)
             covered[name] += found.low <= 2.0 <= found.high
     assert covered["as it is"] / 300 >= 0.89
     assert covered["mutant"] / 300 < 0.89
@@ -220,8 +219,8 @@ def test_rows_of_different_examples_are_refused():
 def test_a_lossless_cell_has_the_targets_quality_whatever_luck_its_samples_had():
     unlucky, near = steady(Lossless(), 0.5, 1.4), steady(Chow(0.2), 0.5, 1.6)
     found = Frontier([steady(ALONE), unlucky, near])
-    assert found.quality(unlucky).value == 0.5, "measured"
-    assert found.relative_quality(unlucky) == Interval(1.0, 1.0, 1.0), "proven"
+    assert found.measure("quality", unlucky).value == 0.5, "measured"
+    assert found.measure("relative_quality", unlucky) == Interval(1.0, 1.0, 1.0), "proven"
     reached = found.fastest([unlucky, near], 1.0)
     assert reached is not None
     assert (reached.row, reached.value.value) == (unlucky, pytest.approx(1.4))
@@ -232,7 +231,7 @@ def test_the_target_alone_is_timed_against_itself():
     slow = steady(ALONE, 1.0, 0.8)
     found = Frontier([slow])
     assert found.against_itself().value == pytest.approx(0.8)
-    assert found.speedup(slow).value == 1
+    assert found.measure("speedup", slow).value == 1
 
 
 @pytest.mark.parametrize(
@@ -271,7 +270,7 @@ def test_the_target_alone_is_timed_against_itself():
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_cell_lies_on_the_curve_of_all_but_its_threshold(cell, curve, place):
-    assert (family(cell.decoding), setting(cell.decoding)) == (curve, place)
+    assert (cell.setting["family"], cell.setting.get("setting", "")) == (curve, place)
 
 
 def test_families_are_the_cells_of_one_curve():

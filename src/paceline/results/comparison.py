@@ -1,15 +1,19 @@
-"""Comparison of two families of cells by one statistic, with the same number of cells from each.
+"""Comparison of two families of cells by one statistic, or by their curves.
 
-A statistic is the least cost at a quality or the best quality at a cost; larger is better. The
-cells are chosen on one half of the examples, and the statistic is measured on the other half, so
-that a family does not gain from the luck of its best cell; then the halves change places, and the
-mean of both counts. Both halves are resampled, each by itself, so the interval includes that
-another sample would choose other cells. Of the larger family,
-all choices of n cells count equally, where n is the size of the smaller family: otherwise a finer
-grid is an advantage.
+`compare`: a statistic is the least cost at a quality or the best quality at a cost; larger is
+better. The cells are chosen on one half of the examples, and the statistic is measured on the other
+half, so that a family does not gain from the luck of its best cell; then the halves change places,
+and the mean of both counts. Both halves are resampled, each by itself, so the interval includes
+that another sample would choose other cells. Of the larger family, all choices of n cells count
+equally, where n is the size of the smaller family: otherwise a finer grid is an advantage.
+
+`compare_curves`: a family is a curve of quality against cost, linear between its cells. The effect
+is the mean difference of two curves over the costs that both reach, as a reader sees which curve of
+a plot is above. It changes little when a quality does, so that it needs fewer examples than the
+least cost at a floor of quality, which jumps from one cell to another.
 """
 
-# C cells, F floors or levels, R resamples
+# C cells, F floors or levels, P points, R resamples
 from __future__ import annotations
 
 from math import comb
@@ -17,22 +21,24 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from paceline.bench.schema import ORACLE, TARGET_ALONE, family
 from paceline.core.bootstrap import percentile_interval
 from paceline.errors import UsageError
+from paceline.results.frontier import ORACLE, TARGET_ALONE, family_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
-    from paceline.bench.measured_frontier import Figure, Frontier
-    from paceline.bench.schema import ResultRow
     from paceline.core.bootstrap import Interval
+    from paceline.results.frontier import Frontier
+    from paceline.results.row import Row
 
 HIGH = 0.75
 FLOORS = (1.0, 0.98, 0.95, 0.9)  # of quality / target's
 _TAIL = 0.025
+_NUM_POINTS = 32
+_TINY = 1e-12
 
 
 class Group(NamedTuple):
@@ -40,8 +46,8 @@ class Group(NamedTuple):
 
     name: str
 
-    def cells(self, frontier: Frontier) -> list[ResultRow]:
-        return [row for row in frontier.rows if self.has(family(row.decoding))]
+    def cells(self, frontier: Frontier) -> list[Row]:
+        return [row for row in frontier.rows if self.has(family_of(row))]
 
     def has(self, name: str) -> bool:
         """True if the family is in the group: chow includes `chow confident`, not `chow_log`."""
@@ -52,18 +58,18 @@ class Cost(NamedTuple):
     """A gain in cost, larger is better.
 
     Attributes:
-        figure: The figure that it is made from.
+        figure: Name of the figure that it is made from.
         is_saving: True if the gain is 1 - the figure.
         alone: Gain of the target alone.
         is_timed: True if measured on the timed examples only.
     """
 
-    figure: Figure
+    figure: str
     is_saving: bool
     alone: float
     is_timed: bool
 
-    def gain(self, frontier: Frontier, cells: Sequence[ResultRow]) -> Tensor:
+    def gain(self, frontier: Frontier, cells: Sequence[Row]) -> Tensor:
         """Gain of each cell in each resample, that of the target alone if unknown, [C, 1 + R]."""
         figure_CR = torch.stack([frontier.resampled(self.figure, row) for row in cells])
         return (1 - figure_CR if self.is_saving else figure_CR).nan_to_num(self.alone)
@@ -74,8 +80,8 @@ class Cost(NamedTuple):
 
 
 SPEEDUP = Cost("speedup", is_saving=False, alone=1.0, is_timed=True)
-CALLS_SAVED = Cost("deferral rate", is_saving=True, alone=0.0, is_timed=False)
-ACCEPTED = Cost("rejection rate", is_saving=True, alone=0.0, is_timed=False)
+CALLS_SAVED = Cost("deferral_rate", is_saving=True, alone=0.0, is_timed=False)
+ACCEPTED = Cost("rejection_rate", is_saving=True, alone=0.0, is_timed=False)
 
 
 class AtQuality(NamedTuple):
@@ -134,9 +140,7 @@ class QualityAt(NamedTuple):
         choosing = frontier.halves[which]
         left_out = [Group(TARGET_ALONE), Group(ORACLE)]
         rows = [
-            row
-            for row in choosing.rows
-            if not any(group.has(family(row.decoding)) for group in left_out)
+            row for row in choosing.rows if not any(group.has(family_of(row)) for group in left_out)
         ]
         gain_CR = self.cost.gain(choosing, rows)
         if self.level is not None:
@@ -168,7 +172,7 @@ class _Half(NamedTuple):
     @classmethod
     def of(cls, half: Frontier, places: Sequence[int], cost: Cost) -> _Half:
         rows = [half.rows[place] for place in places]
-        qualities = [half.resampled("relative quality", row) for row in rows]
+        qualities = [half.resampled("relative_quality", row) for row in rows]
         return cls(cost.gain(half, rows), torch.stack(qualities).nan_to_num(0))
 
 
@@ -229,8 +233,7 @@ def compare(
     """
     frontiers = frontier, frontier if other is None else other
     groups = [
-        one.indices(group.cells(one)).tolist()
-        for one, group in zip(frontiers, (first, second), strict=True)
+        one.places(group.cells(one)) for one, group in zip(frontiers, (first, second), strict=True)
     ]
     count = min(map(len, groups))
     if count == 0:
@@ -265,3 +268,72 @@ def best_of(ranks_CR: Tensor, values_CR: Tensor, count: int) -> Tensor:
     weights = [comb(below, count - 1) / total for below in range(len(ranks_CR))]
     weights_C1 = torch.tensor(weights, dtype=values_CR.dtype)[:, None]
     return (values_CR.gather(0, ranks_CR.argsort(dim=0)) * weights_C1).sum(0)
+
+
+def compare_curves(
+    frontier: Frontier,
+    first: Group,
+    second: Group,
+    cost: Cost,
+    num_comparisons: int,
+    tail: float,
+    other: Frontier | None = None,
+) -> Comparison | None:
+    """Mean quality / target's of first - that of second, over the gains that both reach.
+
+    Args:
+        frontier: The cells.
+        first: One family.
+        second: The other.
+        cost: The gain in cost.
+        num_comparisons: Correct `strict` for this number.
+        tail: Probability on either side of the intervals of differences.
+        other: The cells of the second family, on the same examples; None: those of `frontier`.
+
+    Returns:
+        None if one of them has no cell, or no gain is reached by both.
+    """
+    frontiers = frontier, frontier if other is None else other
+    groups = (first.cells(frontiers[0]), second.cells(frontiers[1]))
+    if not all(groups):
+        return None
+
+    gains = [cost.gain(one, cells) for one, cells in zip(frontiers, groups, strict=True)]
+    qualities = [
+        torch.stack([one.resampled("relative_quality", row) for row in cells])
+        for one, cells in zip(frontiers, groups, strict=True)
+    ]
+    low_R = torch.stack([gain_CR.amin(0) for gain_CR in gains]).amax(0)
+    high_R = torch.stack([gain_CR.amax(0) for gain_CR in gains]).amin(0)
+    if low_R[0] > high_R[0]:
+        return None
+    shares_P1 = (torch.arange(_NUM_POINTS, dtype=low_R.dtype)[:, None] + 0.5) / _NUM_POINTS
+    points_PR = low_R + shares_P1 * (high_R - low_R)
+    means = [
+        along(gain_CR, quality_CR, points_PR).mean(0)
+        for gain_CR, quality_CR in zip(gains, qualities, strict=True)
+    ]
+    sides = [
+        Side(group.name, len(cells), percentile_interval(mean_R), ())
+        for group, cells, mean_R in zip((first, second), groups, means, strict=True)
+    ]
+    difference_R = means[0] - means[1]
+    whole = max(float(gain_CR[:, 0].amax() - gain_CR[:, 0].amin()) for gain_CR in gains)
+    overlap = float(high_R[0] - low_R[0]) / whole if whole else 1.0
+    difference = percentile_interval(difference_R, tail)
+    strict = percentile_interval(difference_R, tail / num_comparisons)
+    count = min(map(len, groups))
+    first_side, second_side = sides
+    return Comparison(first_side, second_side, count, difference, strict, difference_R, overlap)
+
+
+def along(gain_CR: Tensor, quality_CR: Tensor, points_PR: Tensor) -> Tensor:
+    """Qualities at these gains: linear between the cells, constant beyond them. -> [P, R]."""
+    gain_CR, order_CR = gain_CR.sort(0)
+    quality_CR = quality_CR.gather(0, order_CR)
+    found_PR = quality_CR[0].expand_as(points_PR)
+    for left in range(len(gain_CR) - 1):
+        step_R = (gain_CR[left + 1] - gain_CR[left]).clamp(min=_TINY)
+        share_PR = ((points_PR - gain_CR[left]) / step_R).clamp(0, 1)
+        found_PR = found_PR + share_PR * (quality_CR[left + 1] - quality_CR[left])
+    return found_PR

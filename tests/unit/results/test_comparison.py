@@ -6,7 +6,11 @@ import math
 import pytest
 import torch
 
-from paceline.bench.comparison import (
+from paceline.core.bootstrap import Interval
+from paceline.core.rules import BiLDRule, Chow, ChowLog, Diff, Lossy, Opt, TokenV1
+from paceline.decode.draft_policies import Confident
+from paceline.decode.strategies import AnyStrategy, Oracle, Speculative, TokenByToken
+from paceline.results.comparison import (
     ACCEPTED,
     CALLS_SAVED,
     SPEEDUP,
@@ -16,21 +20,17 @@ from paceline.bench.comparison import (
     QualityAt,
     compare,
 )
-from paceline.bench.measured_frontier import Frontier
-from paceline.bench.schema import ResultRow
-from paceline.core.bootstrap import Interval
-from paceline.core.rules import BiLDRule, Chow, ChowLog, Diff, Lossy, Opt, TokenV1
-from paceline.decode.draft_policies import Confident
-from paceline.decode.strategies import AnyStrategy, Oracle, Speculative, TokenByToken
+from paceline.results.frontier import Frontier
+from paceline.results.row import Row
 from support.results import ALONE, example, row, steady
 
 LADDER = AtQuality("speed", "ours", SPEEDUP, (1.0, 0.98, 0.95, 0.9))
 
 
 def compared(
-    statistic: AtQuality | QualityAt, *cells: ResultRow, names: tuple[str, str] = ("opt", "chow")
+    statistic: AtQuality | QualityAt, *cells: Row, names: tuple[str, str] = ("opt", "chow")
 ) -> Comparison:
-    alone = steady(ALONE, count=len(cells[0].examples))
+    alone = steady(ALONE, count=len(cells[0].units))
     found = compare(Frontier([alone, *cells]), *map(Group, names), statistic, 1)
     assert found is not None
     return found
@@ -41,11 +41,9 @@ def test_the_expected_best_of_some_cells_is_the_mean_over_all_choices():
     draws = torch.Generator().manual_seed(1)
     speeds = (1.1 + torch.rand(5, 2, generator=draws, dtype=torch.float64)).tolist()
     plain = [example(calls=place) for place in range(40)]
-    chosen = {
-        one.num_target_calls for one in Frontier([row(ALONE, plain)]).halves[0].target.examples
-    }
+    chosen = set(Frontier([row(ALONE, plain)]).halves[0].target.sums["calls"])
 
-    def cell(number: int) -> ResultRow:
+    def cell(number: int) -> Row:
         seconds = [1 / speeds[number][place not in chosen] for place in range(40)]
         return row(Opt(number / 10), [example(seconds=one) for one in seconds])
 

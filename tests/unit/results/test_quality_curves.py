@@ -4,22 +4,29 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.bench.comparison import ACCEPTED, CALLS_SAVED, Comparison, Cost, Group
-from paceline.bench.measured_frontier import Frontier
-from paceline.bench.quality_curves import along, compare_curves
-from paceline.bench.schema import ResultRow
 from paceline.core.bootstrap import Interval
 from paceline.core.rule_base import Rule
 from paceline.core.rules import Chow, Opt
+from paceline.results.comparison import (
+    ACCEPTED,
+    CALLS_SAVED,
+    Comparison,
+    Cost,
+    Group,
+    along,
+    compare_curves,
+)
+from paceline.results.frontier import Frontier
+from paceline.results.row import Row
 from support.results import ALONE, example, row, steady
 
 
-def cell(rule: Rule, quality: float, rejected: int, calls: int = 5) -> ResultRow:
+def cell(rule: Rule, quality: float, rejected: int, calls: int = 5) -> Row:
     return row(rule, [example(quality, calls=calls, examined=10, rejected=rejected)] * 20)
 
 
-def compared(*cells: ResultRow, cost: Cost = ACCEPTED) -> Comparison | None:
-    alone = steady(ALONE, count=len(cells[0].examples))
+def compared(*cells: Row, cost: Cost = ACCEPTED) -> Comparison | None:
+    alone = steady(ALONE, count=len(cells[0].units))
     return compare_curves(Frontier([alone, *cells]), Group("opt"), Group("chow"), cost, 1, 0.025)
 
 
@@ -98,7 +105,7 @@ def test_intervals_cover_the_truth_and_those_of_means_without_costs_do_not():
         found = compare_curves(frontier, Group("opt"), Group("chow"), ACCEPTED, 1, 0.025)
         assert found is not None
         covered += found.difference.low <= 0 <= found.difference.high
-        qualities_CR = torch.stack([frontier.resampled("relative quality", c) for c in cells])
+        qualities_CR = torch.stack([frontier.resampled("relative_quality", c) for c in cells])
         means_R = qualities_CR[:2].mean(0) - qualities_CR[2:].mean(0)
         low, high = means_R[1:].quantile(torch.tensor([0.025, 0.975], dtype=means_R.dtype))
         mutant += bool(low <= 0 <= high)

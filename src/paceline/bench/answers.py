@@ -1,0 +1,161 @@
+"""Answers of a cell, and the files that keep them.
+
+    rows.jsonl      a result row per cell, finished or failed; what tables and pages read
+    answers.jsonl   the tokens of each finished cell's answers, by its key; predictions read those
+                    of the target alone
+
+A row's `source.fingerprints` have two digests. `context`: of everything that the cells of a bench
+share: models, task, examples, seed. `key`: of the context and the decoding; it tells which cells
+are finished.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from paceline.errors import UsageError
+from paceline.records import append_jsonl, read_jsonl
+from paceline.results import row as row_file
+from paceline.results.frontier import TARGET_ALONE, family_of, with_target_scores
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from paceline.results.row import Row
+
+    Texts = list[list[int]]
+
+ROWS, ANSWERS = "rows.jsonl", "answers.jsonl"
+_SAMPLED = ("temperature", "top_p", "top_k", "repetition_penalty")
+
+
+class Times(NamedTuple):
+    """A timed request; `num_first_tokens`: tokens available at `first_seconds`."""
+
+    seconds: float
+    first_seconds: float
+    num_tokens: int
+    num_first_tokens: int = 1
+
+    def sums(self, of: str = "") -> dict[str, float]:
+        """As sums of a row; `of`: prefix of another model's, such as `target_`."""
+        return {
+            f"{of}seconds": self.seconds,
+            f"{of}first_seconds": self.first_seconds,
+            f"{of}tokens": self.num_tokens,
+            f"{of}first_tokens": self.num_first_tokens,
+        }
+
+
+class Answer(NamedTuple):
+    """One answer, and its sums by name."""
+
+    tokens: tuple[int, ...]
+    sums: dict[str, float]
+
+    @classmethod
+    def of(
+        cls,
+        tokens: Sequence[int],
+        score: float | None,
+        times: Times | None,
+        *,
+        prefill_tokens: int,
+        calls: int,
+        drafted: int,
+        examined: int,
+        rejected: int,
+    ) -> Answer:
+        """`score`: None if the task has no metric; `times`: None if it was made with others."""
+        sums: dict[str, float] = {} if score is None else {"score": score}
+        sums |= {
+            "tokens": len(tokens),
+            "prefill_tokens": prefill_tokens,
+            "emitted": len(tokens) - prefill_tokens,
+            "calls": calls,
+            "drafted": drafted,
+            "accepted": examined - rejected,
+            "examined": examined,
+            "rejected": rejected,
+        }
+        return cls(tuple(tokens), sums if times is None else sums | times.sums())
+
+
+def sums_of(answers: Sequence[Mapping[str, float]]) -> dict[str, tuple[float | None, ...]]:
+    """Sums of answers as those of a row; None where an answer lacks one."""
+    names = dict.fromkeys(name for sums in answers for name in sums)
+    return {name: tuple(sums.get(name) for sums in answers) for name in names}
+
+
+def digest(*parts: Any) -> str:
+    """Digest of JSON values, 16 hexadecimal digits."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def key_of(row: Row) -> str:
+    """Key of the row's cell."""
+    return row.source.fingerprints["key"]
+
+
+def context_of(row: Row) -> str:
+    """Digest of what the row shares with the others of its bench."""
+    return row.source.fingerprints["context"]
+
+
+def sampling_of(row: Row) -> dict[str, Any]:
+    """Sampling parameters of a cell, those of them that do something."""
+    return {name: row.setting[name] for name in _SAMPLED if name in row.setting}
+
+
+def read_rows(folder: Path, context: str | None = None) -> list[Row]:
+    """The rows of each cell with this context; None: the context of the last row.
+
+    Raises:
+        UsageError: a row has another version, is malformed, or is not of a bench.
+    """
+    rows = _read(folder)
+    if context is None and rows:
+        context = context_of(rows[-1])
+    return [row for row in rows if context_of(row) == context]
+
+
+def keep(folder: Path, rows: Iterable[Row], texts: Mapping[str, Texts] | None = None) -> None:
+    """Add rows, instead of earlier ones of the same cells, and texts of answers by key.
+
+    Raises:
+        StorageError: they cannot be written; what was kept before is unchanged.
+    """
+    for key, tokens in (texts or {}).items():  # first, so that a finished row has its texts
+        append_jsonl(folder / ANSWERS, {"key": key, "tokens": tokens})
+    kept = {key_of(row): row for row in _read(folder)}
+    for row in rows:
+        kept.pop(key_of(row), None)
+        kept[key_of(row)] = row
+    row_file.write_rows(folder / ROWS, _with_target_scores(kept.values()))
+
+
+def _read(folder: Path) -> list[Row]:
+    path = folder / ROWS
+    rows = row_file.read_rows(path) if path.exists() else []
+    if any(not {"context", "key"} <= row.source.fingerprints.keys() for row in rows):
+        raise UsageError(f"{path} has a row that no bench wrote; choose another directory")
+    return rows
+
+
+def _with_target_scores(rows: Iterable[Row]) -> list[Row]:
+    def shared(row: Row) -> tuple[str, str]:
+        return context_of(row), str(sampling_of(row))
+
+    alone = {shared(row): row for row in rows if family_of(row) == TARGET_ALONE and not row.error}
+    return [
+        row if shared(row) not in alone else with_target_scores(row, alone[shared(row)])
+        for row in rows
+    ]
+
+
+def read_texts(folder: Path) -> dict[str, Texts]:
+    """Tokens of the answers of each cell, by its key."""
+    return {values["key"]: values["tokens"] for values in read_jsonl(folder / ANSWERS)}
