@@ -53,16 +53,24 @@ def garden(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "aligned": folder / "draft",
         "sums_target": sums / "target",
         "sums_draft": sums / "draft",
+        "sums": _sums(tmp_path_factory.mktemp("texts_of_sums")),
         "chat": sums / "target",
         "texts": _texts_of_direct_alignment(tmp_path_factory.mktemp("texts")),
     }
 
 
 @pytest.fixture(scope="session")
-def grid(garden: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four drafts of a sweep: two kinds of text, two seeds."""
+def grids(garden: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Sweeps of four drafts by variable: two kinds of text, two seeds."""
+    objectives = {"kl": "forward_kl", "bounded": "tvd"}
+    return {
+        name: _grid(garden, tmp_path_factory.mktemp("grid") / name, objective)
+        for name, objective in objectives.items()
+    }
+
+
+def _grid(garden: dict[str, Path], output: Path, objective: str) -> Path:
     folder = garden["data"].parent
-    output = tmp_path_factory.mktemp("grid") / "grid"
     corpus = str(garden["data"] / "summaries_train.jsonl")
     judged = held_out(folder, max_prompt_tokens=32)
     made = align_config(folder, output, num_steps=2, max_prompt_tokens=32, **judged)
@@ -72,12 +80,19 @@ def grid(garden: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> P
     values = {
         "output": str(output),
         "base": base,
-        "rows": {"tvd": {"objective": "tvd"}},
+        "rows": {objective: {"objective": objective}},
         "columns": {"fixed": {"fixed_fraction": 1.0}, "target": {"fixed_fraction": 0.0}},
         "seeds": [0, 1],
     }
     sweep(validate(SweepConfig, values))
     return output
+
+
+def _sums(folder: Path) -> Path:
+    for split, words in (("train", WORDS[:8]), ("test", WORDS[1:8])):
+        rows = [{"prompt": f"{one} {two}", "completion": two} for one in words for two in words]
+        write_corpus(folder / f"{split}.jsonl", rows)
+    return folder
 
 
 def _texts_of_direct_alignment(folder: Path) -> Path:
@@ -124,8 +139,8 @@ def test_a_study_runs_and_its_claims_find_their_rows(
     monkeypatch.chdir(ROOT)  # studies name configurations from there
     study = read_study(STUDIES[name])
     known = dict(garden)
-    if "grid" in study.variables:
-        known["grid"] = request.getfixturevalue("grid")
+    if "kl" in study.variables:
+        known |= request.getfixturevalue("grids")
     assert study.variables.keys() <= known.keys(), "make these in the fixture"
     own = {variable: str(known[variable]) for variable in study.variables}
     study = study.model_copy(update={"variables": own, "output": tmp_path / "study"})

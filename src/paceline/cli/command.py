@@ -138,6 +138,8 @@ def styled(verdict: Verdict | Agreement) -> Text:
 
 
 def _as_json(result: Any) -> str:
+    if isinstance(result, list):  # rows
+        return json.dumps([row.model_dump(mode="json") for row in result], indent=2)
     return result.model_dump_json(indent=2)
 
 

@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from paceline.cli.command import Shown
     from paceline.measure import LosslessnessReport, MeasureConfig, Measurement, VerifyConfig
     from paceline.measure.analysis import AnalyzeConfig, PredictedFrontier
-    from paceline.measure.bounds import BoundsConfig, BoundsResult
+    from paceline.measure.bounds import BoundsConfig
     from paceline.measure.perplexity import Perplexity, PerplexityConfig
     from paceline.measure.served import ServedMeasurement
     from paceline.measure.served_runs import ServedConfig
+    from paceline.results.row import Row
 
 MEASURE = Group("Measure drafts and models")
 _ENGINES = "vllm, llamacpp, sglang or transformers"
@@ -191,17 +192,17 @@ def perplexity(result: "Perplexity", _config: "PerplexityConfig") -> "Shown":
 @MEASURE.verb(
     "paceline.measure.bounds:BoundsConfig", "paceline.measure.bounds:bounds", as_json=True
 )
-def bounds(result: "BoundsResult", config: "BoundsConfig") -> "Shown":
+def bounds(result: "list[Row]", config: "BoundsConfig") -> "Shown":
     """Compare acceptance and regret with their bounds.
 
     Acceptance with theorem 4.1 of DistillSpec, as proven and as printed. With a third model as the
-    truth (--truth MODEL), also the regret of OPT and OPTLog with lemmas 5 and 7 of speculative
-    cascades.
+    truth (--truth MODEL), also the regret of Diff, Chow and OPT and of their variants for log loss,
+    by lemmas 1 and 5 to 7 of speculative cascades.
     """
     from paceline.cli.study_tables import bounds_table
 
     yield bounds_table(result)
-    yield f"results are in {config.output}/result.json"
+    yield f"rows are in {config.output}/rows.jsonl"
 
 
 @MEASURE.verb(

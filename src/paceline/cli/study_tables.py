@@ -11,11 +11,12 @@ from rich.console import Group
 from rich.table import Table
 
 from paceline.cli.console import echo
+from paceline.results.figures import FIGURES, figures_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.measure.bounds import BoundsResult
+    from paceline.results.row import Row
     from paceline.studies.run import StageState
     from paceline.studies.study_file import StudyConfig
     from paceline.studies.verdicts import Finding
@@ -26,13 +27,6 @@ own level, so that any wrong verdict of a paper has at most the probability of t
 paper: whether the size that the paper reports is in the interval, larger or smaller; empty: it
 gives no such number. n: examples, or positions of a check. --details says more."""
 _SHORT = {"too small to matter": "too small", "known by algebra": "by algebra"}
-
-_BOUNDS = {
-    "acceptance": "acceptance, measured",
-    "tight": "bound from lemma A.3",
-    "proven": "bound as proven",
-    "printed": "bound as printed (not proven)",
-}
 
 
 def print_json(value: Any) -> None:
@@ -65,10 +59,11 @@ def stage_table(study: StudyConfig, found: Sequence[StageState]) -> Group:
         numbers = (stage.minutes_cpu, stage.minutes_gpu, stage.disk_mb)
         table.add_row(stage.name, stage.command, state, *(f"{number:g}" for number in numbers))
     left = [stage for stage, is_done in found if not is_done]
-    sums = [
+    sums: list[float] = [
         sum(getattr(stage, name) for stage in left)
         for name in ("minutes_cpu", "minutes_gpu", "disk_mb")
     ]
+    sums[0] /= study.workers  # stages run at the same time
     table.add_row("to run, in all", "", "", *(f"{number:g}" for number in sums))
     covers = f"covers: {', '.join(covered(study))}"
     looks = (
@@ -177,25 +172,27 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def bounds_table(found: BoundsResult) -> Group:
+def bounds_table(rows: Sequence[Row]) -> Group:
     """Means over prompts of acceptance and its bounds; regret and its bound per position."""
+    theorem, *lemmas = rows
     table = Table(box=None, pad_edge=False)
     for name in ("", "value"):
         table.add_column(name, justify="right" if name else "left")
-    prompts = found.prompts
-    for name in ("acceptance", "tight", "proven", "printed"):
-        mean = sum(getattr(one, name) for one in prompts) / len(prompts)
-        table.add_row(_BOUNDS[name], f"{mean:,.3f}")
+    measured = [value for value in theorem.sums["acceptance"] if value is not None]
+    table.add_row("acceptance, measured", f"{sum(measured) / len(measured):,.3f}")
+    for figure in figures_of(theorem):
+        table.add_row(figure.words, f"{figure.value(theorem):,.3f}")
     parts: list[Table] = [table]
-    positions = sum(one.positions for one in prompts)
-    if positions:
+    if lemmas:
         regret = Table(box=None, pad_edge=False)
-        for name in ("rule and alpha", "regret", "bound", "positions above the bound"):
+        for name in ("rule and alpha", "lemma", "regret", "bound", "positions outside"):
             regret.add_column(name, justify="left" if name.startswith("rule") else "right")
-        for name in prompts[0].regret:
-            sums = [sum(getattr(one, key)[name] for one in prompts) for key in ("regret", "bound")]
-            above = sum(one.violations[name] for one in prompts)
-            figures = (f"{value / positions:.4f}" for value in sums)
-            regret.add_row(name, *figures, f"{above:,} of {positions:,}")
+        for row in lemmas:
+            values = (f"{FIGURES[name].value(row):.4f}" for name in ("regret", "regret_bound"))
+            outside, of = (sum(filter(None, row.sums[key])) for key in ("violations", "positions"))
+            rule = f"{row.setting['rule']} {row.setting['alpha']:g}"
+            where = f"{outside:,.0f} of {of:,.0f}"
+            regret.add_row(rule, str(row.setting["lemma"]), *values, where)
         parts.append(regret)
-    return Group(*parts, f"{len(prompts)} prompts, at most {found.max_new_tokens} tokens")
+    length = theorem.setting["max_new_tokens"]
+    return Group(*parts, f"{len(theorem.units)} prompts, at most {length} tokens")

@@ -1,4 +1,4 @@
-"""Theoretical bounds beside what they bound: acceptance (theorem 4.1), regret (lemmas 5 and 7).
+"""Theoretical bounds beside what they bound: acceptance (theorem 4.1), regret (lemmas 1, 5 to 7).
 
 Theorem 4.1 of Zhou et al. 2023 bounds the sequence-level acceptance rate by the TVD on the draft's
 own text. Per prompt, with A_t and E_t the TVD at position t on text of the target and of the draft
@@ -11,14 +11,24 @@ own text. Per prompt, with A_t and E_t the TVD at position t on text of the targ
 
 epsilon is the mean over the draft's texts of their mean TVD.
 
-Lemmas 5 and 7 of Narasimhan et al. 2024 bound the regret of OPT and OPTLog: the deferral risk of
-the rule minus that of the best rule, which knows the true distribution P. Here the truth is a third
-model, whose distribution is known, and its text gives the contexts.
+The lemmas of Narasimhan et al. 2024 are about the risk of a deferral rule, r = 1: defer. Each names
+the best rule, which knows the true distribution P. Here the truth is a third model, whose
+distribution is known, and its text gives the contexts. Regret is the risk of a plug-in rule, which
+has estimates from p and q instead, less that of the best rule.
 
-    risk = E_{v~P}[(1 - r) loss(v, q) + r loss(v, p)] + alpha r TVD(p, q),  r = 1: defer
-    lemma 5, loss(v, p) = 1{v != argmax p}:  regret <= max_v |P - q| + max_v |P - p|
-    lemma 7, loss(v, p) = -log p(v):  regret <= B_q sum_v |P - q| + B_p sum_v |P - p|,
-                                      B_p = max_v |log p(v)|
+    risk = E_{v~P}[(1 - r) loss(v, q)] + r cost,    best rule: r* = 1 where E[loss(v, q)] > cost
+
+    lemma       plug-in rules       cost of deferral
+    1           Diff, DiffLog       E_{v~P}[loss(v, p)] + alpha               a sequential cascade
+    6           Chow, ChowLog       alpha
+    5, 7        OPT, OPTLog         E_{v~P}[loss(v, p)] + alpha TVD(p, q)     a speculative cascade
+
+    loss(v, p) = 1{v != argmax p}:  regret <= max_v |P - q| + max_v |P - p|           (lemma 5)
+    loss(v, p) = -log p(v):         regret <= B_q sum_v |P - q| + B_p sum_v |P - p|   (lemma 7),
+                                    B_p = max_v |log p(v)|
+
+The proofs of lemmas 5 and 7 bound the error of each estimate, whatever the cost of deferral, so the
+same bounds are here for the rules of lemma 1, and the part of q for those of lemma 6.
 """
 
 # S samples, T positions, V vocabulary
@@ -30,10 +40,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 import torch
 from pydantic import Field, model_validator
 
-from paceline.config import StrictModel
 from paceline.core.divergences import total_variation
 from paceline.core.rule_base import Position
-from paceline.core.rules import Opt, OptLog
+from paceline.core.rules import Chow, ChowLog, Diff, DiffLog, Opt, OptLog
 from paceline.core.sampling import to_probs
 from paceline.data.input_checks import InputChecks, checked
 from paceline.errors import UsageError, VocabularyMismatchError
@@ -52,18 +61,25 @@ from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.loading import fingerprint
 from paceline.progress import silent
 from paceline.records import RunDirectory
+from paceline.results.row import Row, Source, rounded, write_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
-    from paceline.core.rules import BinaryCascade
     from paceline.core.sampling import SamplingParams
     from paceline.models import HfModel
     from paceline.models.contract import Model
     from paceline.models.inspection import ModelFacts
     from paceline.progress import Progress
+    from paceline.results.row import Label
+
+    _Found = tuple[dict[str, Label], dict[str, list[float]]]  # settings, and sums by prompt
+
+Deferral = Chow | ChowLog | Diff | DiffLog | Opt | OptLog
+LEMMAS = {Diff: 1, DiffLog: 1, Opt: 5, Chow: 6, ChowLog: 6, OptLog: 7}
+"""The lemma of each rule."""
 
 
 class BoundsConfig(PairConfig):
@@ -117,41 +133,26 @@ def _check_truth(checks: InputChecks, path: str, target: ModelFacts) -> ModelFac
     return truth
 
 
-class PromptBounds(StrictModel):
-    """Acceptance and its bounds for one prompt, and sums of the regret over positions.
+class PromptBounds(NamedTuple):
+    """Acceptance of one prompt and its bounds.
 
     Attributes:
         length: L, the mean length of the target's texts.
         tvd: Epsilon, the mean TVD on the draft's texts.
-        positions: Number of positions of the regret.
-        regret: Sum over positions, by rule and alpha, such as `opt 0.1`.
-        bound: Sum of the bound, likewise.
-        violations: Number of positions where the regret exceeds the bound by more than rounding.
     """
 
-    prompt: int
     acceptance: float
     tight: float
     proven: float
     printed: float
     length: float
     tvd: float
-    positions: int = 0
-    regret: dict[str, float] = Field(default_factory=dict)
-    bound: dict[str, float] = Field(default_factory=dict)
-    violations: dict[str, int] = Field(default_factory=dict)
 
 
-class BoundsResult(StrictModel):
-    """All prompts; the configuration is in the manifest."""
+def bounds(config: BoundsConfig, progress: Progress = silent) -> list[Row]:
+    """Measure acceptance, regret and their bounds; writes `rows.jsonl` to the output directory.
 
-    schema_version: int = 1
-    max_new_tokens: int
-    prompts: list[PromptBounds]
-
-
-def bounds(config: BoundsConfig, progress: Progress = silent) -> BoundsResult:
-    """Measure acceptance, regret and their bounds; writes `result.json` to the output directory.
+    -> a row of theorem 4.1, and one per deferral rule and alpha. Units are prompts.
 
     Raises:
         UsageError: a model or a prompt cannot be used.
@@ -167,12 +168,29 @@ def bounds(config: BoundsConfig, progress: Progress = silent) -> BoundsResult:
         names = {"target": config.target, "draft": config.draft, "truth": config.truth}
         marks = {name: fingerprint(path) for name, path in names.items() if path is not None}
         run.write_manifest(config, inputs=marks)
-        rows = _acceptance(*pair, prompts, config, progress)
+        found: list[_Found] = [_of_theorem(_acceptance(*pair, prompts, config, progress))]
         if truth is not None:
-            rows = _with_regret(rows, truth, pair, prompts, config, progress)
-        result = BoundsResult(max_new_tokens=config.max_new_tokens, prompts=rows)
-        run.write_result(result.model_dump(mode="json"))
-    return result
+            found += _regret(truth, pair, prompts, config, progress)
+        source = Source.here("paceline bounds", fingerprints=marks)
+        common = config.sampling.setting | {"max_new_tokens": config.max_new_tokens}
+        units = tuple(range(config.skip_prompts, config.skip_prompts + len(prompts)))
+        rows = [
+            Row(
+                population=f"prompts of {config.prompts.path}",
+                units=units,
+                setting={**common, **setting},
+                sums={name: rounded(values) for name, values in sums.items()},
+                source=source,
+            )
+            for setting, sums in found
+        ]
+        write_rows(config.output / "rows.jsonl", rows)
+    return rows
+
+
+def _of_theorem(prompts: Sequence[PromptBounds]) -> _Found:
+    columns = zip(*prompts, strict=True)
+    return {"theorem": "4.1"}, dict(zip(PromptBounds._fields, map(list, columns), strict=True))
 
 
 def _load_truth(config: BoundsConfig, target: HfModel) -> HfModel | None:
@@ -201,7 +219,6 @@ def _acceptance(
         tvds.append((1 - scores.acceptance_BT.double()).reshape(shape) * masks[-1])
     return [
         theorem_bounds(
-            number,
             tvds[0][number],
             masks[0][number],
             tvds[1][number],
@@ -213,7 +230,6 @@ def _acceptance(
 
 
 def theorem_bounds(
-    prompt: int,
     target_tvd_ST: Tensor,
     target_mask_ST: Tensor,
     draft_tvd_ST: Tensor,
@@ -233,7 +249,6 @@ def theorem_bounds(
     epsilon = float((draft_tvd_ST.sum(-1) / draft_mask_ST.sum(-1)).mean())
     step = max_length * max_length / length * epsilon
     return PromptBounds(
-        prompt=prompt,
         acceptance=float(1 - target_tvd_ST.sum() / target_mask_ST.sum()),
         tight=float(1 - ((1 + 2 * left_T) * by_position_T).sum() / length),
         proven=1 - 2 * step,
@@ -243,36 +258,43 @@ def theorem_bounds(
     )
 
 
-def _with_regret(
-    known: Sequence[PromptBounds],
+def _regret(
     truth: HfModel,
     pair: tuple[HfModel, HfModel],
     prompts: Sequence[Sequence[int]],
     config: BoundsConfig,
     progress: Progress,
-) -> list[PromptBounds]:
+) -> list[_Found]:
+    """Settings and sums of each rule and alpha."""
     texts: list[list[int]] = []
     sample_texts(truth, prompts, config, texts, progress, skipped=config.skip_prompts)
     vocab_size = check_same_vocabulary(*pair)
-    rows: list[PromptBounds] = []
-    for row, prompt, text in zip(known, prompts, texts, strict=True):
+    rules = [rule for alpha in config.alphas for rule in _rules(alpha)]
+    found: list[_Found] = [
+        (
+            {"lemma": LEMMAS[type(rule)], "rule": rule.rule, "alpha": rule.alpha},
+            {name: [] for name in (*Regret._fields, "violations", "positions")},
+        )
+        for rule in rules
+    ]
+    for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True), 1):
         probs = [
             _probs(model, prompt, text, config.sampling, vocab_size) for model in (truth, *pair)
         ]
-        regrets = {
-            f"{rule.rule} {alpha:g}": regret_and_bound(rule, *probs)
-            for alpha in config.alphas
-            for rule in (Opt(alpha=alpha), OptLog(alpha=alpha))
-        }
-        figures = {
-            "positions": len(text),
-            "regret": {name: float(of_rule.regret_T.sum()) for name, of_rule in regrets.items()},
-            "bound": {name: float(of_rule.bound_T.sum()) for name, of_rule in regrets.items()},
-            "violations": {name: of_rule.num_violations for name, of_rule in regrets.items()},
-        }
-        rows.append(row.model_copy(update=figures))
-        progress("regret", len(rows), len(prompts))
-    return rows
+        for rule, (_, sums) in zip(rules, found, strict=True):
+            of_rule = regret_and_bound(rule, *probs)
+            for name, values_T in of_rule._asdict().items():
+                sums[name].append(float(values_T.sum()))
+            sums["violations"].append(of_rule.num_violations)
+            sums["positions"].append(len(text))
+        progress("regret", number, len(prompts))
+    return found
+
+
+def _rules(alpha: float) -> list[Deferral]:
+    """The plug-in rules; the alpha of Chow is a probability."""
+    rules: list[Deferral] = [kind(alpha=alpha) for kind in (Opt, OptLog, Diff, DiffLog, ChowLog)]
+    return [*rules, Chow(alpha=alpha)] if alpha <= 1 else rules
 
 
 def _probs(
@@ -286,37 +308,53 @@ def _probs(
 
 
 class Regret(NamedTuple):
-    """Regret of a rule at each position, and its bound."""
+    """Regret of a rule at each position, its bound, and the risk of the best rule. [T] each."""
 
-    regret_T: Tensor
-    bound_T: Tensor
+    regret: Tensor
+    bound: Tensor
+    least_risk: Tensor
 
     @property
     def num_violations(self) -> int:
-        """Number of positions where the regret exceeds the bound by more than rounding."""
-        return int((self.regret_T > self.bound_T * (1 + 1e-6) + 1e-6).sum())
+        """Number of positions where the regret is above the bound or below 0, beyond rounding.
+
+        Below 0 the rule that the lemma calls the best is not the best.
+        """
+        outside = (self.regret > self.bound * (1 + 1e-6) + 1e-6) | (self.regret < -1e-6)
+        return int(outside.sum())
 
 
 def regret_and_bound(
-    rule: BinaryCascade, truth_TV: Tensor, target_TV: Tensor, draft_TV: Tensor
+    rule: Deferral, truth_TV: Tensor, target_TV: Tensor, draft_TV: Tensor
 ) -> Regret:
-    """Regret of OPT (loss 0-1) or OPTLog (log loss) at each position, and the lemma's bound.
+    """Regret of a plug-in rule at each position, and its bound.
 
     Shapes: probabilities [T, V].
-    Paper: Narasimhan et al. 2024, lemmas 5 and 7.
+    Paper: Narasimhan et al. 2024, lemmas 1, 5, 6 and 7. Differs: lemmas 1 and 6 name the best rule
+    and no bound; the bounds of their plug-in rules follow from the proofs of lemmas 5 and 7.
     """
-    assert isinstance(rule, Opt | OptLog), "the lemmas are about these"
-    losses: list[Tensor] = []
-    weights: list[Tensor] = []
-    for model_TV in (target_TV, draft_TV):
-        if isinstance(rule, Opt):
-            losses.append(1 - truth_TV.gather(-1, model_TV.argmax(-1, keepdim=True)).squeeze(-1))
-            weights.append((truth_TV - model_TV).abs().amax(-1))
-        else:
-            log_TV = model_TV.clamp(min=torch.finfo(torch.float32).tiny).log()
-            losses.append(-(truth_TV * log_TV).sum(-1))
-            weights.append(log_TV.abs().amax(-1) * (truth_TV - model_TV).abs().sum(-1))
-    cost_T = losses[0] + rule.alpha * total_variation(target_TV, draft_TV)
+    is_log = isinstance(rule, ChowLog | DiffLog | OptLog)
+    draft_loss_T, bound_T = _loss_and_error(truth_TV, draft_TV, is_log=is_log)
+    if isinstance(rule, Chow | ChowLog):
+        cost_T = torch.full_like(draft_loss_T, rule.alpha)
+    else:
+        target_loss_T, error_T = _loss_and_error(truth_TV, target_TV, is_log=is_log)
+        weight_T = 1.0
+        if isinstance(rule, Opt | OptLog):
+            weight_T = total_variation(target_TV, draft_TV)
+        cost_T = target_loss_T + rule.alpha * weight_T
+        bound_T = bound_T + error_T
     deferred_T = rule.defers(Position.of(target_TV, draft_TV)).squeeze(-1)
-    risk_T = torch.where(deferred_T, cost_T, losses[1])
-    return Regret(risk_T - torch.minimum(cost_T, losses[1]), weights[0] + weights[1])
+    risk_T = torch.where(deferred_T, cost_T, draft_loss_T)
+    least_T = torch.where(draft_loss_T > cost_T, cost_T, draft_loss_T)
+    return Regret(risk_T - least_T, bound_T, least_T)
+
+
+def _loss_and_error(truth_TV: Tensor, model_TV: Tensor, *, is_log: bool) -> tuple[Tensor, Tensor]:
+    """Expected loss of a model under the truth, and a bound of the error of its own estimate."""
+    if not is_log:
+        best_T1 = model_TV.argmax(-1, keepdim=True)
+        return 1 - truth_TV.gather(-1, best_T1).squeeze(-1), (truth_TV - model_TV).abs().amax(-1)
+    log_TV = model_TV.clamp(min=torch.finfo(torch.float32).tiny).log()
+    error_T = log_TV.abs().amax(-1) * (truth_TV - model_TV).abs().sum(-1)
+    return -(truth_TV * log_TV).sum(-1), error_T

@@ -1,9 +1,10 @@
-"""Silences transformers and the hub client."""
+"""Silences transformers and the hub client, and lets one thread at a time use them."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from typing import TYPE_CHECKING
 
 from transformers.utils import logging as transformers_logging
@@ -12,9 +13,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+_ONE_THREAD = threading.RLock()
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Disable progress bars and log messages of transformers and huggingface_hub."""
+    """Disable progress bars and log messages of transformers and huggingface_hub.
+
+    Other threads wait: these settings, and what transformers replaces in torch while it builds a
+    model, are those of the process.
+    """
+    with _ONE_THREAD, _silence():
+        yield
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in ("huggingface_hub", "transformers")]
     levels = [logger.level for logger in loggers]
     bars = transformers_logging.is_progress_bar_enabled()

@@ -23,7 +23,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 
 from paceline.core import speed
-from paceline.core.bootstrap import Interval, ratio_interval, ratio_of_ratios_interval
+from paceline.core.bootstrap import (
+    Interval,
+    mean_interval,
+    ratio_interval,
+    ratio_of_ratios_interval,
+)
 from paceline.core.bounded_means import bounded_mean_interval, bounded_ratio_interval
 from paceline.errors import UsageError
 from paceline.rng import named_generator
@@ -67,7 +72,7 @@ class Figure:
         unit: Such as seconds; empty: a pure number.
         better: Direction; None: neither.
         interval: `ratio`: bootstrap-t; `score`: of values in [0, 1]; `count`: of events that equal
-            units may have by chance.
+            units may have by chance; `mean`: Student's, of values that may be negative.
         most: The largest possible value, of all rows or of each.
         format: Of the value, as in d3 and Vega.
         paper: Where it is defined.
@@ -84,7 +89,7 @@ class Figure:
     symbol: str = ""
     unit: str = ""
     better: Literal["more", "less"] | None = None
-    interval: Literal["ratio", "score", "count"] = "ratio"
+    interval: Literal["ratio", "score", "count", "mean"] = "ratio"
     most: float | Callable[[Row], float] = math.inf
     format: str = ".3f"
     paper: Paper | None = None
@@ -155,6 +160,10 @@ class Figure:
                 raise UsageError(f"{self.name} has more than two ratios")
             sides = (over_N, under_N), (bottoms_N, tops_N)
             return ratio_of_ratios_interval(*sides, rng=rng, confidence=confidence)
+        if self.interval == "mean":
+            if len(over_N) == 1:
+                return Interval(float(over_N[0]), -math.inf, math.inf)
+            return mean_interval(over_N, confidence)
         if self.interval == "score" and self.ratios[0][1] == _ONE:
             return bounded_mean_interval(over_N, rng=rng, confidence=confidence)
         if self.interval == "score":
@@ -519,6 +528,54 @@ _BUILT_IN: Sequence[Figure] = (
         (("nats", "bytes"),),
         unit="nats",
         better="less",
+    ),
+    Figure(
+        "tight_bound",
+        "lower bound of acceptance from lemma A.3, mean over prompts",
+        (("tight", _ONE),),
+        interval="mean",
+        label="bound from lemma A.3",
+        better="more",
+        paper=_DISTILLSPEC,
+    ),
+    Figure(
+        "proven_bound",
+        "lower bound of acceptance from the proof of theorem 4.1, mean over prompts",
+        (("proven", _ONE),),
+        interval="mean",
+        label="bound as proven",
+        better="more",
+        paper=_DISTILLSPEC,
+    ),
+    Figure(
+        "printed_bound",
+        "acceptance is at least this as theorem 4.1 is printed, without a proof; mean over prompts",
+        (("printed", _ONE),),
+        interval="mean",
+        label="bound as printed (not proven)",
+        better="more",
+        paper=_DISTILLSPEC,
+    ),
+    Figure(
+        "regret",
+        "risk of a deferral rule less that of the best rule, which knows the truth; per position",
+        (("regret", "positions"),),
+        better="less",
+        paper=_CASCADES,
+    ),
+    Figure(
+        "regret_bound",
+        "what the lemma of the rule says that the regret is at most",
+        (("bound", "positions"),),
+        better="less",
+        paper=_CASCADES,
+    ),
+    Figure(
+        "least_risk",
+        "risk of the best deferral rule, which knows the truth; per position",
+        (("least_risk", "positions"),),
+        better="less",
+        paper=_CASCADES,
     ),
 )
 

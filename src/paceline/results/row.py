@@ -26,6 +26,10 @@ Names of sums:
                                 of the same request with the target alone, timed by turns;
                                 `reference_*`: with a third model
     nats, bytes                 -log p of the tokens of a text; size of the text in UTF-8
+    tight, proven, printed, length, tvd
+                                of a prompt: bounds of its acceptance; see measure.bounds
+    regret, bound, least_risk, violations, positions
+                                of a prompt's text: sums over its positions; see measure.bounds
 """
 
 from __future__ import annotations

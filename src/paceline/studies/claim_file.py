@@ -229,7 +229,7 @@ class Pointwise(StrictModel):
 
     Attributes:
         rows: Settings that the rows have.
-        violations: Sums of rows that count violations; or `over` of the sides is compared.
+        violations: The sum that counts violations, of all rows; or `over` of the sides is compared.
         positions: The sum that counts where these were looked for.
         first, second: Figures of units, the second at most the first.
         equal: Both figures are equal at each unit.
@@ -238,7 +238,7 @@ class Pointwise(StrictModel):
 
     kind: Literal["pointwise"] = "pointwise"
     rows: dict[str, Condition] = Field(default_factory=dict)
-    violations: tuple[str, ...] = ()
+    violations: str | None = None
     positions: str | None = None
     first: Side | None = None
     second: Side | None = None
@@ -248,7 +248,7 @@ class Pointwise(StrictModel):
 
     @model_validator(mode="after")
     def _has_something_to_check(self) -> Pointwise:
-        counts = bool(self.violations) and self.positions is not None
+        counts = self.violations is not None and self.positions is not None
         compares = self.first is not None and self.second is not None
         if counts == compares:
             raise ValueError(

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import shlex
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.bench import read_rows as read_rows_of_bench
-from paceline.bench.settings import sampled
-from paceline.config import as_written
-from paceline.measure.bounds import BoundsConfig, BoundsResult
 from paceline.models.inspection import count_parameters
 from paceline.records import RunDirectory
-from paceline.results.row import Row, Source
+from paceline.results.row import Row
 from paceline.results.row import read_rows as read_rows_of_run
 from paceline.studies.execute import StageFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from paceline.studies.plan import PlannedStage
-    from paceline.studies.study_file import Label
-
-    Sums = dict[str, tuple[float | None, ...]]
 
 
 MODELS = ("target", "draft", "truth")
@@ -53,26 +46,7 @@ def collect(study: str, output: Path, stages: Sequence[PlannedStage]) -> list[Ro
                     "source": row.source.model_copy(update=of_stage),
                 }
                 rows.append(row.model_copy(update=of_study))
-        if stage.command not in _READERS:
-            continue
-        with as_written(stage.folder):
-            for part in _READERS[stage.command](stage, folder):
-                population, units, setting, sums, source = part
-                rows.append(
-                    Row(
-                        study=study,
-                        covers=stage.covers,
-                        population=population,
-                        units=units,
-                        setting=stage.labels | setting,
-                        sums=sums,
-                        source=source,
-                    )
-                )
     return rows
-
-
-_Part = tuple[str, tuple[int, ...], "dict[str, Label]", "Sums", Source]
 
 
 def _of_bench(folder: Path) -> list[Row]:
@@ -92,70 +66,17 @@ def _rounded(row: Row) -> Row:
     return row.model_copy(update={"sums": sums, "source": source})
 
 
-def _bounds(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
-    """One row; units are prompts."""
-    config = BoundsConfig.model_validate(stage.config)
-    result = RunDirectory(stage.folder).read_result()
-    assert result is not None, "a finished stage has a result"
-    prompts = BoundsResult.model_validate(result).prompts
-    sums: Sums = {
-        name: tuple(round(float(getattr(one, name)), 6) for one in prompts)
-        for name in ("acceptance", "tight", "proven", "printed", "length", "tvd", "positions")
-    }
-    for name in prompts[0].regret:
-        for key in ("regret", "bound", "violations"):
-            values = tuple(round(float(getattr(one, key)[name]), 6) for one in prompts)
-            sums[f"{key} {name}"] = values
-    units = tuple(config.skip_prompts + one.prompt for one in prompts)
-    setting = sampled(config.sampling) | {"max_new_tokens": config.max_new_tokens}
-    yield f"prompts of {config.prompts.path}", units, setting, sums, _source(stage, folder)
-
-
-_READERS = {"bounds": _bounds}
 _READ = {
     "bench": _of_bench,
     "trajectory": lambda folder: read_rows_of_run(folder / "rows.jsonl"),
     "sweep": lambda folder: read_rows_of_run(folder / "rows.jsonl"),
+    "bounds": lambda folder: read_rows_of_run(folder / "rows.jsonl"),
 }
-
-
-def _source(stage: PlannedStage, folder: StageFolder) -> Source:
-    run = RunDirectory(stage.folder)
-    manifest = run.read_manifest()
-    assert manifest is not None, "a finished stage has a manifest"
-    environment = manifest.get("environment", {})
-    git = environment.get("git") or {}
-    processor = f"{environment.get('processor', 'unknown processor')}"
-    level, cores = environment.get("processor_level"), environment.get("cpu_count")
-    gpu = f", {environment['gpu']}" if "gpu" in environment else ""
-    marks = manifest | manifest.get("inputs", {})
-    fingerprints = {
-        key: value
-        for key, value in marks.items()
-        if isinstance(value, str) and (key == "context" or key.endswith("fingerprint"))
-    }
-    return Source(
-        stage=stage.name,
-        command=command_of(stage, folder),
-        commit=git.get("commit"),
-        modified=bool(git.get("modified")),
-        machine=f"{processor} ({level}, {cores} cores){gpu}",
-        versions={"python": environment.get("python", "")} | environment.get("versions", {}),
-        fingerprints=fingerprints | manifest.get("inputs", {}),
-        date=_day(stage),
-        sizes=_sizes(stage.config),
-    )
 
 
 def command_of(stage: PlannedStage, folder: StageFolder) -> str:
     """The command that runs a stage by hand, with the configuration that the study wrote."""
     return shlex.join(["paceline", stage.command, "--config", str(folder.config(stage))])
-
-
-def _day(stage: PlannedStage) -> str | None:
-    """The day on which the last output was written, in UTC."""
-    ended = [path.stat().st_mtime for path in stage.outputs]
-    return datetime.fromtimestamp(max(ended), tz=UTC).date().isoformat() if ended else None
 
 
 def model_path(config: Mapping[str, Any], key: str) -> str | None:

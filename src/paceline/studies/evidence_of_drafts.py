@@ -284,13 +284,12 @@ def check(test: Pointwise, rows: Sequence[Row]) -> Check | None:
     Raises:
         UsageError: a side matches several settings, or the sides have different examples.
     """
-    if test.violations and test.positions is not None:
+    if test.violations is not None and test.positions is not None:
         chosen = select(rows, test.rows)
         if not chosen:
             return None
-        row = _pooled_setting(chosen)
-        bad = sum(int(column(row, name).sum()) for name in test.violations)
-        places = int(column(row, test.positions).sum()) * len(test.violations)
+        bad = sum(int(column(row, test.violations).sum()) for row in chosen)
+        places = sum(int(column(row, test.positions).sum()) for row in chosen)
         return Check(bad, places, bad / places, 0.0)
     assert test.first is not None, "the file is checked"
     assert test.second is not None, "the file is checked"

@@ -27,7 +27,10 @@ Label = str | int | float
 
 
 class Minutes(StrictModel):
-    """Expected minutes of a stage: on two CPU cores, and on a GPU of the H200 class."""
+    """Expected minutes of a stage: on two CPU cores, and on a GPU of the H200 class.
+
+    With `workers`, other stages run beside it, and the study takes about the sum / workers.
+    """
 
     cpu: float = Field(gt=0)
     gpu: float = Field(gt=0)

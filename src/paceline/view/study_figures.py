@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from paceline.core.bootstrap import Interval, mean_interval
+from paceline.results.figures import figures_of
 from paceline.results.frontier import family_of
 from paceline.studies.claim_file import Dominance, Paired, Side
 from paceline.studies.evidence import paired_evidence, select
@@ -85,7 +86,13 @@ def study_blocks(
         _OWN_QUALITY: _own_quality([row for row in measured if "score" in row.sums]),
         _RECIPES: _grids([row for row in rows if "column" in row.setting]),
         _RULES: frontiers,
-        _BOUNDS: [_bounds(row) for row in rows if "proven" in row.sums],
+        _BOUNDS: [
+            _bounds(group)
+            for group in _groups(
+                [row for row in rows if "proven" in row.sums or "regret" in row.sums],
+                "max_new_tokens",
+            )
+        ],
     }
     return {question: found for question, found in blocks.items() if found}
 
@@ -331,24 +338,18 @@ def _frontier(rows: Sequence[ResultRow]) -> list[Block]:
     return [Figure(f"Quality and cost: {where}", text, panels, lines, _source(rows))]
 
 
-def _bounds(row: ResultRow) -> Table:
-    """Acceptance and its bounds, regret and its bounds, as means."""
-    names = {
-        "acceptance": "acceptance, measured",
-        "tight": "bound from lemma A.3",
-        "proven": "theorem 4.1 as proven",
-        "printed": "theorem 4.1 as printed",
-    }
+def _bounds(rows: Sequence[ResultRow]) -> Table:
+    """Acceptance and its bounds, regret and its bounds, as means. The rows are of one stage."""
     lines: list[Row] = []
-    for name, words in names.items():
-        found = _mean([row], name, None, ()) if name in row.sums else None
-        if found is not None:
-            lines.append({"": words} | bounded("value", found))
-    for name in row.sums:
-        kind, _, rule = name.partition(" ")
-        if kind in ("regret", "bound") and rule:
-            found = _mean([row], name, "positions", ())
-            if found is not None:
-                lines.append({"": f"{kind} of {rule}, per token"} | bounded("value", found))
-    length = row.setting.get("max_new_tokens")
-    return Table(f"Bounds, at most {length} tokens ({row.source.stage})", lines, _source([row]))
+    for row in rows:
+        if "proven" in row.sums:
+            measured = _mean([row], "acceptance", None, ())
+            if measured is not None:
+                lines.append({"": "acceptance, measured"} | bounded("value", measured))
+        given = row.setting
+        rule = f" of {given['rule']} {given['alpha']:g}" if "rule" in given else ""
+        for figure in figures_of(row):
+            lines.append({"": f"{figure.words}{rule}"} | bounded("value", figure.measure(row)))
+    length = rows[0].setting.get("max_new_tokens")
+    title = f"Bounds, at most {length} tokens ({rows[0].source.stage})"
+    return Table(title, lines, _source(rows))

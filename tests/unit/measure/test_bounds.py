@@ -1,6 +1,8 @@
 """Bounds of theorems beside what they bound: by hand, and by enumerating small models."""
 
 import itertools
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from paceline.config import validate
-from paceline.core.rules import Opt, OptLog
+from paceline.core.rule_base import Position
+from paceline.core.rules import Chow, ChowLog, Diff, DiffLog, Opt, OptLog
 from paceline.errors import UsageError
 from paceline.measure.bounds import BoundsConfig, bounds, regret_and_bound, theorem_bounds
+from paceline.results.figures import FIGURES
+from paceline.results.row import read_rows
 from support.runs import write_pair
 
 LENGTH = 3
@@ -31,11 +36,9 @@ def test_the_bounds_of_two_texts_are_those_worked_out_by_hand():
     draft_tvd = torch.tensor([[0.1, 0.4, 0.0], [0.3, 0.2, 0.0]])
     draft_mask = torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0]])
     found = theorem_bounds(
-        7,
         *(values.double() for values in (target_tvd, target_mask, draft_tvd, draft_mask)),
         max_length=3,
     )
-    assert found.prompt == 7
     assert found.length == 2
     assert found.tvd == pytest.approx(0.25)
     assert found.acceptance == pytest.approx(0.75)
@@ -72,7 +75,6 @@ def test_acceptance_of_enumerated_models_is_above_all_proven_bounds(seed: int, c
     along_draft = expected_tvds(draft, target, draft)
     whole = torch.ones(1, LENGTH, dtype=torch.float64)
     found = theorem_bounds(
-        0,
         torch.tensor([along_target], dtype=torch.float64),
         whole,
         torch.tensor([along_draft], dtype=torch.float64),
@@ -95,8 +97,8 @@ def test_three_tokens_have_the_regret_worked_out_by_hand():
     Deferring costs 0.7 + 0.02, the best is 0.4. Bound: 0.2 (the first token) + 0.3 (the first).
     """
     found = regret_and_bound(Opt(alpha=0.1), TRUTH, TARGET, DRAFT)
-    assert found.regret_T.tolist() == pytest.approx([0.32])
-    assert found.bound_T.tolist() == pytest.approx([0.2 + 0.3])
+    assert found.regret.tolist() == pytest.approx([0.32])
+    assert found.bound.tolist() == pytest.approx([0.2 + 0.3])
     assert found.num_violations == 0
 
 
@@ -104,7 +106,7 @@ def test_a_rule_that_knows_the_truth_has_no_regret():
     """With P = p = q no choice is wrong, and the bound is 0 as well."""
     for rule in (Opt(alpha=0.1), OptLog(alpha=0.1)):
         found = regret_and_bound(rule, TARGET, TARGET, TARGET)
-        assert found.regret_T.tolist() == found.bound_T.tolist() == [0.0]
+        assert found.regret.tolist() == found.bound.tolist() == [0.0]
 
 
 @settings(deadline=None, max_examples=50)
@@ -112,10 +114,74 @@ def test_a_rule_that_knows_the_truth_has_no_regret():
 def test_the_regret_of_random_models_is_below_the_lemmas_bounds(seed: int, alpha: float):
     rng = torch.Generator().manual_seed(seed)
     truth, target, draft = torch.randn(3, 50, 5, generator=rng, dtype=torch.float64).softmax(-1)
-    for rule in (Opt(alpha=alpha), OptLog(alpha=alpha)):
-        found = regret_and_bound(rule, truth, target, draft)
-        assert (found.regret_T >= 0).all()
+    for kind in (Opt, OptLog, Diff, DiffLog, Chow, ChowLog):
+        found = regret_and_bound(kind(alpha=alpha), truth, target, draft)
+        assert (found.regret >= 0).all()
         assert found.num_violations == 0
+
+
+def loss(token: int, model: Tensor, *, is_log: bool) -> float:
+    """Of a prediction of one token, equations 3 and 22."""
+    if is_log:
+        return -math.log(float(model[token]))
+    return float(token != int(model.argmax()))
+
+
+def enumerated_risk(
+    deferred: Sequence[int], alpha: float, chains: Tensor, *, is_log: bool, sequential: bool
+) -> float:
+    """Risk over all texts of two tokens; a rule is a decision per token before, 0 at the start.
+
+    Equation 3 (`sequential`: deferring costs the target's loss, too) or equation 22.
+    """
+    truth, target, draft = chains
+    total = 0.0
+    for text in itertools.product(range(3), repeat=2):
+        chance, before = 1.0, 0
+        for token in text:
+            chance *= float(truth[before, token])
+            before = token
+        before = 0
+        for token in text:
+            if deferred[before]:
+                own = loss(token, target[before], is_log=is_log) if sequential else 0.0
+                total += chance * (own + alpha)
+            else:
+                total += chance * loss(token, draft[before], is_log=is_log)
+            before = token
+    return total
+
+
+@pytest.mark.parametrize("kind", [Diff, DiffLog, Chow, ChowLog])
+@settings(deadline=None, max_examples=15)
+@given(seed=st.integers(0, 10_000), alpha=st.floats(0.01, 0.99))
+def test_the_best_rule_of_lemmas_1_and_6_is_the_best_of_all_rules_on_enumerated_texts(
+    kind: type[Diff | DiffLog | Chow | ChowLog], seed: int, alpha: float
+):
+    """All 8 rules over 3 prefixes, on all 9 texts; the prefixes are weighed by their chance."""
+    rng = torch.Generator().manual_seed(seed)
+    chains = torch.randn(3, 3, 3, generator=rng, dtype=torch.float64).mul(1.5).softmax(-1)
+    form = {"is_log": kind in (DiffLog, ChowLog), "sequential": kind in (Diff, DiffLog)}
+    risks = [
+        enumerated_risk(rule, alpha, chains, **form) for rule in itertools.product((0, 1), repeat=3)
+    ]
+    rule = kind(alpha=alpha)
+    found = regret_and_bound(rule, *chains)
+    weights = chains[0][0].clone()
+    weights[0] += 1.0  # the first token follows prefix 0, too
+    assert float(weights @ found.least_risk) == pytest.approx(min(risks))
+    own = rule.defers(Position.of(chains[1], chains[2])).squeeze(-1).int().tolist()
+    risk = enumerated_risk(own, alpha, chains, **form)
+    assert float(weights @ (found.least_risk + found.regret)) == pytest.approx(risk)
+
+
+def test_a_rule_that_confuses_the_lemmas_costs_of_deferral_is_caught():
+    """The mutant: the cost of lemma 6 in place of that of lemma 1 gives another least risk."""
+    chains = torch.stack([TRUTH.expand(3, 3), TARGET.expand(3, 3), DRAFT.expand(3, 3)])
+    every = list(itertools.product((0, 1), repeat=3))
+    least = min(enumerated_risk(r, 0.1, chains, is_log=False, sequential=True) for r in every)
+    wrong = regret_and_bound(Chow(alpha=0.1), *chains)
+    assert float(wrong.least_risk.sum()) / 3 * 2 != pytest.approx(least)
 
 
 def test_a_rule_that_always_defers_breaks_the_bound():
@@ -129,8 +195,8 @@ def test_a_rule_that_always_defers_breaks_the_bound():
     truth = torch.tensor([[0.499, 0.501]], dtype=torch.float64)
     target = torch.tensor([[0.501, 0.499]], dtype=torch.float64)
     wrong = regret_and_bound(Deferring(alpha=1.0), truth, target, truth)
-    assert wrong.regret_T.item() == pytest.approx(0.002 + 0.002)
-    assert wrong.bound_T.item() == pytest.approx(0.002)
+    assert wrong.regret.item() == pytest.approx(0.002 + 0.002)
+    assert wrong.bound.item() == pytest.approx(0.002)
     assert wrong.num_violations == 1
     assert regret_and_bound(Opt(alpha=1.0), truth, target, truth).num_violations == 0
 
@@ -155,10 +221,29 @@ def config(folder: Path, output: Path, **changes: Any) -> BoundsConfig:
 
 
 def test_skipped_prompts_are_left_out_and_at_least_one_has_to_remain(folder: Path, tmp_path: Path):
-    found = bounds(config(folder, tmp_path / "out", skip_prompts=5))
-    assert len(found.prompts) == 2
+    (found,) = bounds(config(folder, tmp_path / "out", skip_prompts=5))
+    assert found.units == (5, 6)
     for skipped in (7, 1000):
         said = rf"corpus\.jsonl has 7 prompts and skip_prompts is {skipped:,}; lower it$"
         with pytest.raises(UsageError, match=said):
             bounds(config(folder, tmp_path / "none", skip_prompts=skipped))
     assert not (tmp_path / "none/manifest.json").exists()
+
+
+def test_rows_have_the_theorem_and_each_rule_with_its_alpha(folder: Path, tmp_path: Path):
+    """A target that is the truth: OPT, which is told its distribution, still pays the draft's."""
+    made = config(folder, tmp_path / "out", truth=str(folder / "target"), alphas=[0.2, 3.0])
+    found = bounds(made)
+    assert read_rows(tmp_path / "out/rows.jsonl") == found
+    theorem, *lemmas = found
+    assert theorem.setting == {"temperature": 1.0, "max_new_tokens": 3, "theorem": "4.1"}
+    names = ["opt", "opt_log", "diff", "diff_log", "chow_log"]
+    assert [(row.setting["rule"], row.setting["alpha"]) for row in lemmas] == [
+        *((name, 0.2) for name in [*names, "chow"]),
+        *((name, 3.0) for name in names),  # more than any probability
+    ]
+    assert [row.setting["lemma"] for row in lemmas] == [5, 7, 1, 1, 6, 6, 5, 7, 1, 1, 6]
+    for row in lemmas:
+        assert row.units == theorem.units
+        assert set(row.sums["violations"]) == {0.0}
+        assert FIGURES["regret"].value(row) <= FIGURES["regret_bound"].value(row)

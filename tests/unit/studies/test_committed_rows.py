@@ -265,10 +265,10 @@ def test_drafting_slows_the_models_of_the_garden_down():
 def test_no_prompt_violates_theorem_4_1_and_the_bounds_of_two_tokens_say_something():
     for length, bounds in ((2, (0.371, 0.383)), (16, (-6.594, -5.714))):
         names = ["acceptance", "printed", "tight"]
-        found = sums("bounds", names, max_new_tokens=length)
+        found = sums("bounds", names, max_new_tokens=length, theorem="4.1")
         assert (found[:, :1] >= found[:, 1:]).all()
         assert found[:, 1:].mean(0) == pytest.approx(bounds, abs=6e-4)
-    losses = [sums("bounds", ["tvd"], max_new_tokens=n).mean() for n in (2, 16)]
+    losses = [sums("bounds", ["tvd"], max_new_tokens=n, theorem="4.1").mean() for n in (2, 16)]
     assert 1 - 3 * losses[0] > 0 > 1 - 4 * losses[0]  # L is at most T
 
 

@@ -238,7 +238,7 @@ def test_a_bound_is_checked_at_each_unit_and_may_say_nothing(
 
 
 def test_violations_are_counted_at_positions_and_identities_are_exact():
-    counts = {"kind": "pointwise", "violations": ["bad"], "positions": "tokens"}
+    counts = {"kind": "pointwise", "violations": "bad", "positions": "tokens"}
     for bad, verdict in ((0.0, "no violation"), (1.0, "violated")):
         row = study_row({"bad": [0.0, bad], "tokens": [20.0, 30.0]})
         found = judge_one(validate(Claim, claim(counts)), [row], 0.01)
@@ -268,7 +268,7 @@ def test_a_claim_has_an_equal_part_of_its_papers_rate_at_each_look(
         claim(PAIRED, id=f"c{n}", paper=paper, study="tiny" if n != 1 else "other")
         for n, paper in enumerate(papers)
     ]
-    theorem = {"kind": "pointwise", "violations": ["bad"], "positions": "tokens"}
+    theorem = {"kind": "pointwise", "violations": "bad", "positions": "tokens"}
     claims.append(claim(theorem, id="theorem"))
     file = validate(ClaimFile, {"error_rate": 0.06, "claims": claims})
     judge(file, [study_row({"tau": [1.0]})], {"tiny": 3})

@@ -106,14 +106,17 @@ def test_drafts_have_their_tau_over_seeds_and_acceptance_over_steps(page: Page):
 def test_bounds_are_a_table_of_means():
     names = ("acceptance", "tight", "proven", "printed")
     sums = {name: [0.1 * place] * UNITS for place, name in enumerate(names, start=1)}
-    sums |= {"positions": [10.0] * UNITS, "regret opt 0.1": [2.0] * UNITS}
-    sums |= {"bound opt 0.1": [5.0] * UNITS}
-    made = study_page("Bounds", [study_row(sums, max_new_tokens=16)], [])
+    regret = {"positions": [10.0] * UNITS, "regret": [2.0] * UNITS, "bound": [5.0] * UNITS}
+    rows = [
+        study_row(sums, max_new_tokens=16, theorem="4.1"),
+        study_row(regret, max_new_tokens=16, lemma=5, rule="opt", alpha=0.1),
+    ]
+    made = study_page("Bounds", rows, [])
     (table,) = blocks(made, Table)
     values = {row[""]: row["value"] for row in table.rows}
-    assert values["theorem 4.1 as proven"] == pytest.approx(0.3)
-    assert values["regret of opt 0.1, per token"] == pytest.approx(0.2)
-    assert values["bound of opt 0.1, per token"] == pytest.approx(0.5)
+    assert values["bound as proven"] == pytest.approx(0.3)
+    assert values["regret of opt 0.1"] == pytest.approx(0.2)
+    assert values["regret bound of opt 0.1"] == pytest.approx(0.5)
     assert made.verdict.startswith("These rows belong to no claim")
 
 
