@@ -27,7 +27,7 @@ SHELL := bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help install test unit lint style types layers spelling collect format report-test demo engines vllm \
-	llamacpp garden direct study compat oldest newest clean
+	llamacpp garden direct study rows compat oldest newest clean
 
 help: ## list these targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 16
@@ -60,7 +60,13 @@ direct: $(DEMO_MODEL) $(DIRECT)/prompts.jsonl ## model and text of the study of 
 
 study: garden direct ## the papers' figures and verdicts on their claims
 	for study in $(STUDIES); do $(BIN)/paceline study run $$study; done
-	$(BIN)/paceline claims
+	$(BIN)/paceline claims --save docs/studies
+
+rows: ## rows of the studies as one release file in dist, and its checksum
+	mkdir -p dist
+	tar --sort=name --owner=0 --group=0 --numeric-owner --mtime='UTC 2020-01-01' -czf dist/paceline-rows.tar.gz \
+		-C runs/studies $$(cd runs/studies; ls */rows.jsonl)
+	cd dist; sha256sum paceline-rows.tar.gz > ../docs/studies/rows.sha256
 
 vllm: $(ENGINES)/.vllm-$(VLLM) ## vLLM for processors, in .engines/vllm
 

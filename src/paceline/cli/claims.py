@@ -39,7 +39,6 @@ def claims(
     """
     from paceline.config import as_written
     from paceline.errors import UsageError
-    from paceline.records import atomic_write_text
 
     check_html(html)
     from paceline.cli.study_tables import claims_table, findings_as_json, print_json
@@ -52,10 +51,9 @@ def claims(
                 "no rows of a study in runs/studies, which --html draws; name some by --rows"
             )
         if save is not None:
-            from paceline.studies.published import as_markdown, write_verdicts
+            from paceline.studies.published import write_verdicts
 
-            write_verdicts(findings, save / "verdicts.json")
-            atomic_write_text(save / "verdicts.md", as_markdown(findings))
+            write_verdicts(findings, save)
         if as_json:
             print_json(findings_as_json(findings))
         else:

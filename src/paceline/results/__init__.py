@@ -5,9 +5,10 @@ Everything that measures writes rows; tables, charts, pages and claims read them
     import paceline.results
     frame = paceline.results.load("runs/drafts")     # a pandas DataFrame: a line per row
 
-Read `row` first, then `figures`.
+Read `row` first, then `figures` and `built_in`.
 """
 
+from paceline.results import built_in as built_in
 from paceline.results.figures import FIGURES as FIGURES
 from paceline.results.figures import Figure as Figure
 from paceline.results.figures import register as register

@@ -30,14 +30,17 @@ _HEAD = """\
 """
 
 
-def write_verdicts(findings: Sequence[Finding], path: Path) -> None:
-    """Write all verdicts, a line each; effects with six significant digits.
+def write_verdicts(findings: Sequence[Finding], folder: Path) -> None:
+    """Write `verdicts.json`, with six significant digits of effects, and `verdicts.md`.
 
     Raises:
-        StorageError: the file cannot be written.
+        StorageError: a file cannot be written.
     """
     lines = [json.dumps(_values(one), ensure_ascii=False) for one in findings]
+    path = folder / "verdicts.json"
     atomic_write_text(path, "[\n" + ",\n".join(lines) + "\n]\n")
+    rounded = read_verdicts(path, [one.claim for one in findings])
+    atomic_write_text(folder / "verdicts.md", as_markdown(rounded))
 
 
 def _values(one: Finding) -> dict[str, Any]:

@@ -343,7 +343,7 @@ def test_published_verdicts_stand_for_studies_without_rows(
     file = claims_file(tmp_path, claim(TEST), claim(TEST, id="changed"), claim(TEST, id="new"))
     findings = judge(read_claims(file), rows, {"tiny": 1})
     monkeypatch.setattr(session, "VERDICTS", tmp_path / "verdicts.json")
-    write_verdicts(findings[:2], tmp_path / "verdicts.json")
+    write_verdicts(findings[:2], tmp_path)
     changed = claim(TEST | {"matters": 0.5}, id="changed")
     file = claims_file(tmp_path, claim(TEST), changed, claim(TEST, id="new"))
     found, (same, other, new) = current_verdicts(None, file)

@@ -1,0 +1,341 @@
+"""The figures of Paceline: how each is made from the sums, settings and totals of a row."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from paceline.core import speed
+from paceline.results.figures import ONE, Figure, Paper, register
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+
+def _tau_and_gamma(
+    formula: Callable[[float, int, float], float], ratio: str
+) -> Callable[[float, Mapping[str, float]], float]:
+    return lambda tau, facts: formula(tau, int(facts["gamma"]), facts[ratio])
+
+
+_DISTILLSPEC = Paper("Zhou et al. 2023", "https://arxiv.org/abs/2310.08461")
+_DIRECT = Paper("Goel et al. 2024", "https://arxiv.org/abs/2403.00858")
+_CASCADES = Paper("Narasimhan et al. 2024", "https://arxiv.org/abs/2405.19261")
+
+BUILT_IN: Sequence[Figure] = (
+    Figure(
+        "expected_acceptance",
+        "sum over the vocabulary of min(p, q), p the target's and q the draft's distribution; mean "
+        "over tokens that the target generated",
+        (("acceptance", "tokens"),),
+        symbol="alpha",
+        better="more",
+        most=1.0,
+        paper=_DISTILLSPEC,
+    ),
+    Figure(
+        "greedy_draft_acceptance",
+        "the target's probability of the draft's most likely token: the acceptance of an engine "
+        "that drafts greedily",
+        (("greedy_acceptance", "tokens"),),
+        better="more",
+        most=1.0,
+    ),
+    Figure(
+        "greedy_agreement",
+        "fraction of positions where both models have the same most likely token",
+        (("agreement", "tokens"),),
+        better="more",
+        most=1.0,
+    ),
+    Figure(
+        "block_efficiency",
+        "new tokens / target calls, recovered and bonus tokens included; at most gamma + 1",
+        (("emitted", "calls"),),
+        label="tokens per target call",
+        term="block efficiency",
+        symbol="tau",
+        better="more",
+        most=lambda row: float(row.setting.get("gamma", math.inf)) + 1,
+        paper=_DISTILLSPEC,
+    ),
+    Figure(
+        "block_efficiency_iid",
+        "(1 - alpha^(gamma + 1)) / (1 - alpha): block efficiency if each token is accepted with "
+        "the same, independent probability",
+        of="expected_acceptance",
+        formula=lambda alpha, facts: speed.block_efficiency_iid(alpha, int(facts["gamma"])),
+        needs=("gamma",),
+        better="more",
+        paper=_DISTILLSPEC,
+    ),
+    Figure(
+        "mbsu",
+        "memory-bound speedup: block efficiency / (c gamma + 1), with the parameters of the draft "
+        "/ those of the target as c",
+        of="block_efficiency",
+        formula=_tau_and_gamma(speed.mbsu, "parameter_ratio"),
+        needs=("gamma", "parameter_ratio"),
+        label="MBSU",
+        symbol="tau / (c gamma + 1)",
+        better="more",
+        paper=_DIRECT,
+    ),
+    Figure(
+        "predicted_speedup",
+        "block efficiency / (c gamma + 1), with the measured cost ratio c",
+        of="block_efficiency",
+        formula=_tau_and_gamma(speed.predicted_speedup, "cost_ratio"),
+        needs=("gamma", "cost_ratio"),
+        symbol="tau / (c gamma + 1)",
+        better="more",
+        paper=_DISTILLSPEC,
+    ),
+    Figure(
+        "cost_ratio",
+        "seconds of a draft pass / seconds of a target pass, each drawing one token",
+        symbol="c",
+        better="less",
+    ),
+    Figure(
+        "block_cost_ratio",
+        "target pass over gamma + 1 tokens / over one token",
+        label="block cost",
+        better="less",
+    ),
+    Figure(
+        "needed_block_efficiency",
+        "time of a block / of a target pass over one token: tokens per target call must be larger "
+        "for a speedup",
+        label="needed",
+        better="less",
+    ),
+    Figure(
+        "break_even_acceptance",
+        "the acceptance at which tokens per target call equal the cost of a block",
+        label="break-even acceptance",
+        better="less",
+    ),
+    Figure(
+        "expected_speedup",
+        "tokens per target call / the cost of a block in target passes, where a pass over "
+        "gamma + 1 tokens costs what it costs on this machine",
+        of="block_efficiency",
+        formula=lambda tau, facts: tau / facts["block_cost"],
+        needs=("block_cost",),
+        better="more",
+    ),
+    Figure(
+        "speedup",
+        "seconds per token of the target alone / of decoding with the draft, measured by turns on "
+        "the same requests, prompt included",
+        (("target_seconds", "target_tokens"), ("tokens", "seconds")),
+        better="more",
+        format=".2f",
+    ),
+    Figure(
+        "decoding_speedup",
+        "the speedup of the time after the first token",
+        (
+            ("target_seconds - target_first_seconds", "target_tokens - target_first_tokens"),
+            ("tokens - first_tokens", "seconds - first_seconds"),
+        ),
+        better="more",
+        format=".2f",
+    ),
+    Figure(
+        "relative_latency",
+        "1 / speedup",
+        of="speedup",
+        formula=lambda speedup, _: 1 / speedup if speedup else math.inf,
+        better="less",
+    ),
+    Figure(
+        "measured_over_predicted",
+        "decoding speedup / predicted speedup, with the tokens per target call of the scored texts",
+        of="decoding_speedup",
+        formula=lambda measured, facts: (
+            measured
+            / speed.predicted_speedup(
+                facts["scored_block_efficiency"], int(facts["gamma"]), facts["cost_ratio"]
+            )
+        ),
+        needs=("scored_block_efficiency", "gamma", "cost_ratio"),
+        label="measured / predicted",
+        better="more",
+    ),
+    Figure(
+        "engine_efficiency",
+        "the same with the tokens per target call of these requests; the rest is spent on longer "
+        "target passes and on work outside of passes",
+        of="decoding_speedup",
+        formula=lambda measured, facts: measured / facts["predicted_speedup"],
+        needs=("predicted_speedup",),
+        better="more",
+    ),
+    Figure(
+        "tokens_per_s",
+        "new tokens per second of whole requests, prompt included",
+        (("tokens", "seconds"),),
+        label="tokens per second",
+        unit="1/s",
+        better="more",
+        format=".1f",
+    ),
+    Figure(
+        "acceptance_rate",
+        "accepted / examined drafted tokens while decoding; examined: the accepted tokens and the "
+        "first rejected one of each block",
+        (("examined - rejected", "examined"),),
+        better="more",
+        interval="count",
+        most=1.0,
+    ),
+    Figure(
+        "rejection_rate",
+        "rejected / examined drafted tokens while decoding: 1 - acceptance rate",
+        (("rejected", "examined"),),
+        better="less",
+        interval="count",
+        most=1.0,
+        paper=_CASCADES,
+    ),
+    Figure(
+        "draft_acceptance_rate",
+        "accepted / drafted tokens while decoding, the number that vLLM prints",
+        (("accepted", "drafted"),),
+        better="more",
+        interval="count",
+        most=1.0,
+    ),
+    Figure(
+        "deferral_rate",
+        "target calls / tokens, without the pass over the prompt",
+        (("calls", "emitted"),),
+        label="target passes / tokens",
+        term="deferral rate",
+        better="less",
+        paper=_CASCADES,
+    ),
+    Figure(
+        "gain",
+        "block efficiency / that of the run's initial draft, on the same texts",
+        better="more",
+        format=".2f",
+    ),
+    Figure(
+        "rule_acceptance",
+        "probability that a rule accepts a drafted token; a mean over tokens of held-out text",
+        label="acceptance under the rule",
+        better="more",
+    ),
+    Figure(
+        "rule_tvd",
+        "total variation distance of the target's distribution and of the one that the rule makes "
+        "of both models' distributions",
+        label="TVD to the target under the rule",
+        term="TVD under the rule",
+        better="less",
+    ),
+    Figure(
+        "accuracy",
+        "fraction of held-out tokens that are the model's most likely one",
+        better="more",
+    ),
+    Figure(
+        "loss",
+        "cross entropy with held-out text, per token",
+        label="held-out loss",
+        unit="nats",
+        better="less",
+    ),
+    Figure(
+        "quality",
+        "mean score of the answers",
+        (("score", ONE),),
+        better="more",
+        interval="score",
+        most=1.0,
+    ),
+    Figure(
+        "relative_quality",
+        "mean score of the answers / that of the target alone on the same examples",
+        (("score", "target_score"),),
+        better="more",
+        interval="score",
+    ),
+    Figure(
+        "nats_per_token",
+        "mean of -log p over the tokens of a text",
+        (("nats", "tokens"),),
+        unit="nats",
+        better="less",
+    ),
+    Figure(
+        "perplexity",
+        "exp(nats per token)",
+        of="nats_per_token",
+        formula=lambda nats, _: math.exp(nats) if nats < 700 else math.inf,
+        better="less",
+        format=".2f",
+    ),
+    Figure(
+        "nats_per_byte",
+        "mean of -log p per byte of a text in UTF-8, to compare models of other vocabularies",
+        (("nats", "bytes"),),
+        unit="nats",
+        better="less",
+    ),
+    Figure(
+        "tight_bound",
+        "lower bound of acceptance from lemma A.3, mean over prompts",
+        (("tight", ONE),),
+        interval="mean",
+        label="bound from lemma A.3",
+        better="more",
+        paper=_DISTILLSPEC,
+    ),
+    Figure(
+        "proven_bound",
+        "lower bound of acceptance from the proof of theorem 4.1, mean over prompts",
+        (("proven", ONE),),
+        interval="mean",
+        label="bound as proven",
+        better="more",
+        paper=_DISTILLSPEC,
+    ),
+    Figure(
+        "printed_bound",
+        "acceptance is at least this as theorem 4.1 is printed, without a proof; mean over prompts",
+        (("printed", ONE),),
+        interval="mean",
+        label="bound as printed (not proven)",
+        better="more",
+        paper=_DISTILLSPEC,
+    ),
+    Figure(
+        "regret",
+        "risk of a deferral rule less that of the best rule, which knows the truth; per position",
+        (("regret", "positions"),),
+        better="less",
+        paper=_CASCADES,
+    ),
+    Figure(
+        "regret_bound",
+        "what the lemma of the rule says that the regret is at most",
+        (("bound", "positions"),),
+        better="less",
+        paper=_CASCADES,
+    ),
+    Figure(
+        "least_risk",
+        "risk of the best deferral rule, which knows the truth; per position",
+        (("least_risk", "positions"),),
+        better="less",
+        paper=_CASCADES,
+    ),
+)
+
+
+for figure in BUILT_IN:
+    register(figure)
