@@ -44,8 +44,8 @@ def claims(
     from paceline.cli.study_tables import claims_table, findings_as_json, print_json
     from paceline.studies.session import current_verdicts
 
+    found, findings = current_verdicts(rows, file)
     with as_written(rows[0] if rows else Path()):
-        found, findings = current_verdicts(rows, file)
         if html is not None and not found:
             raise UsageError(
                 "no rows of a study in runs/studies, which --html draws; name some by --rows"

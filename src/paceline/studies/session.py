@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.config import as_written
 from paceline.errors import UsageError
 from paceline.progress import Progress, silent
 from paceline.results.row import Row, read_rows, write_rows
@@ -75,17 +76,16 @@ def current_verdicts(
     Raises:
         UsageError: as `judge_all`; or there are neither rows nor published verdicts.
     """
-    if places is not None or not VERDICTS.exists():
-        rows = study_rows(places)
-        return rows, judge_all(rows, claims)
-    file = read_claims(claims)
-    findings = read_verdicts(VERDICTS, file.claims)
-    rows = study_rows() if any(RUNS.glob("*/rows.jsonl*")) else []
-    if rows:
-        own = {row.study for row in rows}
-        judged = {one.claim.id: one for one in judge_all(rows, claims)}
-        findings = [judged[f.claim.id] if f.claim.study in own else f for f in findings]
-    return rows, findings
+    is_published = places is None and VERDICTS.exists()
+    published = read_verdicts(VERDICTS, read_claims(claims).claims) if is_published else []
+    if is_published and not any(RUNS.glob("*/rows.jsonl*")):
+        return [], published
+    rows = study_rows(places)
+    with as_written(RUNS if places is None else places[0]):
+        findings = judge_all(rows, claims)
+    own = {row.study for row in rows}
+    others = {one.claim.id: one for one in published if one.claim.study not in own}
+    return rows, [others.get(one.claim.id, one) for one in findings]
 
 
 def judge_all(rows: Sequence[Row], claims: Path = FILE) -> list[Finding]:

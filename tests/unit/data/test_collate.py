@@ -1,5 +1,7 @@
 """Rows are padded and labelled by position, and rows of like length go together."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -90,9 +92,10 @@ def test_scores_come_in_the_order_of_the_prompts():
     target, draft = (TableModel(torch.rand(6, 6, generator=rng).softmax(-1)) for _ in range(2))
     prompts = [[1] * 40, [2], [3, 4] * 3, [5], [0] * 90, [1, 2]]
     texts = [[1, 2, 3], [4, 5], [0], [1, 1, 1, 2], [5, 4, 3], [2]]
-    together = score_texts(target, draft, prompts, texts, SamplingParams(), silent)
+    score = partial(score_texts, target, draft, with_cross_entropy=True)
+    together = score(prompts, texts, SamplingParams(), silent)
     for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
-        alone = score_texts(target, draft, [prompt], [text], SamplingParams(), silent)
+        alone = score([prompt], [text], SamplingParams(), silent)
         for whole, own in zip(together, alone, strict=True):
             assert torch.allclose(whole[row, : len(text)].double(), own[0].double(), atol=1e-6)
             assert not whole[row, len(text) :].any()
