@@ -24,7 +24,7 @@ def setting_of(decoding: DecodingConfig) -> dict[str, Label]:
     found: dict[str, Label] = {"family": family(decoding)}
     if words := setting(decoding):
         found["setting"] = words
-    found |= sampled(decoding.sampling) | {"strategy": strategy.strategy}
+    found |= decoding.sampling.setting | {"strategy": strategy.strategy}
     if not isinstance(strategy, Speculative | Oracle):
         return found | _labels(strategy)
     found |= {"rule": strategy.rule.name} | _labels(strategy.rule)
@@ -34,25 +34,13 @@ def setting_of(decoding: DecodingConfig) -> dict[str, Label]:
             found["policy"] = strategy.policy.name
             found |= {f"policy_{key}": value for key, value in _labels(strategy.policy).items()}
         if strategy.draft_sampling is not None:
-            drawn = sampled(strategy.draft_sampling)
+            drawn = strategy.draft_sampling.setting
             found |= {f"draft_{key}": value for key, value in drawn.items()}
         if strategy.bonus == "target":
             found["bonus"] = strategy.bonus
         if isinstance(strategy.rule, Lossless):
             found["lossless"] = LOSSLESS
     return found
-
-
-def sampled(sampling: SamplingParams) -> dict[str, Label]:
-    """Sampling parameters as settings: the temperature, and the others where they do something."""
-    setting: dict[str, Label] = {"temperature": sampling.temperature}
-    if sampling.top_p < 1:
-        setting["top_p"] = sampling.top_p
-    if sampling.top_k:
-        setting["top_k"] = sampling.top_k
-    if sampling.repetition_penalty != 1:
-        setting["repetition_penalty"] = sampling.repetition_penalty
-    return setting
 
 
 def family(decoding: DecodingConfig) -> str:

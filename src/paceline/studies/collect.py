@@ -66,12 +66,11 @@ def _rounded(row: Row) -> Row:
     return row.model_copy(update={"sums": sums, "source": source})
 
 
-_READ = {
-    "bench": _of_bench,
-    "trajectory": lambda folder: read_rows_of_run(folder / "rows.jsonl"),
-    "sweep": lambda folder: read_rows_of_run(folder / "rows.jsonl"),
-    "bounds": lambda folder: read_rows_of_run(folder / "rows.jsonl"),
-}
+def _of_run(folder: Path) -> list[Row]:
+    return read_rows_of_run(folder / "rows.jsonl")
+
+
+_READ = {"bench": _of_bench, "trajectory": _of_run, "sweep": _of_run, "bounds": _of_run}
 
 
 def command_of(stage: PlannedStage, folder: StageFolder) -> str:
