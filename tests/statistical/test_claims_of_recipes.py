@@ -99,7 +99,7 @@ def study(rng: torch.Generator, runs: float) -> list[Row]:
         for seed in range(SEEDS):
             tau_N = 2.5 * texts_N * own_N * (0.03 * normal(TEXTS)).exp()
             tau_N = tau_N * math.exp(runs * float(normal(1)))
-            sums = {"tokens": tokens_N.tolist(), "blocks": (tokens_N / tau_N).tolist()}
+            sums = {"emitted": tokens_N.tolist(), "calls": (tokens_N / tau_N).tolist()}
             rows.append(study_row(sums, draft=f"d{recipe}", seed=seed))
     return rows
 
@@ -108,8 +108,7 @@ def wrong(studies: int, runs: float) -> float:
     """How often `draft d0 has a larger tau than d1` holds or fails at 5% a side, though equal."""
     test = {
         "kind": "paired",
-        "over": "tokens",
-        "under": "blocks",
+        "figure": "block_efficiency",
         "across": ["seed"],
         "first": {"where": {"draft": "d0"}},
         "second": {"where": {"draft": "d1"}},
@@ -139,8 +138,7 @@ def test_a_recipe_that_is_better_by_much_is_found():
     rng, found = torch.Generator().manual_seed(6), 0
     test = {
         "kind": "paired",
-        "over": "tokens",
-        "under": "blocks",
+        "figure": "block_efficiency",
         "across": ["seed"],
         "first": {"where": {"draft": "better"}},
         "second": {"where": {"draft": "d1"}},
@@ -149,9 +147,9 @@ def test_a_recipe_that_is_better_by_much_is_found():
     for _ in range(100):
         rows = study(rng, 0.03)
         for row in [row for row in rows if row.setting["draft"] == "d0"]:
-            blocks = tuple((value or 0.0) / 1.15 for value in row.sums["blocks"])
+            blocks = tuple((value or 0.0) / 1.15 for value in row.sums["calls"])
             setting = row.setting | {"draft": "better"}
-            sums = row.sums | {"blocks": blocks}
+            sums = row.sums | {"calls": blocks}
             rows.append(row.model_copy(update={"setting": setting, "sums": sums}))
         verdict = judge_one(validate(Claim, claim(test)), rows, 0.05).verdict
         assert verdict not in (FAILS, SMALL)

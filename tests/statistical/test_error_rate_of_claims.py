@@ -56,7 +56,7 @@ def ratios(effect: float, *, drafts: int = 1, texts: int = TEXTS) -> Draw:
         def row(gain: float, **setting: Any) -> Row:
             noise = aligned if setting["label"] == "end" else (0.08 * normal()).exp()
             blocks = tokens / (2.5 * text * gain * noise * (0.02 * normal()).exp())
-            sums = {"tokens": tokens.tolist(), "blocks": blocks.tolist()}
+            sums = {"emitted": tokens.tolist(), "calls": blocks.tolist()}
             return study_row(sums, **setting)
 
         ends = [row(1 + effect, label="end", draft=str(number)) for number in range(drafts)]
@@ -80,8 +80,7 @@ def paired(**changes: Any) -> dict[str, Any]:
     """A claim that the aligned drafts have more tokens per block than the first one."""
     test = {
         "kind": "paired",
-        "over": "tokens",
-        "under": "blocks",
+        "figure": "block_efficiency",
         "across": ["draft"],
         "first": {"where": {"label": "end"}},
         "second": {"where": {"label": "start"}},
@@ -156,7 +155,7 @@ def test_rare_differences_are_not_called_the_same(expect: str):
 
     400 studies, 5% nominal; by Student's interval alone 18% say that it holds.
     """
-    one = wanted(over="score", under=None, compare="difference", across=[], expect=expect)
+    one = wanted(figure="quality", compare="difference", across=[], expect=expect)
     one = one.model_copy(update={"test": one.test.model_copy(update={"matters": 0.04})})
     found = outcomes(rare(0.04), one)
     assert found.get(HOLDS, 0) < limit(SIDE, STUDIES)
@@ -173,7 +172,7 @@ def students(
 
 def test_the_ordinary_interval_of_rare_differences_is_caught(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(evidence, "mean_bounds", students)
-    one = wanted(over="score", under=None, compare="difference", across=[], expect="same")
+    one = wanted(figure="quality", compare="difference", across=[], expect="same")
     one = one.model_copy(update={"test": one.test.model_copy(update={"matters": 0.04})})
     assert outcomes(rare(0.04), one)[HOLDS] > limit(SIDE, STUDIES)
 

@@ -263,8 +263,7 @@ def _gains() -> list[dict[str, Any]]:
             {
                 "kind": "paired",
                 "rows": {"task": "$task", "temperature": "$t", "gamma": 5},
-                "over": "emitted",
-                "under": "calls",
+                "figure": "block_efficiency",
                 "first": {"where": {"draft": draft}},
                 "second": {"where": {"label": "start"}},
                 "matters": 0.02,

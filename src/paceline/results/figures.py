@@ -128,7 +128,7 @@ class Figure:
             UsageError: the row lacks a sum, a setting or a total.
         """
         if self.formula is not None:
-            return self.formula(FIGURES[self.of].value(row), self._facts(row))
+            return self.of_base(row, FIGURES[self.of].value(row))
         if not self.ratios:
             return self._total(row)
         value = 1.0
@@ -136,6 +136,33 @@ class Figure:
             under = float(under_N.sum())
             value = value * float(over_N.sum()) / under if under else math.nan
         return value
+
+    def of_base(self, row: Row, value: float) -> float:
+        """The formula of a value of the figure that it is applied to.
+
+        Raises:
+            UsageError: the row lacks a setting or a total.
+        """
+        assert self.formula is not None, f"{self.name} is no formula"
+        return self.formula(value, self._facts(row))
+
+    def is_score(self, row: Row) -> bool:
+        """Whether it is the mean of scores that are between 0 and 1 in all units."""
+        if self.interval != "score" or self.ratios[0][1] != ONE:
+            return False
+        ((scores_N, _),) = self._columns(row)
+        return bool(((scores_N >= 0) & (scores_N <= 1)).all())
+
+    def measured(self, row: Row) -> Row:
+        """The row with the units that have all sums of the figure.
+
+        Raises:
+            UsageError: the row lacks a sum.
+        """
+        if self.of:
+            return FIGURES[self.of].measured(row)
+        places = self._places(row)
+        return row if len(places) == len(row.units) else row.only([row.units[n] for n in places])
 
     def measure(self, row: Row, *, seed: int = 0, confidence: float = 0.95) -> Interval:
         """The figure with its interval over units; NaN if it is unknown.

@@ -6,6 +6,7 @@ for each combination. `$name` in its texts and in its test is the value of a set
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import re
 from collections import Counter
@@ -13,9 +14,10 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from paceline.config import StrictModel, load_config
+from paceline.results.figures import FIGURES
 from paceline.studies.study_file import Label
 
 if TYPE_CHECKING:
@@ -27,40 +29,34 @@ Expected = Literal["more", "less", "same", "no_less"]
 Condition = Label | tuple[Label, ...]
 
 
-class IidTau(StrictModel):
-    """Block efficiency that the i.i.d. formula predicts from an acceptance rate.
-
-    (1 - a^(gamma + 1)) / (1 - a). Paper: Zhou et al. 2023, section 3.
-    """
-
-    formula: Literal["iid_block_efficiency"] = "iid_block_efficiency"
-    gamma: int = Field(ge=1)
+def _known(name: str) -> str:
+    if name not in FIGURES:
+        near = difflib.get_close_matches(name, FIGURES, 1)
+        hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(FIGURES)}"
+        raise ValueError(f"there is no figure {name}; {hint}")
+    return name
 
 
-class MemoryBoundSpeedup(StrictModel):
-    """Memory-bound speed-up of a block efficiency, as `core.speed.mbsu`.
+def _of_units(name: str) -> str:
+    if len(FIGURES[_known(name)].ratios) != 1:
+        raise ValueError(f"{name} is not one ratio of sums, so that a unit has none; use another")
+    return name
 
-    tau / (c gamma + 1), where c is `parameter_ratio` of the row.
-    """
 
-    formula: Literal["mbsu"]
-    gamma: int = Field(ge=1)
+FigureName = Annotated[str, AfterValidator(_known)]
+"""Name of a figure in `results.figures`."""
+FigureOfUnits = Annotated[str, AfterValidator(_of_units)]
+"""Name of a figure that is one ratio of sums."""
 
 
 class Side(StrictModel):
-    """One side of a comparison: a ratio of sums over the units of the rows that match.
+    """One side of a comparison.
 
     Attributes:
         where: Settings that a row must have, besides those of the claim; a list: one of them.
-        over: Numerator; None: that of the claim.
-        under: Denominator; None: that of the claim.
-        transform: A formula of the ratio, which is compared instead.
     """
 
     where: dict[str, Condition] = Field(default_factory=dict)
-    over: str | None = None
-    under: str | None = None
-    transform: IidTau | MemoryBoundSpeedup | None = None
 
 
 class Paired(StrictModel):
@@ -75,8 +71,7 @@ class Paired(StrictModel):
             effect counts.
         spread: Settings of the rows that show how far runs of training differ; without it all do.
             Recipes whose runs are copies of each other's must be left out.
-        over: Numerator: a sum of the rows.
-        under: Denominator; None: the number of units, so that the figure is a mean.
+        figure: What is compared.
         first, second: The sides; without a second one, the first is compared with `than`.
         compare: `ratio`: first / second - 1. `difference`: first - second.
         matters: The smallest effect that matters, of the kind of `compare`.
@@ -91,8 +86,7 @@ class Paired(StrictModel):
     most: tuple[str, ...] = ()
     some: tuple[str, ...] = ()
     spread: dict[str, Condition] = Field(default_factory=dict)
-    over: str
-    under: str | None = None
+    figure: FigureName
     first: Side
     second: Side | None = None
     than: float | None = None
@@ -123,17 +117,10 @@ class Dominance(StrictModel):
 
     kind: Literal["dominance"] = "dominance"
     rows: dict[str, Condition] = Field(default_factory=dict)
-    over: str
-    under: str | None = None
+    figure: FigureOfUnits
     first: Side
     second: Side
     matters: float = Field(gt=0, lt=1)
-
-    @model_validator(mode="after")
-    def _compares_figures_of_units(self) -> Dominance:
-        if self.first.transform is not None or self.second.transform is not None:
-            raise ValueError("a dominance test compares figures of units; remove transform")
-        return self
 
 
 class FrontierTest(StrictModel):
@@ -194,13 +181,6 @@ class FrontierTest(StrictModel):
         return tuple(itertools.product(self.firsts, self.seconds))
 
 
-class SumRatio(StrictModel):
-    """A figure of a row: a sum divided by another; without `under`, the mean over units."""
-
-    over: str
-    under: str | None = None
-
-
 class Correlation(StrictModel):
     """Correlation over rows between two figures of each.
 
@@ -216,12 +196,22 @@ class Correlation(StrictModel):
 
     kind: Literal["correlation"] = "correlation"
     rows: dict[str, Condition] = Field(default_factory=dict)
-    first: SumRatio
-    second: SumRatio
+    first: FigureOfUnits
+    second: FigureOfUnits
     ranks: bool = False
     than: float = Field(gt=-1, lt=1)
     matters: float = Field(gt=0)
     expect: Literal["more", "less"] = "more"
+
+
+class SumOf(Side):
+    """One side of a theorem.
+
+    Attributes:
+        over: The sum that is compared; None: those of the test.
+    """
+
+    over: str | None = None
 
 
 class Pointwise(StrictModel):
@@ -231,7 +221,7 @@ class Pointwise(StrictModel):
         rows: Settings that the rows have.
         violations: The sum that counts violations, of all rows; or `over` of the sides is compared.
         positions: The sum that counts where these were looked for.
-        first, second: Figures of units, the second at most the first.
+        first, second: Sums of units, the second at most the first.
         equal: Both figures are equal at each unit.
         empty: The second side says nothing if its mean is at most this number.
     """
@@ -240,8 +230,8 @@ class Pointwise(StrictModel):
     rows: dict[str, Condition] = Field(default_factory=dict)
     violations: str | None = None
     positions: str | None = None
-    first: Side | None = None
-    second: Side | None = None
+    first: SumOf | None = None
+    second: SumOf | None = None
     over: tuple[str, ...] = ()
     equal: bool = False
     empty: float | None = None

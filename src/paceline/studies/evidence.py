@@ -26,11 +26,10 @@ import torch
 
 from paceline.core.bootstrap import LEAST_UNITS, Interval
 from paceline.core.bounded_means import mean_bounds
-from paceline.core.speed import mbsu
 from paceline.errors import UsageError
+from paceline.results.figures import FIGURES
 from paceline.results.row import pooled
 from paceline.rng import named_generator
-from paceline.studies.claim_file import IidTau, MemoryBoundSpeedup
 from paceline.studies.seeds import SEED, Design, Run, seed_spread, with_seeds
 
 if TYPE_CHECKING:
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paceline.results.figures import Figure
     from paceline.results.row import Row
     from paceline.studies.claim_file import Condition, Paired, Side
     from paceline.studies.study_file import Label
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _ROUNDING = 1e-12  # a spread that can be rounding
 _FARTHEST = 3e-4  # the smallest tail that is resampled: about that of a claim
-_SCORE = "score"  # the sum of scores in [0, 1]
+_STEP = 1e-4  # relative, of slopes of formulas
 
 
 class Estimate(NamedTuple):
@@ -268,12 +268,10 @@ class _Errors:
 
 def _on_scale(test: Paired, row: Row, run: Run) -> tuple[float, Tensor] | None:
     """The figure of a run and its influence, on the scale that is averaged; None if not there."""
-    side = test.first if run.sign > 0 else test.second
-    assert side is not None, "a run is of a side"
-    names = side.over or test.over, side.under or test.under
-    if any(name is not None and name not in row.sums for name in names):
+    figure = FIGURES[test.figure]
+    if not figure.is_in(row):
         return None
-    found = figure(test, side, measured(row, *names))
+    found = estimate(figure, figure.measured(row))
     if test.compare == "difference":
         return found.value, found.influence_N
     return math.log(found.value), found.influence_N / found.value
@@ -395,20 +393,21 @@ def _row_at(at: Mapping[str, object], rows: Sequence[Row]) -> Row | None:
 
 
 def _stratum(test: Paired, name: str, first: Row, second: Row) -> Stratum:
-    first = measured(first, test.first.over or test.over, test.first.under or test.under)
+    figure = FIGURES[test.figure]
+    first = figure.measured(first)
     if test.second is None:
         assert test.than is not None, "the file is checked"
-        one = figure(test, test.first, first)
+        one = estimate(figure, first)
         zero_N = torch.zeros_like(one.influence_N)
         constant = Estimate(test.than, zero_N, 0.0, (test.than, test.than))
         return _compared(test, name, first, one, constant)._replace(runs=_runs(test, first))
-    second = measured(second, test.second.over or test.over, test.second.under or test.under)
+    second = figure.measured(second)
     if set(first.units) != set(second.units) or first.population != second.population:
         raise UsageError(
             f"the sides of a claim measure different examples of {first.population}; give their "
             "stages the same examples and run the study again"
         )
-    one, two = figure(test, test.first, first), figure(test, test.second, second)
+    one, two = estimate(figure, first), estimate(figure, second)
     places = {unit: place for place, unit in enumerate(second.units)}
     order = torch.tensor([places[unit] for unit in first.units])
     two = two._replace(influence_N=two.influence_N[order])
@@ -445,65 +444,30 @@ def _compared(test: Paired, name: str, row: Row, one: Estimate, two: Estimate) -
     return Stratum(name, row.population, row.units, effect, one.value, two.value)
 
 
-def measured(row: Row, *names: str | None) -> Row:
-    """The row without the units in which one of these sums was not measured."""
-    columns = [row.sums[name] for name in names if name in row.sums]
-    kept = [
-        place
-        for place in range(len(row.units))
-        if all(values[place] is not None for values in columns)
-    ]
-    if len(kept) == len(row.units):
-        return row
-    sums = {name: tuple(values[place] for place in kept) for name, values in row.sums.items()}
-    return row.model_copy(update={"units": tuple(row.units[place] for place in kept), "sums": sums})
+def estimate(figure: Figure, row: Row) -> Estimate:
+    """A figure of a row that has all its sums, with the influence of each unit.
 
-
-def figure(test: Paired, side: Side, row: Row) -> Estimate:
-    """The side's figure in a row, transformed if the claim says so."""
-    found = ratio_estimate(row, side.over or test.over, side.under or test.under)
-    match side.transform:
-        case None:
-            return found
-        case IidTau(gamma=gamma):
-            return _iid_tau(gamma, found)
-        case MemoryBoundSpeedup(gamma=gamma):
-            return _scaled(found, mbsu(1.0, gamma, _parameter_ratio(row)))
-
-
-def ratio_estimate(row: Row, over: str, under: str | None) -> Estimate:
-    """sum over / sum under of a row; its mean over units if `under` is None."""
-    over_N = column(row, over)
-    under_N = torch.ones_like(over_N) if under is None else column(row, under)
-    if float(under_N.sum()) == 0:
-        raise UsageError(f"{under} of {row.setting} is 0 in all units; name another sum")
-    value = float(over_N.sum() / under_N.sum())
-    mean = under_N.mean()
-    is_score = (over, under) == (_SCORE, None) and bool(((over_N >= 0) & (over_N <= 1)).all())
-    bounds = (0.0, 1.0) if is_score else None
-    largest = float((over_N / mean).abs().max())
-    return Estimate(value, (over_N - value * under_N) / mean, largest, bounds)
-
-
-def _scaled(found: Estimate, factor: float) -> Estimate:
-    return Estimate(factor * found.value, factor * found.influence_N, factor * found.largest)
-
-
-def _parameter_ratio(row: Row) -> float:
-    """Parameters of the draft divided by those of the target."""
-    ratio = row.setting.get("parameter_ratio")
-    if not isinstance(ratio, int | float):
-        raise UsageError(
-            f"{row.setting} has no parameter_ratio for mbsu; name rows of the command trajectory"
+    Raises:
+        UsageError: the row lacks what the figure is made from, or a denominator is 0.
+    """
+    if figure.formula is not None:
+        base = estimate(FIGURES[figure.of], row)
+        step = _STEP * abs(base.value)
+        value, high, low = (
+            figure.of_base(row, one) for one in (base.value, base.value + step, base.value - step)
         )
-    return ratio
-
-
-def _iid_tau(gamma: int, rate: Estimate) -> Estimate:
-    """tau = sum_{i=0}^gamma a^i, and its derivative sum i a^(i-1)."""
-    a, powers = rate.value, range(gamma + 1)
-    slope = sum(i * a ** (i - 1) for i in powers if i)
-    return Estimate(sum(a**i for i in powers), slope * rate.influence_N, slope * rate.largest)
+        slope = (high - low) / (2 * step)
+        return Estimate(value, slope * base.influence_N, abs(slope) * base.largest)
+    value, relative_N, largest = 1.0, torch.zeros(len(row.units), dtype=torch.float64), 0.0
+    for over_N, under_N in figure.columns(row):
+        if float(under_N.sum()) == 0:
+            raise UsageError(f"{figure.words} of {row.setting} has a denominator of 0 in all units")
+        ratio, mean = float(over_N.sum() / under_N.sum()), under_N.mean()
+        value *= ratio
+        relative_N += (over_N - ratio * under_N) / mean / (ratio or 1.0)
+        largest = max(largest, float((over_N / mean).abs().max()) / (ratio or 1.0))
+    bounds = (0.0, 1.0) if figure.is_score(row) else None
+    return Estimate(value, (value or 1.0) * relative_N, (value or 1.0) * largest, bounds)
 
 
 def column(row: Row, name: str) -> Tensor:

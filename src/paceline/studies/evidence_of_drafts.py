@@ -31,9 +31,10 @@ from paceline.core.bootstrap import (
 )
 from paceline.core.bounded_means import mean_bounds
 from paceline.errors import UsageError
+from paceline.results.figures import FIGURES
 from paceline.results.row import pooled
 from paceline.rng import named_generator
-from paceline.studies.evidence import column, ratio_estimate, select
+from paceline.studies.evidence import column, estimate, select
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.results.row import Row
-    from paceline.studies.claim_file import Correlation, Dominance, Pointwise, Side, SumRatio
+    from paceline.studies.claim_file import Correlation, Dominance, Pointwise, Side, SumOf
 
 _NUM_RESAMPLES = 4000
 _BEYOND = 5  # resamples beyond a bound, at least
@@ -142,9 +143,8 @@ def own_figures(
     if not chosen:
         return None
     row = _pooled_setting(chosen)
-    over_N = column(row, side.over or test.over)
-    under = side.under or test.under
-    values_N = over_N if under is None else over_N / column(row, under).clamp(min=1e-9)
+    ((over_N, under_N),) = FIGURES[test.figure].columns(row)
+    values_N = over_N / under_N.clamp(min=1e-9)
     units = [(row.population, unit) for unit in row.units]
     return dict(zip(units, values_N.tolist(), strict=True))
 
@@ -186,9 +186,9 @@ def correlation_effect(
     return CorrelationEffect(found, len(drafts), len(drafts[0].units))
 
 
-def _figures(side: SumRatio, drafts: Sequence[Row]) -> tuple[Tensor, Tensor]:
+def _figures(name: str, drafts: Sequence[Row]) -> tuple[Tensor, Tensor]:
     """-> the figure of each draft, [D], and the influence of each unit on them, [N, D]."""
-    found = [ratio_estimate(row, side.over, side.under) for row in drafts]
+    found = [estimate(FIGURES[name], row) for row in drafts]
     values_D = torch.tensor([one.value for one in found], dtype=torch.float64)
     return values_D, torch.stack([one.influence_N for one in found], dim=1)
 
@@ -221,13 +221,12 @@ def correlation(
     return Interval(*(max(-1.0, min(1.0, one)) for one in bounds))
 
 
-def _columns(side: SumRatio, drafts: Sequence[Row]) -> Tensor:
+def _columns(name: str, drafts: Sequence[Row]) -> Tensor:
     """Numerators and denominators of each draft's figure, in the order of the units, [N, D, 2]."""
     places = {unit: place for place, unit in enumerate(drafts[0].units)}
     found: list[Tensor] = []
     for row in drafts:
-        over_N = column(row, side.over)
-        under_N = torch.ones_like(over_N) if side.under is None else column(row, side.under)
+        ((over_N, under_N),) = FIGURES[name].columns(row)
         order = torch.tensor([places[unit] for unit in row.units]).argsort()
         found.append(torch.stack([over_N, under_N], -1)[order])
     return torch.stack(found, 1)
@@ -308,7 +307,7 @@ def check(test: Pointwise, rows: Sequence[Row]) -> Check | None:
 
 
 def _sums(
-    test: Pointwise, side: Side, rows: Sequence[Row]
+    test: Pointwise, side: SumOf, rows: Sequence[Row]
 ) -> dict[tuple[str, int], tuple[float, ...]]:
     """The compared sums by population and unit."""
     chosen = select(rows, test.rows, side.where)

@@ -9,7 +9,7 @@ from support.results import claim
 TEST: dict[str, Any] = {
     "kind": "paired",
     "rows": {"task": "$task", "temperature": "$t"},
-    "over": "tau",
+    "figure": "quality",
     "first": {"where": {"draft": "$drafts"}},
     "than": 1.0,
     "matters": 0.1,

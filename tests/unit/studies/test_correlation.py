@@ -20,8 +20,8 @@ TEST = validate(
     Correlation,
     {
         "rows": {"label": "end"},
-        "first": {"over": "score"},
-        "second": {"over": "tokens", "under": "blocks"},
+        "first": "quality",
+        "second": "block_efficiency",
         "than": 0.5,
         "matters": 0.1,
     },
@@ -32,7 +32,7 @@ def drafts(count: int = 8, **changes: Any) -> list[Row]:
     """Four drafts, each with the same figures in every example."""
     return [
         study_row(
-            {"score": [score] * count, "tokens": [tau] * count, "blocks": [1.0] * count},
+            {"score": [score] * count, "emitted": [tau] * count, "calls": [1.0] * count},
             **{"label": "end", "draft": str(number)} | changes,
         )
         for number, (tau, score) in enumerate(zip(TAUS, SCORES, strict=True))
@@ -86,5 +86,5 @@ def test_looks_are_pooled_and_too_little_is_no_measurement():
     with pytest.raises(UsageError, match="the drafts of a claim have different examples"):
         correlation_effect(TEST, [*first, *later[:1]], TAIL)
     rows = [study_row({"score": [1.0] * 8}, label="end", draft=str(n)) for n in range(4)]
-    with pytest.raises(UsageError, match="tokens is not in the rows"):
+    with pytest.raises(UsageError, match=r"needs calls, which a row of .* lacks"):
         correlation_effect(TEST, rows, TAIL)

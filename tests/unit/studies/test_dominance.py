@@ -14,7 +14,7 @@ from support.results import study_row
 
 def wanted(**changes: Any) -> Dominance:
     sides = {"first": {"where": {"label": "end"}}, "second": {"where": {"label": "start"}}}
-    return validate(Dominance, {"over": "tau", "matters": 0.1} | sides | changes)
+    return validate(Dominance, {"figure": "quality", "matters": 0.1} | sides | changes)
 
 
 def test_a_sample_that_is_larger_everywhere_dominates():
@@ -59,15 +59,15 @@ def test_distances_are_those_of_a_loop_over_all_points():
 
 
 def test_figures_of_units_are_ratios_and_are_paired_by_unit():
-    end = study_row({"tokens": [6.0] * 10, "blocks": [2.0] * 10}, label="end")
-    start = study_row({"tokens": [4.0] * 10, "blocks": [2.0] * 10}, range(9, -1, -1), label="start")
-    found = dominance_effect(wanted(over="tokens", under="blocks"), [end, start], 0.025)
+    end = study_row({"emitted": [6.0] * 10, "calls": [2.0] * 10}, label="end")
+    start = study_row({"emitted": [4.0] * 10, "calls": [2.0] * 10}, range(9, -1, -1), label="start")
+    found = dominance_effect(wanted(figure="block_efficiency"), [end, start], 0.025)
     assert found is not None
     assert (found.gain.value, found.above.value, found.num_units) == (1.0, 1.0, 10)
 
 
 def test_sides_without_rows_or_with_few_units_are_no_effect():
-    rows = [study_row({"tau": [1.0] * 7}, label=label) for label in ("end", "start")]
+    rows = [study_row({"score": [1.0] * 7}, label=label) for label in ("end", "start")]
     assert dominance_effect(wanted(), rows, 0.025) is None
     assert dominance_effect(wanted(), rows[:1], 0.025) is None
 
@@ -81,8 +81,8 @@ def test_sides_without_rows_or_with_few_units_are_no_effect():
 )
 def test_sides_of_other_examples_are_not_compared(start: dict[str, Any], said: str):
     rows = [
-        study_row({"tau": [1.0] * 10}, label="end"),
-        study_row({"tau": [1.0] * 10}, label="start", **start),
+        study_row({"score": [1.0] * 10}, label="end"),
+        study_row({"score": [1.0] * 10}, label="start", **start),
     ]
     with pytest.raises(UsageError, match=said):
         dominance_effect(wanted(), rows, 0.025)
@@ -90,13 +90,15 @@ def test_sides_of_other_examples_are_not_compared(start: dict[str, Any], said: s
 
 def test_a_side_of_several_settings_is_refused():
     rows = [
-        study_row({"tau": [1.0] * 10}, range(10 * seed, 10 * seed + 10), label="end", seed=seed)
+        study_row({"score": [1.0] * 10}, range(10 * seed, 10 * seed + 10), label="end", seed=seed)
         for seed in (0, 1)
     ]
     with pytest.raises(UsageError, match="matches several settings; name one in where"):
         dominance_effect(wanted(), rows, 0.025)
 
 
-def test_a_formula_of_a_ratio_has_no_meaning_for_figures_of_units():
-    with pytest.raises(ConfigError, match="compares figures of units; remove transform"):
-        wanted(first={"transform": {"gamma": 3}})
+def test_a_figure_that_is_no_ratio_has_no_values_of_units():
+    with pytest.raises(ConfigError, match="mbsu is not one ratio of sums, so that a unit has none"):
+        wanted(figure="mbsu")
+    with pytest.raises(ConfigError, match="no figure block_efficency; did you mean block_eff"):
+        wanted(figure="block_efficency")

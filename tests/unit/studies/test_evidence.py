@@ -20,8 +20,7 @@ TAIL = 0.025
 
 def paired_test(**changes: Any) -> Paired:
     values = {
-        "over": "tokens",
-        "under": "blocks",
+        "figure": "block_efficiency",
         "first": {"where": {"label": "end"}},
         "second": {"where": {"label": "start"}},
         "matters": 0.02,
@@ -30,11 +29,11 @@ def paired_test(**changes: Any) -> Paired:
 
 
 def numbers(count: int, seed: int, gain: float = 1.0) -> dict[str, list[float]]:
-    """Tokens and blocks of texts whose length and difficulty vary."""
+    """Tokens and target calls of texts whose length and difficulty vary."""
     draws = torch.Generator().manual_seed(seed)
     tokens = (20 + 40 * torch.rand(count, generator=draws, dtype=torch.float64)).round()
     tau = gain * (2 + torch.rand(count, generator=draws, dtype=torch.float64))
-    return {"tokens": tokens.tolist(), "blocks": (tokens / tau).tolist()}
+    return {"emitted": tokens.tolist(), "calls": (tokens / tau).tolist()}
 
 
 class Effect(NamedTuple):
@@ -55,8 +54,8 @@ def measured(test: Paired, rows: list[Row], tail: float = TAIL) -> Effect:
 
 
 def rate(sums: dict[str, list[float]], left_out: int | None = None) -> float:
-    kept = [number for number in range(len(sums["tokens"])) if number != left_out]
-    return sum(sums["tokens"][n] for n in kept) / sum(sums["blocks"][n] for n in kept)
+    kept = [number for number in range(len(sums["emitted"])) if number != left_out]
+    return sum(sums["emitted"][n] for n in kept) / sum(sums["calls"][n] for n in kept)
 
 
 def half_width(found: Effect, compare: str) -> float:
@@ -92,7 +91,7 @@ def test_a_difference_of_means_is_nowhere_inside_the_paired_t_test_of_the_textbo
         study_row({"score": [float(3 * n) for n in range(8)]}, label="start"),
         study_row({"score": [3.0 * n + n + 1 for n in range(8)]}, label="end"),
     ]
-    test = paired_test(over="score", under=None, compare="difference")
+    test = paired_test(figure="quality", compare="difference")
     found, half = measured(test, rows, tail).interval, quantile * math.sqrt(6 / 8)
     assert found.value == pytest.approx(4.5)
     assert 1 - 1e-6 <= (4.5 - found.low) / half < 2
@@ -162,23 +161,31 @@ def test_a_side_without_a_setting_belongs_to_every_stratum():
     assert paired_evidence(test, ends, TAIL) is None
 
 
-def test_a_side_may_be_a_constant_or_have_sums_of_its_own():
-    rows = [study_row({**numbers(12, 3), "calls": [2.0] * 12}, label="end")]
+def test_a_side_may_be_a_constant():
+    rows = [study_row(numbers(12, 3), label="end")]
     found = measured(paired_test(second=None, than=2.0, compare="difference"), rows)
     assert found.interval.value == pytest.approx(rate(numbers(12, 3)) - 2)
-    test = paired_test(second={"where": {"label": "end"}, "over": "calls", "under": "blocks"})
-    assert measured(test, rows).part.second == pytest.approx(24 / sum(numbers(12, 3)["blocks"]))
+
+
+def test_a_product_of_ratios_has_the_effect_and_the_error_of_two_sides():
+    """A speedup against 1 is the tokens per second of the draft against those without."""
+    first, second = numbers(30, 1, 1.5), numbers(30, 2)
+    sums = {"tokens": first["emitted"], "seconds": first["calls"]}
+    sums |= {"target_tokens": second["emitted"], "target_seconds": second["calls"]}
+    timed = paired_test(figure="speedup", first={}, second=None, than=1.0)
+    one = measured(timed, [study_row(sums)])
+    other = measured(
+        paired_test(), [study_row(first, label="end"), study_row(second, label="start")]
+    )
+    assert one.interval == pytest.approx(other.interval)
 
 
 def test_the_formula_of_tau_and_its_error_follow_the_acceptance_rate():
     """tau(a) = 1 + a + a^2 + a^3; the spread is that of tau over resamples of the texts."""
     draws = torch.Generator().manual_seed(4)
     accepted = 10 * (0.5 + 0.4 * torch.rand(300, generator=draws, dtype=torch.float64))
-    row = study_row({"accepted": accepted.tolist(), "tokens": [10.0] * 300}, label="end")
-    side = {"where": {"label": "end"}, "transform": {"gamma": 3}}
-    test = paired_test(
-        over="accepted", under="tokens", first=side, second=None, than=1.0, compare="difference"
-    )
+    row = study_row({"acceptance": accepted.tolist(), "tokens": [10.0] * 300}, label="end", gamma=3)
+    test = paired_test(figure="block_efficiency_iid", second=None, than=1.0, compare="difference")
     found = measured(test, [row])
     rate = float(accepted.sum()) / 3000
     assert found.interval.value == pytest.approx(rate + rate**2 + rate**3)
@@ -191,11 +198,11 @@ def test_the_formula_of_tau_and_its_error_follow_the_acceptance_rate():
 
 def test_a_memory_bound_speedup_is_tau_over_what_a_block_costs():
     """tau 2.3 at gamma 3 of a draft with 1.64% of the parameters: 2.3 / 1.0492 = 2.19."""
-    row = study_row({"emitted": [2.0, 2.6] * 50, "blocks": [1.0] * 100}, parameter_ratio=0.0164)
-    test = {"over": "emitted", "under": "blocks", "second": None, "than": 1.0}
-    plain = measured(paired_test(**test, first={}, compare="difference"), [row])
-    side = {"transform": {"formula": "mbsu", "gamma": 3}}
-    found = measured(paired_test(**test, first=side, compare="difference"), [row])
+    sums = {"emitted": [2.0, 2.6] * 50, "calls": [1.0] * 100}
+    row = study_row(sums, parameter_ratio=0.0164, gamma=3)
+    test = {"first": {}, "second": None, "than": 1.0, "compare": "difference"}
+    plain = measured(paired_test(**test), [row])
+    found = measured(paired_test(**test, figure="mbsu"), [row])
     assert found.interval.value == pytest.approx(2.3 / (0.0164 * 3 + 1) - 1)
     assert half_width(found, "difference") * 1.0492 == pytest.approx(
         half_width(plain, "difference")
@@ -203,9 +210,8 @@ def test_a_memory_bound_speedup_is_tau_over_what_a_block_costs():
 
 
 def test_a_memory_bound_speedup_needs_the_ratio_of_parameters():
-    row = study_row({"emitted": [2.0] * 20, "blocks": [1.0] * 20})
-    side = {"transform": {"formula": "mbsu", "gamma": 3}}
-    test = paired_test(over="emitted", under="blocks", first=side, second=None, than=1.0)
+    row = study_row({"emitted": [2.0] * 20, "calls": [1.0] * 20}, gamma=3)
+    test = paired_test(figure="mbsu", first={}, second=None, than=1.0)
     with pytest.raises(UsageError, match="parameter_ratio"):
         measured(test, [row])
 
@@ -214,7 +220,7 @@ def test_a_memory_bound_speedup_needs_the_ratio_of_parameters():
 def test_units_without_any_difference_leave_room_for_rare_ones(count: int):
     """If a fraction f of all units differ, none of N does with probability (1 - f)^N."""
     rows = [study_row({"score": [1.0] * count}, label=label) for label in ("end", "start")]
-    found = measured(paired_test(over="score", under=None, compare="difference"), rows, 0.01)
+    found = measured(paired_test(figure="quality", compare="difference"), rows, 0.01)
     assert found.interval.value == 0
     for bound in (found.interval.high, -found.interval.low):
         assert (1 - bound) ** count == pytest.approx(0.01, rel=0.5)  # 40 draws are beyond it
@@ -227,7 +233,7 @@ def test_a_rare_difference_is_that_of_one_wrong_answer_in_twenty():
         study_row({"score": scores}, label="end"),
         study_row({"score": [1.0] * 20}, label="start"),
     ]
-    found = measured(paired_test(over="score", under=None, compare="difference"), rows)
+    found = measured(paired_test(figure="quality", compare="difference"), rows)
     assert found.interval.value == pytest.approx(-0.05)
     assert stats.beta.sf(-found.interval.low, 2, 19) == pytest.approx(TAIL, rel=0.4)
     assert 0 < found.interval.high < 0.16
@@ -247,14 +253,18 @@ def test_too_few_units_and_no_rows_are_no_effect():
             [{"label": "end", "seed": 0}, {"label": "end", "seed": 1}, {"label": "start"}],
             "matches rows with different seed; name them in where, or average over them",
         ),
-        ({"over": "calls"}, [{"label": "end"}, {"label": "start"}], "calls is not in the rows"),
         (
-            {"under": "zero"},
+            {"figure": "regret"},
             [{"label": "end"}, {"label": "start"}],
-            "zero of .* is 0 in all units",
+            "regret needs positions, which a row of .* lacks",
         ),
         (
-            {"over": "zero"},
+            {"figure": "rejection_rate"},
+            [{"label": "end"}, {"label": "start"}],
+            "rejection rate of .* has a denominator of 0 in all units",
+        ),
+        (
+            {"figure": "quality"},
             [{"label": "end"}, {"label": "start"}],
             "is 0, so there is no ratio; compare the difference",
         ),
@@ -283,7 +293,7 @@ def test_too_few_units_and_no_rows_are_no_effect():
 def test_what_a_claim_cannot_compare_is_said(
     changes: dict[str, Any], rows: list[dict[str, Any]], said: str
 ):
-    sums = {**numbers(10, 1), "zero": [0.0] * 10}
+    sums = numbers(10, 1) | dict.fromkeys(("score", "examined", "rejected"), [0.0] * 10)
     made = [study_row(sums, **({"task": "t"} | row)) for row in rows]
     with pytest.raises(UsageError, match=said):
         paired_evidence(paired_test(**changes), made, TAIL)
@@ -291,10 +301,10 @@ def test_what_a_claim_cannot_compare_is_said(
 
 def test_examples_that_were_not_timed_are_left_out():
     """Seconds of 10 of 12 examples: the speeds are those of rows with these ten alone."""
-    timed = [None, *numbers(10, 1)["blocks"], None]
+    timed = [None, *numbers(10, 1)["calls"], None]
     slow = [None if value is None else 2 * value for value in timed]
-    tokens = [9.0, *numbers(10, 1)["tokens"], 9.0]
-    test = paired_test(under="seconds")
+    tokens = [9.0, *numbers(10, 1)["emitted"], 9.0]
+    test = paired_test(figure="tokens_per_s")
     rows = [
         study_row({"tokens": tokens, "seconds": seconds}, label=label)
         for label, seconds in (("end", timed), ("start", slow))

@@ -255,7 +255,7 @@ def test_inputs_are_checked_before_anything_runs(
         check_inputs(changed, plan(changed))
 
 
-TEST = {"kind": "paired", "over": "tau", "first": {}, "than": 1.0, "matters": 0.1}
+TEST = {"kind": "paired", "figure": "quality", "first": {}, "than": 1.0, "matters": 0.1}
 
 
 def claims_file(folder: Path, *claims: dict[str, Any]) -> Path:
@@ -271,7 +271,7 @@ def test_a_claim_that_does_not_fit_the_rows_is_not_measured_and_costs_no_row(
     monkeypatch.setattr(session, "collect", lambda *_: rows)
     _, (found,) = run_and_judge(study, "tiny", claims=claims_file(tmp_path, claim(TEST)))
     assert (found.verdict, found.num_units) == (UNMEASURED, 0)
-    assert "tau is not in the rows of tiny; name one of calls" in found.reason
+    assert "quality needs score, which a row of" in found.reason
     assert read_rows(study.output / "rows.jsonl") == rows
 
 
@@ -280,8 +280,8 @@ def test_rows_of_all_stages_are_written_and_its_claims_are_judged_once(
 ):
     """Two stages measure other examples at the same setting, and the first alone is noisy."""
     made = [
-        study_row({"tau": [0.5 + 1.2 * (n % 2) for n in range(8)]}, range(8)),
-        study_row({"tau": [2.5] * 200}, range(8, 208)),
+        study_row({"score": [0.5 + 1.2 * (n % 2) for n in range(8)]}, range(8)),
+        study_row({"score": [2.5] * 200}, range(8, 208)),
     ]
     judged: list[Sequence[Row]] = []
 
@@ -312,7 +312,7 @@ def test_rows_of_all_stages_are_written_and_its_claims_are_judged_once(
 def test_a_study_without_claims_has_no_verdicts(
     study: StudyConfig, writer: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(session, "collect", lambda *_: [study_row({"tau": [1.0]})])
+    monkeypatch.setattr(session, "collect", lambda *_: [study_row({"score": [1.0]})])
     _, findings = run_and_judge(study, "tiny", claims=tmp_path / "none.yaml")
     assert findings == []
     assert sorted(writer.ran) == ["align", "cells", "tau"]
@@ -335,7 +335,7 @@ def test_published_verdicts_stand_for_studies_without_rows(
 ):
     """What is read is what was written; a claim that has changed since is not measured."""
     monkeypatch.chdir(tmp_path)
-    rows = [study_row({"tau": [2.0 + n / 100 for n in range(20)]})]
+    rows = [study_row({"score": [2.0 + n / 100 for n in range(20)]})]
     file = claims_file(tmp_path, claim(TEST), claim(TEST, id="changed"), claim(TEST, id="new"))
     findings = judge(read_claims(file), rows)
     monkeypatch.setattr(session, "VERDICTS", tmp_path / "verdicts.json")
@@ -360,7 +360,7 @@ def test_a_directory_counts_only_for_the_study_of_its_name_unless_it_is_given(
 ):
     """A run of tiny with other models, in another directory, is no evidence on its claims."""
     monkeypatch.chdir(tmp_path)
-    own, other = study_row({"tau": [1.0]}), study_row({"tau": [2.0]})
+    own, other = study_row({"score": [1.0]}), study_row({"score": [2.0]})
     write_rows(Path("runs/studies/tiny/rows.jsonl"), [own])
     write_rows(Path("runs/studies/mine/rows.jsonl"), [other])
     assert study_rows() == [own]
@@ -371,7 +371,7 @@ def test_a_directory_counts_only_for_the_study_of_its_name_unless_it_is_given(
 
 def test_all_claims_are_judged_from_rows_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    write_rows(tmp_path / "rows.jsonl", [study_row({"tau": [0.5, 1.7] * 4})])
+    write_rows(tmp_path / "rows.jsonl", [study_row({"score": [0.5, 1.7] * 4})])
     file = claims_file(tmp_path, claim(TEST), claim(TEST, id="two", study="other"))
     rows = study_rows([tmp_path / "rows.jsonl"])
     findings = judge_all(rows, file)

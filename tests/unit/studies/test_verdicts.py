@@ -16,10 +16,10 @@ from support.results import claim, study_row
 
 HOLDS, HOLDS_SMALL, FAILS = "holds", "holds, but small", "does not hold"
 SMALL, UNDECIDED, UNMEASURED = "too small to matter", "undecided", "no rows yet"
-PAIRED = {"kind": "paired", "over": "tau", "first": {}, "than": 1.0, "matters": 0.1}
+PAIRED = {"kind": "paired", "figure": "quality", "first": {}, "than": 1.0, "matters": 0.1}
 DOMINANCE = {
     "kind": "dominance",
-    "over": "tau",
+    "figure": "quality",
     "first": {"where": {"label": "end"}},
     "second": {"where": {"label": "start"}},
     "matters": 0.1,
@@ -171,8 +171,8 @@ def test_a_claim_that_awaits_rows_or_follows_by_algebra_has_no_verdict_of_its_ow
 def test_a_correlation_is_compared_with_the_constant(monkeypatch: pytest.MonkeyPatch):
     test = {
         "kind": "correlation",
-        "first": {"over": "score"},
-        "second": {"over": "emitted", "under": "calls"},
+        "first": "quality",
+        "second": "block_efficiency",
         "than": 0.5,
         "matters": 0.1,
         "expect": "less",
@@ -269,13 +269,15 @@ def test_a_claim_has_an_equal_part_of_its_papers_rate(monkeypatch: pytest.Monkey
     theorem = {"kind": "pointwise", "violations": "bad", "positions": "tokens"}
     claims.append(claim(theorem, id="theorem"))
     file = validate(ClaimFile, {"error_rate": 0.06, "claims": claims})
-    judge(file, [study_row({"tau": [1.0]})])
+    judge(file, [study_row({"score": [1.0]})])
     assert tails == pytest.approx([0.06 / 2 / 2, 0.06 / 2 / 2, 0.06 / 1 / 2])
 
 
 def test_claims_use_the_rows_of_their_own_study_and_name_a_command():
     file = validate(ClaimFile, {"claims": [claim(PAIRED)]})
-    rows = [study_row({"tau": [1.5 + n / 100 for n in range(20)]}, study=s) for s in ("tiny", "o")]
+    rows = [
+        study_row({"score": [1.5 + n / 100 for n in range(20)]}, study=s) for s in ("tiny", "o")
+    ]
     (found,) = judge(file, rows)
     assert (found.verdict, found.num_units) == (HOLDS, 20)
     assert found.command == "paceline trajectory --config tau.yaml"

@@ -260,7 +260,7 @@ def finding(test: dict[str, Any], **changes: Any) -> Finding:
 
 def paired(first: dict[str, Any], second: dict[str, Any], **changes: Any) -> dict[str, Any]:
     sides = {"first": {"where": first}, "second": {"where": second}}
-    return {"kind": "paired", "over": "emitted", "matters": 0.1} | sides | changes
+    return {"kind": "paired", "figure": "block_efficiency", "matters": 0.1} | sides | changes
 
 
 def test_every_recipe_and_paper_has_a_definition_with_its_address():

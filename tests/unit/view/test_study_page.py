@@ -37,7 +37,7 @@ def rows() -> list[Row]:
 
 
 def claims() -> ClaimFile:
-    common = {"rows": {"task": "sums"}, "over": "emitted", "under": "calls"}
+    common = {"rows": {"task": "sums"}, "figure": "block_efficiency"}
     sides = {
         "first": {"where": {"label": "end", "draft": "gkd"}},
         "second": {"where": {"label": "start"}},
@@ -202,8 +202,8 @@ def test_quality_of_drafts_is_a_point_each_and_a_correlation_a_claim():
     test = {
         "kind": "correlation",
         "rows": {"label": "end"},
-        "first": {"over": "score"},
-        "second": {"over": "emitted", "under": "calls"},
+        "first": "quality",
+        "second": "block_efficiency",
         "than": 0.5,
         "matters": 0.1,
         "expect": "less",

@@ -47,8 +47,7 @@ def gain(tasks: list[str], **changes: Any) -> dict[str, Any]:
     test = {
         "kind": "paired",
         "rows": {"task": "$task", "temperature": "$t"},
-        "over": "emitted",
-        "under": "calls",
+        "figure": "block_efficiency",
         "first": {"where": {"label": "end"}},
         "second": {"where": {"label": "start"}},
         "matters": 0.02,
