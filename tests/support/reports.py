@@ -141,11 +141,24 @@ def measurement(folder: Path, *, low: float = 1.2) -> Path:
 
 def served(folder: Path) -> Path:
     """The output of `measure --engine --json`."""
-    figures = {
-        "block_efficiency": interval(1.9),
-        "draft_acceptance_rate": interval(0.3),
-        "acceptance_by_position": [interval(0.5), interval(0.3)],
+    calls = [20.0 + place for place in range(10)]
+    parts = {"emitted": 1.9, "calls": 1.0, "drafted": 2.0, "accepted": 0.9}
+    whole = {name: [part * count for count in calls] for name, part in parts.items()}
+    sums = {"": whole} | {
+        place: {"position_accepted": [part * count for count in calls], "calls": calls}
+        for place, part in enumerate((0.5, 0.4))
     }
+    rows = [
+        {
+            "population": "prompts of p.txt",
+            "units": list(range(10)),
+            "setting": {"counts": name} | ({} if place == "" else {"position": place}),
+            "sums": values,
+            "source": {"command": "measure --engine"},
+        }
+        for name in ("served", "predicted")
+        for place, values in sums.items()
+    ]
     config = {"target": "models/target", "draft": "models/draft", "prompts": {"path": "p.txt"}}
     found = {
         "kind": "measure --engine",
@@ -154,8 +167,7 @@ def served(folder: Path) -> Path:
         "engine_version": "0.32.0",
         "num_requests": 64,
         "num_tokens": 900,
-        "served": figures,
-        "predicted": figures,
+        "rows": rows,
         "agreement": {
             "agrees": True,
             "reason": "figures agree at 2 positions",

@@ -99,9 +99,10 @@ def tune(result: "Tuned", _config: "TuneConfig") -> "Shown":
     configuration for `decode`. It misses the bound with probability 1 - confidence or less
     (--confidence 0.95), for any number of tested settings.
     """
-    from paceline.cli.result_tables import tuned_table
+    from paceline.cli.tables import printed
+    from paceline.view.tables import tuned_tables
 
-    yield tuned_table(result)
+    yield printed(*tuned_tables(result))
     yield result.statement
     yield usage(result)
 

@@ -16,9 +16,15 @@ Names of sums:
     acceptance, greedy_acceptance, agreement
                                 of the tokens of a scored text: sum of 1 - TVD(p, q), sum of
                                 p(argmax q), number of tokens with argmax q = argmax p
+    output_tvd, output_kl, surprisal
+                                of the tokens of a text: sums of the distances of a rule's output to
+                                the target's distribution, and of -log p over it, in nats
+    expected_examined, expected_rejected
+                                expected numbers of drafted tokens of a rule along a text
     cross_entropy               of the same tokens: sum of -p log q over the vocabulary, in nats
     drafted, accepted, examined, rejected
                                 drafted tokens; examined: accepted, and a block's first rejected
+    position_accepted           blocks that accept the drafted token at the setting's position
     score, target_score         of an answer, in [0, 1]; of the target's answer to it
     seconds, first_seconds, first_tokens
                                 of a request; until its first tokens, and their number

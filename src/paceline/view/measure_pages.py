@@ -5,11 +5,10 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.bootstrap import Interval
+from paceline.results.figures import FIGURES
 from paceline.view import charts
 from paceline.view.charts import Axis
 from paceline.view.definitions import words_of
-from paceline.view.measure_tables import ACCEPTANCE, gamma_table
 from paceline.view.page import (
     Fact,
     Figure,
@@ -26,6 +25,7 @@ from paceline.view.page import (
     sentence,
     source_of,
 )
+from paceline.view.tables import ACCEPTANCE, gamma_table, served_tables, steps_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -159,7 +159,8 @@ def served_page(found: ServedMeasurement) -> Page:
         f"{sampling_words(vars(config.sampling))}, gamma {config.num_speculative_tokens}"
     )
     facts = [] if found.speed is None else [Fact.of("speedup", found.speed.speedup, unit="x")]
-    facts.append(Fact.of(words_of("block_efficiency"), found.served.block_efficiency))
+    tau = FIGURES["block_efficiency"].measure(found.rows[0], seed=config.seed)
+    facts.append(Fact.of(words_of("block_efficiency"), tau))
     facts.append(Fact.of("served / predicted", agreement.ratio, ".3f"))
     return Page(
         title=f"The draft in {found.engine} {found.engine_version}".strip(),
@@ -174,23 +175,18 @@ def served_page(found: ServedMeasurement) -> Page:
 
 
 def _served_blocks(found: ServedMeasurement) -> Section:
-    sides = {"engine's counters": found.served, "prediction": found.predicted}
-    whole: list[Row] = [{"from": name, **figures(side)} for name, side in sides.items()]
+    whole, positions = served_tables(found)
     tau = Axis(words_of("block_efficiency"), format=".2f", bounds=True)
     text = "1 + accepted tokens per block, with 95% intervals over requests."
-    panels = [Panel(charts.intervals(whole, "from", tau))]
-    blocks = [Figure("Tokens per target call", text, panels, whole)]
-    rows: list[Row] = [
-        {"from": name, "position": number, **bounded("acceptance", share)}
-        for name, side in sides.items()
-        for number, share in enumerate(side.acceptance_by_position or [], 1)
-    ]
-    if rows:
-        position = Axis("position", "position in the block", "d", whole=True)
-        accepted = Axis("acceptance", "share of blocks that accept it", ".2f", bounds=True)
-        text = "Share of the blocks that accept the first, second, ... drafted token."
-        panels = [Panel(charts.curves(rows, position, accepted, "from"))]
-        blocks.append(Figure("Acceptance by position", text, panels, rows))
+    panels = [Panel(charts.intervals(whole.rows, "counts", tau))]
+    blocks = [Figure("Tokens per target call", text, panels, whole.rows)]
+    if positions.rows:
+        position = Axis("position", "position in the block, from 0", "d", whole=True)
+        accepted = words_of("position_acceptance")
+        accepted = Axis(accepted, "share of blocks that accept it", ".2f", bounds=True)
+        text = "Share of the blocks that accept the first (0), second (1), ... drafted token."
+        panels = [Panel(charts.curves(positions.rows, position, accepted, "counts"))]
+        blocks.append(Figure("Acceptance by position", text, panels, positions.rows))
     return Section("Blocks", blocks, ("95% interval", "gamma"))
 
 
@@ -200,11 +196,7 @@ def _served_speed(found: ServedMeasurement) -> list[Section]:
         text = f"With and without the draft; {found.starts.words}."
         blocks.append(Table("Whole requests", [figures(found.speed)], text=text))
     if (costs := found.costs) is not None:
-        rows: list[Row] = []
-        for step in costs.steps:
-            ends = (1e3 * step.seconds.value, 1e3 * step.seconds.low, 1e3 * step.seconds.high)
-            row: Row = {"requests at a time": str(step.batch_size), "gamma": step.gamma}
-            rows.append(row | bounded("ms per step", Interval(*ends)))
+        rows = steps_table(costs).rows
         gamma = Axis("gamma", "drafted tokens per block; 0: without the draft", "d", whole=True)
         ms = Axis("ms per step", format=".2f", bounds=True)
         text = f"Time of an engine step, with 95% intervals; {costs.starts.words}."

@@ -115,8 +115,8 @@ def test_the_csv_of_a_figure_has_its_rows_with_six_digits(written: Written, tmp_
     page = read_page(reports.sweep_run(tmp_path)).page
     rows = list(csv.DictReader(io.StringIO(file_of(written("sweep"), "csv"))))
     shown = page.sections[0].blocks[0].rows
-    found = [float(row["value_low"]) for row in rows]
-    assert found == pytest.approx([row["value_low"] for row in shown], rel=5e-6)
+    found = [float(row["expected acceptance_low"]) for row in rows]
+    assert found == pytest.approx([row["expected acceptance_low"] for row in shown], rel=5e-6)
 
 
 def test_cells_have_their_bounds_and_unknown_values_are_dashes_and_empty_in_csv():
