@@ -8,6 +8,8 @@ from typing import Any
 from paceline.bench.answers import key_of
 from paceline.bench.prediction import Prediction, with_predictions
 from paceline.core.rules import Chow, Lossless, Opt
+from paceline.core.sampling import SamplingParams
+from paceline.decode.strategies import DecodingConfig, Speculative
 from paceline.results.row import Row, Source
 from paceline.results.row import write_rows as write_result_rows
 from support.results import ALONE, example, row, write_rows
@@ -272,23 +274,19 @@ def trajectory_row(
 def tune_run(folder: Path) -> Path:
     """One candidate that meets the floor and one that does not."""
 
-    def tried(alpha: float, quality: float, examples: str, met: bool) -> dict[str, Any]:
-        strategy = {
-            "strategy": "speculative",
-            "rule": {"rule": "chow", "alpha": alpha},
-            "num_speculative_tokens": 3,
-        }
+    def tried(alpha: float, quality: float, examples: str, met: str) -> dict[str, Any]:
+        strategy = Speculative(rule=Chow(alpha), num_speculative_tokens=3)
+        cell = row(Chow(alpha), [example(quality, 1 / (1.2 + alpha))] * 10, gamma=3)
+        limits = {"lower_limit": quality - 0.02} if examples == "confirming" else {}
+        sums = {"target_score": [1.0] * 10}
+        found = cell.extended(sums, limits, examples=examples, met=met)
+        decoding = DecodingConfig(strategy=strategy, sampling=SamplingParams(temperature=0))
         return {
-            "decoding": {"strategy": strategy, "sampling": SAMPLING},
-            "examples": examples,
-            "quality": interval(quality),
-            "relative_quality": interval(quality),
-            "speedup": interval(1.2 + alpha),
-            "lower_limit": quality - 0.02 if examples == "confirming" else None,
-            "met": met,
+            "decoding": decoding.model_dump(mode="json"),
+            "row": found.model_dump(mode="json"),
         }
 
-    chosen = tried(0.2, 1.0, "confirming", True)
+    chosen = tried(0.2, 1.0, "confirming", "yes")
     config = {
         "target": "models/target",
         "draft": "models/draft",
@@ -298,7 +296,7 @@ def tune_run(folder: Path) -> Path:
     }
     result = {
         "chosen": chosen,
-        "tried": [tried(0.2, 0.99, "choosing", True), tried(0.6, 0.8, "choosing", False), chosen],
+        "tried": [tried(0.2, 0.99, "choosing", "yes"), tried(0.6, 0.8, "choosing", "no"), chosen],
         "failed": [],
         "num_tests": 1,
         "statement": "The test misses the bound in 1 of 5 runs at most.",

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from paceline.core.text_scores import TextScores
     from paceline.engines.commands import EngineName
     from paceline.engines.contract import Conventions, Served
-    from paceline.results.row import Label, Row
+    from paceline.results.row import Row
 
 _AGREES, _DIFFERS = (0.95, 1.05), (0.98, 1.02)
 _TOLERANCE = 0.02  # of the acceptance at a position
@@ -85,21 +85,11 @@ class Counts(NamedTuple):
         sums = {"emitted": emitted_B, "calls": calls_B}
         sums |= {"drafted": self.drafted_B, "accepted": self.accepted_B}
         positions = () if self.by_position_BG is None else self.by_position_BG.unbind(-1)
-        parts: list[tuple[dict[str, Label], dict[str, Tensor]]] = [({}, sums)]
-        parts += [
-            ({"position": place}, {"position_accepted": part_B, "calls": calls_B})
+        of_positions = [
+            base.extended({"position_accepted": part_B, "calls": calls_B}, position=place)
             for place, part_B in enumerate(positions)
         ]
-        return [
-            base.model_copy(
-                update={
-                    "setting": base.setting | {"counts": name} | setting,
-                    "sums": base.sums
-                    | {key: tuple(map(float, part_B)) for key, part_B in own.items()},
-                }
-            )
-            for setting, own in parts
-        ]
+        return [row.extended(counts=name) for row in (base.extended(sums), *of_positions)]
 
     def shares(self) -> list[float]:
         """Expected part of the blocks that accept the first, second, ... drafted token."""

@@ -9,7 +9,6 @@ lossless.
 # T positions, V vocabulary
 from __future__ import annotations
 
-import math
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
@@ -298,7 +297,8 @@ class PredictedFrontier(StrictModel):
     """What each rule of the configuration would do, in `rows`, on the same texts.
 
     The units are the numbers of the prompts. A rule has a row without gamma, with the distance of
-    its output to the target's distribution, and a row per gamma, with its blocks and their costs.
+    its output to the target's distribution, and a row per gamma, also with its blocks and their
+    costs.
 
     Attributes:
         timed: False: a model cannot roll back, so blocks cannot be timed; the costs are those of
@@ -313,15 +313,12 @@ class PredictedFrontier(StrictModel):
     environment: dict[str, object]
 
     def fastest(self) -> list[Row]:
-        """A row per rule: that of the gamma with the highest expected speedup, with all sums."""
-        speedup = FIGURES["expected_speedup"]
-        best: list[Row] = []
-        for text in self.rows:
-            if "gamma" not in text.setting:
-                own = [row for row in self.rows if row.setting.items() > text.setting.items()]
-                row = max(own, key=speedup.value)
-                best.append(row.model_copy(update={"sums": text.sums | row.sums}))
-        return best
+        """A row per rule: that of the gamma with the highest expected speedup."""
+        rules: dict[str, list[Row]] = {}
+        for row in self.rows:
+            if "gamma" in row.setting:
+                rules.setdefault(str(row.setting["label"]), []).append(row)
+        return [max(rows, key=FIGURES["expected_speedup"].value) for rows in rules.values()]
 
 
 def analyze(config: AnalyzeConfig, progress: Progress = silent) -> PredictedFrontier:
@@ -372,7 +369,10 @@ def analyze_models(
     rows: list[Row] = []
     for rule, effect in zip(config.rules, analyzed, strict=True):
         own = _row(config, rule, effect, source)
-        rows += [own, *(_row_of_gamma(own, gamma, effect, costs) for gamma in gammas)]
+        rows.append(own)
+        for gamma, blocks in effect.blocks.items():
+            totals = costs.totals(gamma, blocks.drafted_per_block)
+            rows.append(own.extended(blocks.sums, totals, gamma=gamma))
     return PredictedFrontier(config=config, timed=timed, rows=rows, environment=environment())
 
 
@@ -396,17 +396,4 @@ def _row(config: AnalyzeConfig, rule: RuleChoice, effect: RuleRow, source: Sourc
         setting=setting,
         sums={name: tuple(map(float, part_B)) for name, part_B in finite.items()},
         source=source,
-    )
-
-
-def _row_of_gamma(row: Row, gamma: int, effect: RuleRow, costs: PassCosts) -> Row:
-    """The blocks of gamma tokens of a rule, and what they cost."""
-    blocks = effect.blocks[gamma]
-    totals = costs.totals(gamma, blocks.drafted_per_block)
-    return row.model_copy(
-        update={
-            "setting": row.setting | {"gamma": gamma},
-            "sums": {name: tuple(map(float, part_B)) for name, part_B in blocks.sums.items()},
-            "totals": {name: value for name, value in totals.items() if math.isfinite(value)},
-        }
     )

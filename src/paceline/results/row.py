@@ -163,6 +163,19 @@ class Row(StrictModel):
             for key, value in conditions.items()
         )
 
+    def extended(
+        self,
+        sums: Mapping[str, Iterable[float] | Tensor] | None = None,
+        totals: Mapping[str, float] | None = None,
+        /,
+        **setting: Label,
+    ) -> Row:
+        """The row with more settings, sums and totals; totals that are not finite are left out."""
+        values = {name: tuple(map(float, part)) for name, part in (sums or {}).items()}
+        finite = {name: value for name, value in (totals or {}).items() if math.isfinite(value)}
+        changes = {"setting": self.setting | setting, "sums": self.sums | values}
+        return self.model_copy(update=changes | {"totals": self.totals | finite})
+
     def only(self, units: Sequence[int]) -> Row:
         """The row with these units alone, in this order."""
         if self.units == tuple(units):

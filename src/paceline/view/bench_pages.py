@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from paceline.bench.answers import context_of
@@ -399,7 +400,7 @@ def _verdict_of_tune(found: Tuned) -> str:
         bound = f"a time per token of at most {config.max_latency:g} of the target's"
     if family(chosen.decoding) == TARGET_ALONE:
         return f"No setting is better than decoding without a draft, within {bound}."
-    relative = chosen.relative_quality
-    quality = "" if relative is None else f" and {relative.value:.3f} of its quality"
-    speed = interval_text(chosen.speedup, ".2f", "x")
+    relative = chosen.measure("relative_quality", config.seed).value
+    quality = "" if math.isnan(relative) else f" and {relative:.3f} of its quality"
+    speed = interval_text(chosen.measure("speedup", config.seed), ".2f", "x")
     return f"Use {name_of(chosen.decoding)}: {speed} the target's speed{quality}, within {bound}."

@@ -11,13 +11,15 @@ from paceline.core.bootstrap import Interval
 from paceline.measure.trajectory import START, draft_name, gain_of
 from paceline.models.compatibility import UNTIMED
 from paceline.results.figures import FIGURES
+from paceline.results.frontier import measure
 from paceline.view.definitions import words_of
 from paceline.view.page import Table, bounded, case_of, sampling_words, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from paceline.bench.tune import Tried, Tuned
+    from paceline.bench.sequential_test import Step, TuneConfig
+    from paceline.bench.tune import Tuned
     from paceline.decode.strategies import DecodingConfig
     from paceline.measure import Measurement
     from paceline.measure.analysis import PredictedFrontier
@@ -237,10 +239,13 @@ def tuned_tables(found: Tuned) -> list[Table]:
         "met": "whether the bound is met: by the figure on the choosing examples, by the lower "
         "limit or by proof on the confirming ones.",
     }
-    steps = {"choosing": "On the choosing examples", "confirming": "On other examples, to confirm"}
+    steps: dict[Step, str] = {
+        "choosing": "On the choosing examples",
+        "confirming": "On other examples, to confirm",
+    }
     tables: list[Table] = []
     for step, title in steps.items():
-        own = [_tried(one, found) for one in found.tried if one.examples == step]
+        own = [_tried(row, found.config) for row in found.rows(step)]
         forms = dict.fromkeys(map(words_of, ("quality", "relative_quality")), ".2f")
         settings = {"columns": columns, "formats": forms, "units": "examples"}
         tables.append(Table(title, own, text=text, **settings))
@@ -254,13 +259,12 @@ def name_of(decoding: DecodingConfig) -> str:
     return f"{family(decoding)} {setting(decoding)}".strip()
 
 
-def _tried(one: Tried, found: Tuned) -> Row:
-    name = "relative_quality" if found.config.absolute_quality is None else "quality"
-    line: Row = {"family": family(one.decoding), "setting": setting(one.decoding) or "-"}
-    line |= bounded(words_of(name), getattr(one, name)) | bounded("speedup", one.speedup)
-    if one.examples == "confirming":
-        line["lower limit"] = one.lower_limit
-    measured = math.inf if one.relative_quality is None else one.relative_quality.value
-    floor = found.config.quality_floor
-    proven = one.met and floor is not None and measured < floor
-    return line | {"met": "by proof" if proven else "yes" if one.met else "no"}
+def _tried(row: ResultRow, config: TuneConfig) -> Row:
+    line: Row = {"family": row.setting["family"], "setting": row.setting.get("setting", "-")}
+    quality = "relative_quality" if config.absolute_quality is None else "quality"
+    for name in (quality, "speedup"):
+        found = measure(name, row, config.seed)
+        line |= bounded(words_of(name), None if math.isnan(found.value) else found)
+    if row.has(examples="confirming"):
+        line["lower limit"] = row.totals.get("lower_limit")
+    return line | {"met": row.setting["met"]}

@@ -70,7 +70,7 @@ VERDICTS = {
         "tokens per call. The interval does not allow for this choice."
     ),
     "tune": (
-        "Use chow alpha 0.2, gamma 3: 1.40x (1.35 to 1.45) the target's speed and 1.000 of its "
+        "Use chow alpha 0.2, gamma 3: 1.40x (1.40 to 1.40) the target's speed and 1.000 of its "
         "quality, within a quality of at least 0.95 of the target's."
     ),
     "sweep": (
