@@ -189,24 +189,23 @@ def served(folder: Path) -> Path:
 
 def losslessness(folder: Path, *, p_value: float = 0.4) -> Path:
     """The output of `verify --json`."""
-    check = {
-        "num_tokens": 80,
-        "num_cells": 4,
-        "num_impossible": 0,
-        "cell_counts": [22, 19, 18, 21],
-        "g_statistic": 0.5,
-        "p_value": p_value,
-        "false_alarm": 1e-4,
-    }
-    broken = check | {"cell_counts": [60, 10, 5, 5], "p_value": 1e-9, "g_statistic": 80.0}
-    greedy = {"num_prompts": 5, "num_tokens": 60, "num_identical": 5, "num_ties": 0}
+
+    def checked(counts: list[int], g: float, p: float) -> dict[str, Any]:
+        totals = {"g_statistic": g, "p_value": p, "impossible": 0, "border": 0}
+        row = {"population": "cells", "units": list(range(4)), "setting": {}}
+        row |= {"sums": {"tokens": counts}, "totals": totals, "source": {"command": "verify"}}
+        return {"row": row, "false_alarm": 1e-4}
+
+    sums = {"tokens": [12] * 5, "identical": [1] * 5, "ties": [0] * 5}
+    texts = {"population": "prompts of p.txt", "units": list(range(5)), "setting": {}}
+    greedy = {"row": texts | {"sums": sums, "source": {"command": "verify"}}}
     config = {"target": "models/target", "draft": "models/draft", "prompts": {"path": "p.txt"}}
     found = {
         "kind": "verify",
         "config": config,
         "greedy": greedy | {"first_difference": None},
-        "distribution": check,
-        "broken_distribution": broken,
+        "distribution": checked([22, 19, 18, 21], 0.5, p_value),
+        "broken_distribution": checked([60, 10, 5, 5], 80.0, 1e-9),
         "passed": p_value >= 1e-4,
     }
     return write_json(folder / "verified.json", found)

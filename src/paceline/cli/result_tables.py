@@ -157,12 +157,10 @@ def alignment_table(result: dict[str, Any], evaluation: Evaluation) -> Group:
 
 def losslessness_lines(report: LosslessnessReport) -> Iterator[str]:
     """A line per losslessness test: result, sample size and statistic."""
-    greedy = report.greedy
-    line = (
-        f"{greedy.num_identical} of {greedy.num_prompts} texts ({greedy.num_tokens} tokens) equal"
-    )
-    if greedy.num_ties:
-        line += f", {greedy.num_ties} differ at a tie of the target's logits"
+    greedy, counts = report.greedy, report.greedy.counts
+    line = f"{counts['identical']} of {counts['prompts']} texts ({counts['tokens']} tokens) equal"
+    if counts["ties"]:
+        line += f", {counts['ties']} differ at a tie of the target's logits"
     if greedy.first_difference:
         line += f"; first difference: {greedy.first_difference}"
     yield f"greedy:  {'passed' if greedy.passed else 'FAILED'}  {line}"
@@ -177,13 +175,15 @@ def losslessness_lines(report: LosslessnessReport) -> Iterator[str]:
 
 
 def _describe(check: DistributionCheck) -> str:
-    counts = f", {check.num_impossible} impossible" if check.num_impossible else ""
-    if check.num_border:
-        counts += f", {check.num_border} excluded at the border of top-k or top-p"
+    counts, more = check.counts, ""
+    if counts["impossible"]:
+        more = f", {counts['impossible']} impossible"
+    if counts["border"]:
+        more += f", {counts['border']} excluded at the border of top-k or top-p"
     return (
-        f"G {check.g_statistic:.1f} over {check.num_cells} cells of {check.num_tokens} tokens"
-        f"{counts}, p {check.p_value:.2g} (a lossless rule falls below {check.false_alarm:g} "
-        f"once in {1 / check.false_alarm:,.0f} runs)"
+        f"G {check.row.totals['g_statistic']:.1f} over {counts['cells']} cells of "
+        f"{counts['tokens']} tokens{more}, p {check.p_value:.2g} (a lossless rule falls below "
+        f"{check.false_alarm:g} once in {1 / check.false_alarm:,.0f} runs)"
     )
 
 

@@ -250,6 +250,20 @@ BUILT_IN: Sequence[Figure] = (
         most=1.0,
     ),
     Figure(
+        "g_statistic",
+        "2 times the sum of observed log(observed / expected) over the cells of the G-test",
+        label="G",
+        better="less",
+        format=".1f",
+    ),
+    Figure(
+        "p_value",
+        "how often a lossless rule has a G at least as large",
+        label="p",
+        better="more",
+        format=".2g",
+    ),
+    Figure(
         "deferral_rate",
         "target calls / tokens, without the pass over the prompt",
         (("calls", "emitted"),),

@@ -209,18 +209,23 @@ def verify_page(found: LosslessnessReport) -> Page:
     """The page of a test of losslessness."""
     source = source_of("verify", found.config)
     greedy, sampled, broken = found.greedy, found.distribution, found.broken_distribution
+    texts = greedy.counts
     compared = (
         "Each prompt is decoded at temperature 0 with the draft, and compared with the greedy text "
         f"of {found.reference}. Texts may differ after two logits closer than "
         f"{found.config.tie:g}, which rounding can exchange."
     )
     checks = {"lossless rule": sampled} | ({} if broken is None else {"broken rule": broken})
-    tests = [{"test": name, "passed": one.passed, **figures(one)} for name, one in checks.items()]
+    tests = [
+        {"test": name, "passed": one.passed, **one.counts, **_test_figures(one)}
+        for name, one in checks.items()
+    ]
     columns = {
         "impossible": "tokens of probability 0 under the target.",
         "border": "tokens that rounding can move across the limit of top-k or top-p, excluded.",
         "false alarm": "how often a lossless rule fails.",
     }
+    greedy_line = {**texts, "first difference": greedy.first_difference}
     cells = [_cells(one, name) for name, one in checks.items()]
     terms = ("G-test", "cell of the G-test")
     return Page(
@@ -229,14 +234,14 @@ def verify_page(found: LosslessnessReport) -> Page:
         tone="good" if found.passed else "bad",
         verdict=_verdict_of_verify(found),
         facts=[
-            Fact("greedy texts equal", f"{greedy.num_identical} of {greedy.num_prompts}"),
+            Fact("greedy texts equal", f"{texts['identical']} of {texts['prompts']}"),
             Fact("G-test", f"p {sampled.p_value:.2g}", f"fails below {sampled.false_alarm:g}"),
-            Fact("sampled tokens", f"{sampled.num_tokens:,}"),
+            Fact("sampled tokens", f"{sampled.counts['tokens']:,}"),
         ],
         sections=[
             Section(
                 "Greedy texts",
-                [Table("Token by token", [figures(greedy)], text=compared)],
+                [Table("Token by token", [greedy_line], text=compared)],
                 ("lossless",),
             ),
             Section("Sampled tokens", [*cells, Table("G-tests", tests, columns=columns)], terms),
@@ -250,28 +255,31 @@ def verify_page(found: LosslessnessReport) -> Page:
     )
 
 
+def _test_figures(check: DistributionCheck) -> Row:
+    known = {words_of(name): check.row.totals[name] for name in ("g_statistic", "p_value")}
+    return known | {"false alarm": check.false_alarm}
+
+
 def _verdict_of_verify(found: LosslessnessReport) -> str:
-    greedy, sampled = found.greedy, found.distribution
-    p = f"{sampled.p_value:.2g}"
-    if not greedy.passed:
-        return f"The greedy texts differ: {greedy.first_difference}."
-    if sampled.num_impossible:
-        count = f"{sampled.num_impossible} of {sampled.num_tokens}"
-        return f"{count} sampled tokens have probability 0 under the target."
+    texts, sampled = found.greedy.counts, found.distribution
+    p, tokens = f"{sampled.p_value:.2g}", sampled.counts["tokens"]
+    if not found.greedy.passed:
+        return f"The greedy texts differ: {found.greedy.first_difference}."
+    if impossible := sampled.counts["impossible"]:
+        return f"{impossible} of {tokens} sampled tokens have probability 0 under the target."
     if not sampled.passed:
         below = f"p {p}, below {sampled.false_alarm:g}"
         return f"The sampled tokens do not follow the target's distribution: {below}."
     if not found.passed:
         return "Both tests pass, but so does the broken rule: sample more tokens."
-    texts = f"All {greedy.num_prompts} greedy texts equal the target's"
-    if greedy.num_ties:
-        texts = (
-            f"{greedy.num_identical} of {greedy.num_prompts} greedy texts equal the target's, "
-            f"{greedy.num_ties} differ at a tie of its logits"
+    equal = f"All {texts['prompts']} greedy texts equal the target's"
+    if texts["ties"]:
+        equal = (
+            f"{texts['identical']} of {texts['prompts']} greedy texts equal the target's, "
+            f"{texts['ties']} differ at a tie of its logits"
         )
     caught = "; the same test rejects a broken rule" if found.broken_distribution else ""
-    tokens = f"{sampled.num_tokens:,} sampled tokens follow its distribution (p {p})"
-    return f"{texts}, and {tokens}{caught}."
+    return f"{equal}, and {tokens:,} sampled tokens follow its distribution (p {p}){caught}."
 
 
 def _cells(check: DistributionCheck, rule: str) -> Figure:
