@@ -20,7 +20,7 @@ from paceline.core.speed import predicted_speedup
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.measure.latency import PassTimer, time_pairs
 from paceline.progress import silent
-from paceline.rng import named_generator
+from paceline.results import FIGURES, Row, Source
 from pairing import pair_parser, served_pair, show
 
 
@@ -49,7 +49,14 @@ def main() -> None:
                 between=timer.time_once,
             )
             costs = timer.costs()
-            speedup = times.decoding_speedup(named_generator(0, "benchmark"))
+            row = Row(
+                population="prompts",
+                units=tuple(range(len(prompts))),
+                setting={"gamma": gamma},
+                sums=times.sums,
+                source=Source(command="benchmarks/overhead.py"),
+            )
+            speedup = FIGURES["decoding_speedup"].measure(row)
             tau, ratio = times.stats.block_efficiency, costs.cost_ratio
             drafting, block = costs.drafting_cost_ratio(gamma), costs.block_cost_ratio(gamma)
             predicted = predicted_speedup(tau, gamma, ratio)

@@ -166,14 +166,25 @@ def test_analyze_gives_every_rule_a_row(run, folder):
     prompts = folder / "corpus.jsonl"
     code, out, _ = run("analyze", *_pair(folder), "--prompts", prompts, *ANALYZE, "--json")
     assert code == 0
-    rows = {json.dumps(row["rule"], sort_keys=True): row for row in json.loads(out)["rows"]}
-    assert len(rows) == len(json.loads(out)["config"]["rules"]) > 50
-    lossless = next(row for row in rows.values() if row["rule"]["rule"] == "lossless")
-    alone = rows[json.dumps({"alpha": 1.0, "rule": "chow"}, sort_keys=True)]
-    assert lossless["tvd"] < 1e-6
-    assert alone["rejection_rate"]["value"] == 0
-    assert 0 < alone["tvd"] < 1
-    assert 0 < lossless["rejection_rate"]["value"] < 1
+    found = json.loads(out)
+    texts = {row["setting"]["label"]: row for row in found["rows"] if "gamma" not in row["setting"]}
+    assert len(texts) == len(found["config"]["rules"]) > 50
+    assert len(found["rows"]) == 3 * len(texts), "the text, and two block lengths"
+    tvd, rejected = (
+        {
+            row["setting"]["label"]: sum(row["sums"][over]) / sum(row["sums"][under])
+            for row in found["rows"]
+            if over in row["sums"]
+        }
+        for over, under in (
+            ("output_tvd", "tokens"),
+            ("expected_rejected", "expected_examined"),
+        )
+    )
+    assert tvd["lossless"] < 1e-6
+    assert rejected["chow 1"] == 0
+    assert 0 < tvd["chow 1"] < 1
+    assert 0 < rejected["lossless"] < 1
     chosen = ("--set", "rules=[{rule: diff, alpha: 0.2}]")
     _, table, _ = run("analyze", *_pair(folder), "--prompts", prompts, *ANALYZE, *chosen)
     assert "diff 0.2" in table

@@ -61,7 +61,8 @@ def test_an_engine_is_started_without_and_with_the_draft_and_its_costs_give_a_ve
     assert code == 0, err
     found = json.loads(out)
     # the draft is the target itself: every block keeps both tokens, but for the last one of a text
-    assert found["served"]["acceptance_by_position"][0]["value"] == 1
+    served = [row["sums"] for row in found["rows"] if row["setting"].get("counts") == "served"]
+    assert served[1]["position_accepted"] == served[1]["calls"]
     assert found["speed"]["num_equal"] == found["num_requests"] == 8
     assert found["engine"] == "llamacpp"
     assert found["agreement"]["agrees"]
@@ -86,7 +87,7 @@ def test_the_table_names_both_roads_and_the_verdict(run, pair_folder):
     assert code == 0, err
     assert "served" in out
     assert "predicted" in out
-    assert "position 0" in out
+    assert "acceptance at the position" in " ".join(out.split())
     assert "agrees: tokens per target call" in out
 
 

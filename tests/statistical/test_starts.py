@@ -14,14 +14,22 @@ import torch
 from paceline.core.bootstrap import Interval
 from paceline.core.sampling import SamplingParams
 from paceline.engines.contract import BlockCounts, Conventions, Engine, Request, Served, Together
+from paceline.measure import served
 from paceline.measure.engine_costs import StepTimer, WriteCosts
-from paceline.measure.served import speedup
 from paceline.measure.served_runs import Answers
 from paceline.measure.starts import Starts, spread_of
 from paceline.progress import silent
+from paceline.results.row import Row, Source
 
 TOKENS, GAMMAS, STEP_S = 64, (0, 1, 3, 6), 0.01
 RUNS = 150
+REQUESTS = Row(
+    population="requests",
+    units=tuple(range(64)),
+    setting={},
+    totals={"cost_ratio": 1.6},
+    source=Source(command="measure --engine"),
+)
 FLOOR = 0.95 - 3 * (0.95 * 0.05 / RUNS) ** 0.5
 
 Judged = Callable[[Starts], Starts]
@@ -64,7 +72,8 @@ def speedups(deviation: float, judged: Judged) -> float:
     truth = TOKENS / (1.6 * 32)
     held = 0
     for plain, drafted, starts in timed_requests(deviation):
-        found = speedup(plain, drafted, judged(starts), 0)
+        row = served.timed_requests(REQUESTS, plain, drafted)
+        found = served.speedup(row, judged(starts), 0)
         held += found.low <= truth <= found.high
     return held / RUNS
 

@@ -8,6 +8,8 @@ from typing import Any
 from paceline.bench.answers import key_of
 from paceline.bench.prediction import Prediction, with_predictions
 from paceline.core.rules import Chow, Lossless, Opt
+from paceline.core.sampling import SamplingParams
+from paceline.decode.strategies import DecodingConfig, Speculative
 from paceline.results.row import Row, Source
 from paceline.results.row import write_rows as write_result_rows
 from support.results import ALONE, example, row, write_rows
@@ -141,11 +143,24 @@ def measurement(folder: Path, *, low: float = 1.2) -> Path:
 
 def served(folder: Path) -> Path:
     """The output of `measure --engine --json`."""
-    figures = {
-        "block_efficiency": interval(1.9),
-        "draft_acceptance_rate": interval(0.3),
-        "acceptance_by_position": [interval(0.5), interval(0.3)],
+    calls = [20.0 + place for place in range(10)]
+    parts = {"emitted": 1.9, "calls": 1.0, "drafted": 2.0, "accepted": 0.9}
+    whole = {name: [part * count for count in calls] for name, part in parts.items()}
+    sums = {"": whole} | {
+        place: {"position_accepted": [part * count for count in calls], "calls": calls}
+        for place, part in enumerate((0.5, 0.4))
     }
+    rows = [
+        {
+            "population": "prompts of p.txt",
+            "units": list(range(10)),
+            "setting": {"counts": name} | ({} if place == "" else {"position": place}),
+            "sums": values,
+            "source": {"command": "measure --engine"},
+        }
+        for name in ("served", "predicted")
+        for place, values in sums.items()
+    ]
     config = {"target": "models/target", "draft": "models/draft", "prompts": {"path": "p.txt"}}
     found = {
         "kind": "measure --engine",
@@ -154,8 +169,7 @@ def served(folder: Path) -> Path:
         "engine_version": "0.32.0",
         "num_requests": 64,
         "num_tokens": 900,
-        "served": figures,
-        "predicted": figures,
+        "rows": rows,
         "agreement": {
             "agrees": True,
             "reason": "figures agree at 2 positions",
@@ -175,24 +189,23 @@ def served(folder: Path) -> Path:
 
 def losslessness(folder: Path, *, p_value: float = 0.4) -> Path:
     """The output of `verify --json`."""
-    check = {
-        "num_tokens": 80,
-        "num_cells": 4,
-        "num_impossible": 0,
-        "cell_counts": [22, 19, 18, 21],
-        "g_statistic": 0.5,
-        "p_value": p_value,
-        "false_alarm": 1e-4,
-    }
-    broken = check | {"cell_counts": [60, 10, 5, 5], "p_value": 1e-9, "g_statistic": 80.0}
-    greedy = {"num_prompts": 5, "num_tokens": 60, "num_identical": 5, "num_ties": 0}
+
+    def checked(counts: list[int], g: float, p: float) -> dict[str, Any]:
+        totals = {"g_statistic": g, "p_value": p, "impossible": 0, "border": 0}
+        row = {"population": "cells", "units": list(range(4)), "setting": {}}
+        row |= {"sums": {"tokens": counts}, "totals": totals, "source": {"command": "verify"}}
+        return {"row": row, "false_alarm": 1e-4}
+
+    sums = {"tokens": [12] * 5, "identical": [1] * 5, "ties": [0] * 5}
+    texts = {"population": "prompts of p.txt", "units": list(range(5)), "setting": {}}
+    greedy = {"row": texts | {"sums": sums, "source": {"command": "verify"}}}
     config = {"target": "models/target", "draft": "models/draft", "prompts": {"path": "p.txt"}}
     found = {
         "kind": "verify",
         "config": config,
         "greedy": greedy | {"first_difference": None},
-        "distribution": check,
-        "broken_distribution": broken,
+        "distribution": checked([22, 19, 18, 21], 0.5, p_value),
+        "broken_distribution": checked([60, 10, 5, 5], 80.0, 1e-9),
         "passed": p_value >= 1e-4,
     }
     return write_json(folder / "verified.json", found)
@@ -260,23 +273,19 @@ def trajectory_row(
 def tune_run(folder: Path) -> Path:
     """One candidate that meets the floor and one that does not."""
 
-    def tried(alpha: float, quality: float, examples: str, met: bool) -> dict[str, Any]:
-        strategy = {
-            "strategy": "speculative",
-            "rule": {"rule": "chow", "alpha": alpha},
-            "num_speculative_tokens": 3,
-        }
+    def tried(alpha: float, quality: float, examples: str, met: str) -> dict[str, Any]:
+        strategy = Speculative(rule=Chow(alpha), num_speculative_tokens=3)
+        cell = row(Chow(alpha), [example(quality, 1 / (1.2 + alpha))] * 10, gamma=3)
+        limits = {"lower_limit": quality - 0.02} if examples == "confirming" else {}
+        sums = {"target_score": [1.0] * 10}
+        found = cell.extended(sums, limits, examples=examples, met=met)
+        decoding = DecodingConfig(strategy=strategy, sampling=SamplingParams(temperature=0))
         return {
-            "decoding": {"strategy": strategy, "sampling": SAMPLING},
-            "examples": examples,
-            "quality": interval(quality),
-            "relative_quality": interval(quality),
-            "speedup": interval(1.2 + alpha),
-            "lower_limit": quality - 0.02 if examples == "confirming" else None,
-            "met": met,
+            "decoding": decoding.model_dump(mode="json"),
+            "row": found.model_dump(mode="json"),
         }
 
-    chosen = tried(0.2, 1.0, "confirming", True)
+    chosen = tried(0.2, 1.0, "confirming", "yes")
     config = {
         "target": "models/target",
         "draft": "models/draft",
@@ -286,7 +295,7 @@ def tune_run(folder: Path) -> Path:
     }
     result = {
         "chosen": chosen,
-        "tried": [tried(0.2, 0.99, "choosing", True), tried(0.6, 0.8, "choosing", False), chosen],
+        "tried": [tried(0.2, 0.99, "choosing", "yes"), tried(0.6, 0.8, "choosing", "no"), chosen],
         "failed": [],
         "num_tests": 1,
         "statement": "The test misses the bound in 1 of 5 runs at most.",

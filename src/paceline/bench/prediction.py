@@ -127,7 +127,7 @@ def _predict(
     target, draft = work.pair
     analyzed = analyze_rules(
         *(target, draft, work.prompts, texts, rules, sampling, gammas),
-        *(work.seed, progress, work.max_new_tokens, drafts),
+        *(progress, work.max_new_tokens, drafts),
     )
     by_rule = dict(zip(map(repr, rules), analyzed, strict=True))
     predictions: list[Prediction] = []
@@ -135,11 +135,11 @@ def _predict(
         gamma = min(strategy.num_speculative_tokens, most)
         effect = by_rule[repr(_rule(strategy))]
         blocks = effect.blocks[gamma]
-        rejection, tau = blocks.rejection_rate.value, blocks.block_efficiency
+        rejection, tau = blocks.rejection_rate, blocks.block_efficiency
         prediction = Prediction(
             key=work.key_of(cell),
             rejection=None if math.isnan(rejection) else rejection,
-            surprisal=effect.surprisal,
+            surprisal=effect.mean("surprisal"),
             speedup=costs.expected_speedup(tau, gamma, blocks.drafted_per_block) if gamma else 1.0,
         )
         predictions.append(prediction)

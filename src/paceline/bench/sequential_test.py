@@ -29,9 +29,9 @@ from paceline.measure.analysis import DEFAULT_RULES
 from paceline.measure.engine_costs import WithCosts
 from paceline.measure.pair import ModelsConfig
 from paceline.measure.prompt_checks import check_costs, check_task
-from paceline.measure.results import IntervalRow
 from paceline.records import RunDirectory
-from paceline.results.frontier import is_lossless
+from paceline.results.frontier import is_lossless, measure, with_target_scores
+from paceline.results.row import Row
 from paceline.rng import named_generator
 from paceline.tasks import TaskChoice
 
@@ -40,12 +40,13 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paceline.core.bootstrap import Interval
     from paceline.results.frontier import Frontier
-    from paceline.results.row import Row
 
 Step = Literal["choosing", "confirming"]
 Setting = TypeVar("Setting")
 
+_NOT_MET = "no"
 LEAST_CONFIRMED = LEAST_UNITS
 """With fewer examples, the coverage of intervals is below their confidence."""
 
@@ -172,27 +173,31 @@ class TuneConfig(WithCosts, ModelsConfig):
 
 
 class Tried(StrictModel):
-    """Measured figures of a candidate.
+    """A measured candidate.
 
     Attributes:
-        examples: Whether these are the choosing or the confirming examples.
-        quality: Mean score; None without a metric.
-        relative_quality: Mean score / the target's; None without a metric.
-        speedup: Seconds per token of the target alone / of the candidate, whole requests.
-        lower_limit: Lower confidence limit of the bounded figure (quality, relative quality or
-            speedup) on the confirming examples. None if no test is needed: lossless decoding has
-            the target's quality by proof.
-        met: Choosing: the figure meets the bound. Confirming: the lower limit does, or no test is
-            needed.
+        row: The cell, with the target's score and seconds on the same examples. Its setting says
+            `examples`: choosing or confirming, and `met`: whether the bound is. On the choosing
+            examples the figure meets it, on the confirming ones its `lower_limit`, which is among
+            the totals. That of lossless decoding and of the target alone is met by proof.
     """
 
     decoding: DecodingConfig
-    examples: Step
-    quality: IntervalRow | None
-    relative_quality: IntervalRow | None
-    speedup: IntervalRow
-    lower_limit: float | None = None
-    met: bool
+    row: Row
+
+    @property
+    def met(self) -> bool:
+        """Whether the bound is met."""
+        return self.row.setting["met"] != _NOT_MET
+
+    @property
+    def lower_limit(self) -> float | None:
+        """Lower confidence limit of the bounded figure; None if no test is needed."""
+        return self.row.totals.get("lower_limit")
+
+    def measure(self, figure: str, seed: int = 0) -> Interval:
+        """A figure with its interval; NaN if it is unknown."""
+        return measure(figure, self.row, seed)
 
 
 class FailedCell(StrictModel):
@@ -206,6 +211,7 @@ class Tuned(StrictModel):
     """The chosen setting, and all measurements.
 
     Attributes:
+        tried: Those on the choosing examples, then those on the confirming ones, in order.
         num_tests: Number of settings tested on the confirming examples.
         statement: The guarantee of the tests, in words.
     """
@@ -218,6 +224,10 @@ class Tuned(StrictModel):
     num_tests: int
     statement: str
     config: TuneConfig
+
+    def rows(self, examples: Step) -> list[Row]:
+        """The result rows of the settings that were measured on these examples."""
+        return [one.row for one in self.tried if one.row.has(examples=examples)]
 
 
 class Bound:
@@ -297,37 +307,27 @@ class Bound:
     def tried(
         self, frontier: Frontier, row: Row, decoding: DecodingConfig, examples: Step
     ) -> Tried:
-        """The row's figures, and whether it meets the bound."""
-        met, limit = bool(self.met(frontier, row)[0]), None
-        if examples == "confirming" and not self.is_proven(frontier, row):
-            limit = self.lower_limit(frontier, row)
-            met = limit >= self.least
-        names = ("quality", "relative_quality") if "score" in row.sums else ()
-        scored = {name: IntervalRow.of(frontier.measure(name, row)) for name in names}
+        """The row with the target's scores, and whether it meets the bound."""
+        words, totals = "yes" if self.met(frontier, row)[0] else _NOT_MET, {}
+        if examples == "confirming" and self.is_proven(frontier, row):
+            words = words if words == _NOT_MET else "by proof"
+        elif examples == "confirming":
+            totals["lower_limit"] = limit = self.lower_limit(frontier, row)
+            words = "yes" if limit >= self.least else _NOT_MET
+        scored = with_target_scores(row, frontier.target).only(frontier.target.units)
         return Tried(
-            decoding=decoding,
-            examples=examples,
-            quality=scored.get("quality"),
-            relative_quality=scored.get("relative_quality"),
-            speedup=IntervalRow.of(frontier.measure("speedup", row)),
-            lower_limit=limit,
-            met=met,
+            decoding=decoding, row=scored.extended({}, totals, examples=examples, met=words)
         )
 
     def nearest(self, tried: Sequence[Tried]) -> str:
         """The figure that comes closest to the bound, as a phrase for messages."""
+        alone = [one for one in tried if isinstance(one.decoding.strategy, Autoregressive)]
+        drafted = [one for one in tried if one not in alone] or tried
+        considered = tried if self.figure == "speedup" else drafted
+        best = max(one.measure(self.figure).value for one in considered)
         if self.figure == "speedup":
-            fastest = max(setting.speedup.value for setting in tried)
-            return f"the fastest took {1 / fastest:.3f}"
-        alone = [isinstance(setting.decoding.strategy, Autoregressive) for setting in tried]
-        drafted = [setting for setting, is_alone in zip(tried, alone, strict=True) if not is_alone]
-        relative = self.figure == "relative_quality"
-        scores = [
-            setting.relative_quality if relative else setting.quality
-            for setting in drafted or tried
-        ]
-        best = max(score.value for score in scores if score is not None)
-        return f"the best scored {best:.3f}" + (" of it" if relative else "")
+            return f"the fastest took {1 / best:.3f}"
+        return f"the best scored {best:.3f}" + (" of it" if self.figure != "quality" else "")
 
     def _worth(self, frontier: Frontier, row: Row) -> _Worth:
         speed = frontier.value("speedup", row)

@@ -99,9 +99,10 @@ def tune(result: "Tuned", _config: "TuneConfig") -> "Shown":
     configuration for `decode`. It misses the bound with probability 1 - confidence or less
     (--confidence 0.95), for any number of tested settings.
     """
-    from paceline.cli.result_tables import tuned_table
+    from paceline.cli.tables import printed
+    from paceline.view.tables import tuned_tables
 
-    yield tuned_table(result)
+    yield printed(*tuned_tables(result))
     yield result.statement
     yield usage(result)
 
@@ -117,7 +118,7 @@ def usage(result: "Tuned") -> str:
         assert isinstance(strategy, Speculative), "with costs, tune only chooses Speculative"
         gamma = strategy.num_speculative_tokens
         text = f"with the costs in {config.costs}: {gamma} tokens per block"
-        if result.chosen.speedup.high < 1:
+        if result.chosen.measure("speedup", config.seed).high < 1:
             text += "; this is slower than decoding without a draft"
         if strategy.rule.name != "lossless":
             only_ours = "only paceline decode supports this rule, engines do not"

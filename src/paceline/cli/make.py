@@ -130,7 +130,7 @@ def generate_data(
 def _print_plan(
     config: "GenerateDataConfig", seconds: float, price: float | None, *, as_json: bool
 ) -> None:
-    from paceline.cli.plan_table import plan_table
+    from paceline.cli.result_tables import plan_table
     from paceline.data.distillation_data import plan_run
 
     with progress_bars() as progress:
@@ -168,9 +168,10 @@ def sweep(result: "Sweep", config: "SweepConfig") -> "Shown":
     Runs `align` once for each row, column and seed of the file. Intervals are over seeds. Needs a
     file; see configs/sweep.
     """
-    from paceline.cli.result_tables import sweep_tables
+    from paceline.cli.tables import printed
+    from paceline.view.tables import sweep_tables
 
-    yield sweep_tables(result)
+    yield printed(*sweep_tables(result))
     yield f"metrics are in {config.output}/rows.jsonl"
 
 

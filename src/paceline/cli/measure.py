@@ -61,12 +61,12 @@ def _measured(result: "Measurement", _config: "MeasureConfig") -> "Shown":
 
 
 def _served(result: "ServedMeasurement", _config: "ServedConfig") -> "Shown":
-    from paceline.cli.served_tables import served_table
+    from paceline.cli.result_tables import served_lines
     from paceline.measure.served import save_costs
 
     for note in result.notes:
         say(f"note: {note}")
-    yield served_table(result)
+    yield from served_lines(result)
     yield styled(result.agreement)
     save_costs(result)  # last, so that a full disk does not lose the figures
     if result.config.write_costs is not None:
@@ -124,9 +124,10 @@ def trajectory(
     Reports tokens per target call of the initial draft and of each checkpoint on several tasks.
     Needs the key tasks; see configs/direct/trajectory.yaml.
     """
-    from paceline.cli.result_tables import trajectory_tables
+    from paceline.cli.tables import printed
     from paceline.measure.trajectory import TrajectoryConfig
     from paceline.measure.trajectory import trajectory as run
+    from paceline.view.tables import trajectory_tables
 
     check_html(html)
     config = call.build(TrajectoryConfig)
@@ -137,7 +138,7 @@ def trajectory(
     call.check(config, dry_run=dry_run)
     with progress_bars() as progress:
         rows = run(config, progress)
-    stdout.print(trajectory_tables(rows))
+    stdout.print(printed(*trajectory_tables(rows)))
     if plot:
         from paceline.view.training_pages import draw_trajectories
 
@@ -216,6 +217,7 @@ def analyze(result: "PredictedFrontier", _config: "AnalyzeConfig") -> "Shown":
     Nothing is decoded with a rule: one forward pass of each model over text gives rejection rate,
     distance from the target's distribution and predicted speedup of each rule at each threshold.
     """
-    from paceline.cli.result_tables import frontier_table
+    from paceline.cli.tables import printed
+    from paceline.view.tables import frontier_table
 
-    yield frontier_table(result)
+    yield printed(frontier_table(result))

@@ -2,59 +2,47 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
-from rich.table import Table
+from rich.table import Table as Grid
 
-from paceline.bench.settings import family, parameters_of, setting
 from paceline.cli.tables import printed
 from paceline.core.bootstrap import Interval
-from paceline.measure.trajectory import START, draft_name, gain_of
-from paceline.models.compatibility import UNTIMED
-from paceline.results.figures import FIGURES
 from paceline.view.definitions import meaning_of, words_of
-from paceline.view.measure_tables import ACCEPTANCE, gamma_table
-from paceline.view.page import case_of
+from paceline.view.page import Table, interval_text
+from paceline.view.tables import (
+    ACCEPTANCE,
+    before_and_after,
+    gamma_table,
+    served_tables,
+    steps_table,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
-    from paceline.bench.tune import Tried, Tuned
-    from paceline.core.rule_base import Rule
+    from rich.console import RenderableType
+
+    from paceline.data.distillation_data import Range, RunPlan
     from paceline.export.model_report import ModelReport
     from paceline.measure.agreement import Agreement
-    from paceline.measure.analysis import PredictedFrontier
     from paceline.measure.losslessness import DistributionCheck, LosslessnessReport
     from paceline.measure.measurement import Measurement
-    from paceline.measure.results import IntervalRow
+    from paceline.measure.served import ServedMeasurement
     from paceline.measure.verdict import Verdict
-    from paceline.results.row import Row
     from paceline.train.config import Evaluation
-    from paceline.train.sweep import Sweep
 
 
 _EVALUATED = (
     *("expected_acceptance", "greedy_agreement", "block_efficiency"),
     *("rule_acceptance", "rule_tvd"),
 )
-_TUNED_LEGEND = """\
-quality: mean score; of the target's: as a fraction of the target's score
-speedup: time per token of the target alone / of the setting; met: whether the bound is met
-Brackets: 95% intervals over examples."""
-_TRAJECTORY_LEGEND = """\
-acceptance: expected fraction of draft tokens that the target accepts
-quality: mean score of the draft's own answers
-tau: tokens per target call; gain: tau / tau of the run's initial draft, on the same texts
-MBSU: memory-bound speedup, tau / (parameter ratio * gamma + 1)
-Brackets: 95% intervals over prompts."""
-_SWEEP_LEGEND = "Each cell: mean over seeds and half the width of its 95% interval (Student's t)."
 
 
 def measurement_table(found: Measurement) -> Group:
     """Acceptance and cost, a row per gamma, and the measured speedup."""
-    summary = Table.grid(padding=(0, 2))
+    summary = Grid.grid(padding=(0, 2))
     text, cost, sampling = found.acceptance, found.cost, found.config.sampling
     summary.add_row(
         "text",
@@ -131,37 +119,48 @@ def _speed_lines(found: Measurement) -> Iterator[str]:
     )
 
 
+def served_lines(found: ServedMeasurement) -> Iterator[RenderableType]:
+    """Served and predicted figures, then speedup and step costs."""
+    engine = f"{found.engine} {found.engine_version}".strip()
+    yield (
+        f"{found.num_requests} requests, {found.num_tokens} tokens, served by {engine}, "
+        f"{found.config.num_speculative_tokens} tokens per block"
+    )
+    yield printed(*served_tables(found))
+    if (speed := found.speed) is not None:
+        yield (
+            f"measured speedup {speed.speedup}: {speed.plain_tokens_per_s:.1f} -> "
+            f"{speed.speculative_tokens_per_s:.1f} tokens/s, whole requests"
+        )
+        different = found.num_requests - speed.num_equal
+        equal = f"{speed.num_equal} of {found.num_requests} texts are equal with and without"
+        yield f"{equal} the draft"
+        if speed.num_near_ties is not None and different:
+            yield f"{speed.num_near_ties} of {different} others differ at a near-tie of the logits"
+    if found.costs is not None:
+        yield printed(steps_table(found.costs))
+    if speed is not None or found.costs is not None:
+        yield found.starts.words
+
+
 def alignment_table(result: dict[str, Any], evaluation: Evaluation) -> Group:
     """Held-out figures before and after alignment, from the `result` of an `align` run."""
-    table = Table("", "before", "after", box=None, pad_edge=False)
-    for key in _EVALUATED:
-        if key in result["after"]:
-            gamma = f", gamma {evaluation.gamma}" if key == "block_efficiency" else ""
-            figures = (_evaluated(result[when], key) for when in ("before", "after"))
-            table.add_row(f"{words_of(key)}{gamma}", *figures)
+    known = [name for name in _EVALUATED if name in result["after"]]
+    gamma = f", gamma {evaluation.gamma}" if "block_efficiency" in known else ""
     remark = (
-        f"on {result['after']['num_tokens']:,.0f} held-out tokens of the target, temperature "
-        f"{evaluation.sampling.temperature:g}; 95% intervals over texts"
+        f"On {result['after']['num_tokens']:,.0f} held-out tokens of the target, temperature "
+        f"{evaluation.sampling.temperature:g}{gamma}."
     )
-    return Group(table, remark)
-
-
-def _evaluated(figures: dict[str, float] | None, key: str) -> str:
-    if figures is None or key not in figures:
-        return "-"
-    if f"{key}_low" not in figures:
-        return f"{figures[key]:.3f}"
-    return Interval(*(figures[key + end] for end in ("", "_low", "_high"))).text(between="-")
+    table = before_and_after(result["before"], result["after"], known, remark)
+    return printed(table, notes={words_of(name): meaning_of(words_of(name)) for name in known})
 
 
 def losslessness_lines(report: LosslessnessReport) -> Iterator[str]:
     """A line per losslessness test: result, sample size and statistic."""
-    greedy = report.greedy
-    line = (
-        f"{greedy.num_identical} of {greedy.num_prompts} texts ({greedy.num_tokens} tokens) equal"
-    )
-    if greedy.num_ties:
-        line += f", {greedy.num_ties} differ at a tie of the target's logits"
+    greedy, counts = report.greedy, report.greedy.counts
+    line = f"{counts['identical']} of {counts['prompts']} texts ({counts['tokens']} tokens) equal"
+    if counts["ties"]:
+        line += f", {counts['ties']} differ at a tie of the target's logits"
     if greedy.first_difference:
         line += f"; first difference: {greedy.first_difference}"
     yield f"greedy:  {'passed' if greedy.passed else 'FAILED'}  {line}"
@@ -176,149 +175,45 @@ def losslessness_lines(report: LosslessnessReport) -> Iterator[str]:
 
 
 def _describe(check: DistributionCheck) -> str:
-    counts = f", {check.num_impossible} impossible" if check.num_impossible else ""
-    if check.num_border:
-        counts += f", {check.num_border} excluded at the border of top-k or top-p"
+    counts, more = check.counts, ""
+    if counts["impossible"]:
+        more = f", {counts['impossible']} impossible"
+    if counts["border"]:
+        more += f", {counts['border']} excluded at the border of top-k or top-p"
     return (
-        f"G {check.g_statistic:.1f} over {check.num_cells} cells of {check.num_tokens} tokens"
-        f"{counts}, p {check.p_value:.2g} (a lossless rule falls below {check.false_alarm:g} "
-        f"once in {1 / check.false_alarm:,.0f} runs)"
+        f"G {check.row.totals['g_statistic']:.1f} over {counts['cells']} cells of "
+        f"{counts['tokens']} tokens{more}, p {check.p_value:.2g} (a lossless rule falls below "
+        f"{check.false_alarm:g} once in {1 / check.false_alarm:,.0f} runs)"
     )
 
 
-def frontier_table(found: PredictedFrontier) -> Group:
-    """A row per rule, and the definitions of the figures."""
-    names = ("rule", "rejected", "TVD", "KL", "surprisal", "tau", "gamma", "speedup")
-    # narrow padding: fits 80 columns
-    table = Table(*names, box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in table.columns[1:]:
-        column.no_wrap = True
-        column.justify = "right"
-    for row in found.rows:
-        table.add_row(
-            rule_name(row.rule),
-            _short(row.rejection_rate),
-            f"{row.tvd:.3f}",
-            "inf" if row.kl is None else f"{row.kl:.3f}",
-            f"{row.surprisal:.3f}",
-            f"{row.block_efficiency[row.best_gamma]:.3f}",
-            str(row.best_gamma),
-            f"{row.predicted_speedup:.3f}",
-        )
-    untimed = "" if found.timed else f", that of the parameters: {UNTIMED}"
-    remark = (
-        f"on {found.num_tokens} tokens of the {found.config.text}, temperature "
-        f"{found.config.sampling.temperature:g}, cost ratio {found.cost_ratio:.3f}{untimed}\n"
-        "rejected: fraction of examined draft tokens; TVD and KL (nats): of target and output\n"
-        "surprisal (nats): mean -log target probability of the output\n"
-        "tau (tokens per target call) and speedup: predicted at the best gamma"
+def plan_table(found: RunPlan) -> Group:
+    """What a run of `generate-data` will take, by `--plan`."""
+    head = (
+        f"{found.num_measured:,} answers measured in {found.measured_s:.0f} s: "
+        f"{found.tokens_per_s:,.1f} tokens/s, {found.bytes_per_token:.1f} bytes per token"
     )
-    return Group(table, remark)
+    hours, size = found.hours, found.bytes
+    in_hours, in_gb = hours.value >= 1, size.value >= 1e9
+    lines = {
+        "answers": f"{found.num_records:,}",
+        "tokens in prompts": f"{found.prompt_tokens:,}",
+        "tokens, generated": _range(found.new_tokens, 1, ",.0f"),
+        "hours" if in_hours else "minutes": _range(hours, 1 if in_hours else 60, ",.1f"),
+        "size, GB" if in_gb else "size, MB": _range(size, 1e-9 if in_gb else 1e-6, ",.1f"),
+    }
+    if found.cost is not None:
+        lines["cost, as --price"] = _range(found.cost, 1, ",.2f")
+    columns = {
+        "tokens, generated": "answers times the mean length of the measured ones.",
+        "size": "of the files in OUTPUT/data.",
+        "time": "of one worker, with all its servers; N workers on hardware of their own take 1/N.",
+        "brackets": "95% intervals over the measured answers.",
+    }
+    rows = [{"": name, "whole run": text} for name, text in lines.items()]
+    return printed(Table(head, rows, columns=columns))
 
 
-def rule_name(rule: Rule) -> str:
-    """Name and parameters of a rule, such as `chow 0.4`."""
-    chosen = parameters_of(rule).values()
-    return " ".join([rule.name, *(f"{v:g}" if isinstance(v, float) else str(v) for v in chosen)])
-
-
-def tuned_table(found: Tuned) -> Group:
-    """A row per measured setting: first the choosing, then the confirming examples."""
-    absolute = found.config.absolute_quality is not None
-    name = "quality" if absolute else "of the target's"
-    table = Table("setting", name, "speedup", "met", box=None, pad_edge=False)
-    for column in table.columns:
-        column.no_wrap = True
-    confirming = False
-    for one in found.tried:
-        if one.examples == "confirming" and not confirming:
-            confirming = True
-            table.add_row("on other examples:")
-        figures = (one.quality if absolute else one.relative_quality, one.speedup)
-        cells = ["-" if figure is None else _short(figure) for figure in figures]
-        label = f"{family(one.decoding)} {setting(one.decoding)}".strip()
-        table.add_row(label, *cells, _met(one, found.config.quality_floor))
-    for cell in found.failed:
-        table.add_row(f"{family(cell.decoding)} {setting(cell.decoding)}: failed, {cell.error}")
-    costs = found.config.costs
-    steps = [] if costs is None else [f"speedups: from the engine's step costs in {costs}"]
-    return Group(table, *steps, _TUNED_LEGEND)
-
-
-def _met(one: Tried, quality_floor: float | None) -> str:
-    measured = one.relative_quality.value if one.relative_quality else math.inf
-    if one.met and quality_floor is not None and measured < quality_floor:
-        return "by proof"
-    return "yes" if one.met else "no"
-
-
-def _short(figure: IntervalRow | Interval) -> str:
-    return figure.text(".2f", "-")
-
-
-def trajectory_tables(rows: Sequence[Row]) -> Group:
-    """A table per task and sampling, with a row per checkpoint and gamma."""
-    parts: dict[str, list[Row]] = {}
-    for row in rows:
-        parts.setdefault(case_of(row), []).append(row)
-    return Group(
-        *(part for name, own in parts.items() for part in (name, _drafts(own), "")),
-        _TRAJECTORY_LEGEND,
-    )
-
-
-def _drafts(rows: Sequence[Row]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("draft", overflow="fold")
-    scored = "score" in rows[0].sums
-    for title in (*(["quality"] if scored else []), "acceptance", "gamma", "tau", "gain", "MBSU"):
-        table.add_column(title, justify="right", no_wrap=True)
-    before = None
-    for row in rows:
-        quality = [_short(FIGURES["quality"].measure(row))] if scored else []
-        label = "" if row.has(label=START) else f" {row.setting['label']}"
-        draft = [f"{draft_name(row)}{label}", *quality]
-        draft.append(f"{FIGURES['expected_acceptance'].value(row):.3f}")
-        shown = [""] * len(draft) if draft == before else draft
-        gain = gain_of(row, rows)
-        tau = _short(FIGURES["block_efficiency"].measure(row))
-        mbsu = f"{FIGURES['mbsu'].value(row):.2f}"
-        gains = "" if gain is None else _short(gain)
-        table.add_row(*shown, str(row.setting["gamma"]), tau, gains, mbsu)
-        before = draft
-    return table
-
-
-def sweep_tables(sweep: Sweep) -> Group:
-    """The figure of each cell, then the difference of each row to the reference."""
-    columns = sweep.names("column")
-    cells = _seeds_table("", *columns)
-    for row in sweep.names("row"):
-        cells.add_row(_in_words(row), *(_interval(sweep.cell(row, column)) for column in columns))
-    differences = _seeds_table(f"minus {_in_words(sweep.reference)}", *columns, "all")
-    for row in sweep.names("row"):
-        if row != sweep.reference:
-            each = (sweep.difference(row, [name]) for name in columns)
-            whole = sweep.difference(row)
-            differences.add_row(_in_words(row), *(_interval(part) for part in (*each, whole)))
-    seeds = f"{sweep.figure}, mean and 95% interval over {sweep.num_seeds} seeds"
-    return Group(seeds, cells, "", "paired by text and seed", differences, _SWEEP_LEGEND)
-
-
-def _in_words(name: str) -> str:
-    return name.replace("_", " ")
-
-
-def _seeds_table(corner: str, *columns: str) -> Table:
-    """Only row names are wrapped."""
-    table = Table(box=None, pad_edge=False, collapse_padding=True)
-    table.add_column(corner, min_width=len("acceptance"))
-    for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
-
-
-def _interval(interval: Interval) -> str:
-    if math.isnan(interval.value):
-        return "diverged"
-    return f"{interval.value:.3f} ±{interval.high - interval.value:.3f}"
+def _range(found: Range, factor: float, form: str) -> str:
+    ends = (found.value, found.low, found.high)
+    return interval_text(Interval(*(factor * end for end in ends)), form)

@@ -5,27 +5,34 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
-from rich.table import Table
 
 from paceline.cli.console import echo
+from paceline.cli.tables import grid, printed
 from paceline.results.figures import FIGURES, figures_of
+from paceline.view.page import Table, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from rich.table import Table as Grid
 
     from paceline.results.row import Row
     from paceline.studies.run import StageState
     from paceline.studies.study_file import StudyConfig
     from paceline.studies.verdicts import Finding
 
-_CLAIMS_LEGEND = """\
-effect: of the first side over the second, as `compare` says; brackets: interval at the claim's
-own level, so that any wrong verdict of a paper has at most the probability of the claims file.
-paper: whether the size that the paper reports is in the interval, larger or smaller; empty: it
-gives no such number. n: examples, or positions of a check. --details says more."""
+_COLUMNS = {
+    "effect": "of the first side over the second, as `compare` says; brackets: interval at the "
+    "claim's own level, so that any wrong verdict of a paper has at most the probability of the "
+    "claims file.",
+    "paper": "whether the size that the paper reports is in the interval, larger or smaller; "
+    "empty: it gives no such number.",
+    "n": "examples, or positions of a check. --details says more.",
+}
 _SHORT = {"too small to matter": "too small", "known by algebra": "by algebra"}
 
 
@@ -34,12 +41,13 @@ def print_json(value: Any) -> None:
     echo(json.dumps(value, indent=2))
 
 
-def study_list(studies: dict[str, StudyConfig]) -> Table:
+def study_list(studies: dict[str, StudyConfig]) -> Grid:
     """Name, title and items of the papers of each study."""
-    table = Table("study", "title", "covers", box=None, pad_edge=False)
-    for name, study in studies.items():
-        table.add_row(name, study.title, ", ".join(covered(study)))
-    return table
+    rows = [
+        {"study": name, "title": study.title, "covers": ", ".join(covered(study))}
+        for name, study in studies.items()
+    ]
+    return grid(Table("", rows))
 
 
 def covered(study: StudyConfig) -> list[str]:
@@ -49,24 +57,25 @@ def covered(study: StudyConfig) -> list[str]:
 
 def stage_table(study: StudyConfig, found: Sequence[StageState]) -> Group:
     """The stages with expected minutes and disk; sums are of those that are not done."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("stage", "command", "state"):
-        table.add_column(name)
-    for name in ("minutes, 2 cores", "minutes, GPU", "disk, MB"):
-        table.add_column(name, justify="right")
-    for stage, is_done in found:
-        state = "done" if is_done else "to run"
-        numbers = (stage.minutes_cpu, stage.minutes_gpu, stage.disk_mb)
-        table.add_row(stage.name, stage.command, state, *(f"{number:g}" for number in numbers))
-    left = [stage for stage, is_done in found if not is_done]
-    sums: list[float] = [
-        sum(getattr(stage, name) for stage in left)
-        for name in ("minutes_cpu", "minutes_gpu", "disk_mb")
+    numbers = {
+        "minutes, 2 cores": "minutes_cpu",
+        "minutes, GPU": "minutes_gpu",
+        "disk, MB": "disk_mb",
+    }
+    rows: list[dict[str, Any]] = [
+        {"stage": stage.name, "command": stage.command, "state": "done" if is_done else "to run"}
+        | {words: float(getattr(stage, name)) for words, name in numbers.items()}
+        for stage, is_done in found
     ]
-    sums[0] /= study.workers  # stages run at the same time
-    table.add_row("to run, in all", "", "", *(f"{number:g}" for number in sums))
-    covers = f"covers: {', '.join(covered(study))}"
-    return Group(study.title, table, covers)
+    left = [row for row in rows if row["state"] == "to run"]
+    sums = {words: math.fsum(row[words] for row in left) for words in numbers}
+    sums["minutes, 2 cores"] /= study.workers  # stages run at the same time
+    rows.append({"stage": "to run, in all", "command": "", "state": ""} | sums)
+    return Group(
+        study.title,
+        grid(Table("", rows, formats=dict.fromkeys(numbers, "g"))),
+        f"covers: {', '.join(covered(study))}",
+    )
 
 
 def states_as_json(found: Sequence[StageState]) -> list[dict[str, Any]]:
@@ -92,12 +101,11 @@ def claims_table(findings: Sequence[Finding]) -> Group:
 
     found = [one for one in findings if not one.claim.is_check]
     checks = [one for one in findings if one.claim.is_check]
-    parts: list[Table | str] = []
-    for paper in dict.fromkeys(one.claim.paper for one in found):
-        own = [one for one in found if one.claim.paper == paper]
-        parts.append(_verdict_table(paper, own))
+    papers = dict.fromkeys(one.claim.paper for one in found)
+    parts = {paper: [one for one in found if one.claim.paper == paper] for paper in papers}
     if checks:
-        parts.append(_verdict_table("Theorems, identities and algebra", checks))
+        parts["Theorems, identities and algebra"] = checks
+    tables = [_verdict_table(title, own) for title, own in parts.items()]
     absent = [
         f"{one.claim.id}: {one.reason}"
         for one in found
@@ -108,7 +116,7 @@ def claims_table(findings: Sequence[Finding]) -> Group:
     if checks:
         lines.append(f"{len(checks)} checks: {_counts(checks)}")
     lines.append(f"These are {sentences} sentences of the papers.")
-    return Group(*parts, *lines, *absent, _CLAIMS_LEGEND)
+    return Group(printed(*tables), *lines, *absent)
 
 
 def _counts(findings: Sequence[Finding], order: Sequence[str] = ()) -> str:
@@ -118,16 +126,17 @@ def _counts(findings: Sequence[Finding], order: Sequence[str] = ()) -> str:
 
 
 def _verdict_table(title: str, findings: Sequence[Finding]) -> Table:
-    table = Table(title, "verdict", "effect", "paper", "n", box=None, pad_edge=False)
-    for one in findings:
-        table.add_row(
-            one.claim.id,
-            _SHORT.get(one.verdict, one.verdict),
-            one.effect_text,
-            one.size.partition(" ")[0],
-            str(one.num_units or ""),
-        )
-    return table
+    rows = [
+        {
+            "claim": one.claim.id,
+            "verdict": _SHORT.get(one.verdict, one.verdict),
+            "effect": one.effect_text,
+            "paper": one.size.partition(" ")[0],
+            "n": str(one.num_units or ""),
+        }
+        for one in findings
+    ]
+    return Table(title, rows, columns=_COLUMNS)
 
 
 def findings_as_json(findings: Sequence[Finding]) -> list[dict[str, Any]]:
@@ -171,24 +180,26 @@ def _finite(value: float) -> float | None:
 def bounds_table(rows: Sequence[Row]) -> Group:
     """Means over prompts of acceptance and its bounds; regret and its bound per position."""
     theorem, *lemmas = rows
-    table = Table(box=None, pad_edge=False)
-    for name in ("", "value"):
-        table.add_column(name, justify="right" if name else "left")
-    measured = [value for value in theorem.sums["acceptance"] if value is not None]
-    table.add_row("acceptance, measured", f"{sum(measured) / len(measured):,.3f}")
-    for figure in figures_of(theorem):
-        table.add_row(figure.words, f"{figure.value(theorem):,.3f}")
-    parts: list[Table] = [table]
-    if lemmas:
-        regret = Table(box=None, pad_edge=False)
-        for name in ("rule and alpha", "lemma", "regret", "bound", "positions outside"):
-            regret.add_column(name, justify="left" if name.startswith("rule") else "right")
-        for row in lemmas:
-            values = (f"{FIGURES[name].value(row):.4f}" for name in ("regret", "regret_bound"))
-            outside, of = (sum(filter(None, row.sums[key])) for key in ("violations", "positions"))
-            rule = f"{row.setting['rule']} {row.setting['alpha']:g}"
-            where = f"{outside:,.0f} of {of:,.0f}"
-            regret.add_row(rule, str(row.setting["lemma"]), *values, where)
-        parts.append(regret)
+    acceptance = [value for value in theorem.sums["acceptance"] if value is not None]
+    bounds = [figure.name for figure in figures_of(theorem)]
+    bounded = table_of([theorem], figures=bounds, bare=bounds)
+    measured = {"acceptance, measured": sum(acceptance) / len(acceptance)}
     length = theorem.setting["max_new_tokens"]
-    return Group(*parts, f"{len(theorem.units)} prompts, at most {length} tokens")
+    title = f"{len(theorem.units)} prompts, at most {length} tokens"
+    tables = [replace(bounded, title=title, rows=[measured | bounded.rows[0]])]
+    if lemmas:
+        figures = ("regret", "regret_bound")
+        forms = {FIGURES[name].words: ".4f" for name in figures}
+        names = ("rule", "alpha", "lemma")
+        found = table_of(lemmas, names, figures, bare=figures, formats=forms | {"alpha": "g"})
+        lines = [
+            line | {"positions outside": _outside(row)}
+            for row, line in zip(lemmas, found.rows, strict=True)
+        ]
+        tables.append(replace(found, rows=lines))
+    return printed(*tables)
+
+
+def _outside(row: Row) -> str:
+    outside, of = (sum(filter(None, row.sums[key])) for key in ("violations", "positions"))
+    return f"{outside:,.0f} of {of:,.0f}"

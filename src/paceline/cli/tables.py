@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from paceline.view.page import Table
 
 _BOUNDS = ("_low", "_high")
+_WIDTH = 80  # of a terminal; columns of a wider table are closer to each other
 
 
 def printed(*tables: Table, notes: Mapping[str, str] | None = None) -> Group:
@@ -38,23 +39,28 @@ def printed(*tables: Table, notes: Mapping[str, str] | None = None) -> Group:
 def grid(table: Table) -> Grid:
     """The cells of a table. Headings of numbers are broken into lines as wide as the numbers."""
     cells, numbers = table.cells(between="-"), numeric(table.rows)
-    shown = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in cells[0] if cells else ():
-        least = max(map(len, name.split()), default=0)  # a word of a heading is not broken
-        if name in numbers or all(map(_is_number, (row[name] for row in cells))):
-            least = max(least, *(len(str(row[name])) for row in cells))
-            heading = textwrap.fill(name, least, break_long_words=False, break_on_hyphens=False)
-            shown.add_column(heading, justify="right", min_width=least)
+    columns = {name: [str(row[name]) for row in cells] for name in (cells[0] if cells else ())}
+    widest = {name: max(map(len, column)) for name, column in columns.items()}
+    # a word of a heading is not broken
+    least = {name: max(map(len, name.split()), default=0) for name in columns}
+    widths = [max(widest[name], least[name]) for name in columns]
+    gap = 2 if sum(widths) + 2 * len(widths) <= _WIDTH else 1
+    shown = Grid(box=None, pad_edge=False, padding=(0, gap, 0, 0))
+    for name, column in columns.items():
+        if name in numbers or all(map(_is_number, column)):
+            width = max(least[name], widest[name])
+            heading = textwrap.fill(name, width, break_long_words=False, break_on_hyphens=False)
+            shown.add_column(heading, justify="right", min_width=width, no_wrap=True)
         else:
-            shown.add_column(name, overflow="fold", min_width=least)
+            shown.add_column(name, overflow="fold", min_width=least[name])
     for row in cells:
         shown.add_row(*(str(cell) for cell in row.values()))
     return shown
 
 
-def _is_number(cell: object) -> bool:
+def _is_number(cell: str) -> bool:
     """Whether a cell is a number with a remark, or stands for an absent number."""
-    return str(cell)[:1] in "0123456789" or cell in ("none", UNKNOWN)
+    return cell[:1] in "0123456789" or cell in ("none", UNKNOWN)
 
 
 def legend(*tables: Table, notes: Mapping[str, str] | None = None) -> Grid:

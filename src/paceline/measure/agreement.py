@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from paceline.core.text_scores import TextScores
     from paceline.engines.commands import EngineName
     from paceline.engines.contract import Conventions, Served
+    from paceline.results.row import Row
 
 _AGREES, _DIFFERS = (0.95, 1.05), (0.98, 1.02)
 _TOLERANCE = 0.02  # of the acceptance at a position
@@ -74,6 +75,21 @@ class Counts(NamedTuple):
     def tokens_and_blocks(self) -> tuple[Tensor, Tensor]:
         """Tokens per target call, as numerators and denominators."""
         return self.accepted_B + self.blocks_B, self.blocks_B
+
+    def rows(self, base: Row, name: str) -> list[Row]:
+        """A row of all positions, then one per position in the block, from 0.
+
+        They are `base` with more sums, and the setting `counts` with this name.
+        """
+        emitted_B, calls_B = self.tokens_and_blocks
+        sums = {"emitted": emitted_B, "calls": calls_B}
+        sums |= {"drafted": self.drafted_B, "accepted": self.accepted_B}
+        positions = () if self.by_position_BG is None else self.by_position_BG.unbind(-1)
+        of_positions = [
+            base.extended({"position_accepted": part_B, "calls": calls_B}, position=place)
+            for place, part_B in enumerate(positions)
+        ]
+        return [row.extended(counts=name) for row in (base.extended(sums), *of_positions)]
 
     def shares(self) -> list[float]:
         """Expected part of the blocks that accept the first, second, ... drafted token."""
@@ -164,21 +180,6 @@ class GreedyCounts(NamedTuple):
         ]
 
 
-class BlockFigures(StrictModel):
-    """Figures of blocks, with intervals over requests.
-
-    Attributes:
-        block_efficiency: 1 + accepted tokens per block.
-        draft_acceptance_rate: Accepted / drafted tokens.
-        acceptance_by_position: Fraction of blocks that accept the first, second, ... drafted token;
-            None if the engine does not report it.
-    """
-
-    block_efficiency: IntervalRow
-    draft_acceptance_rate: IntervalRow
-    acceptance_by_position: list[IntervalRow] | None
-
-
 def predicted_counts(
     scores: TextScores,
     gamma: int,
@@ -258,23 +259,6 @@ def served_counts(served: Sequence[Served], gamma: int) -> Counts:
         torch.tensor([count.num_drafted for count in counts]),
         torch.tensor([count.num_accepted for count in counts]),
         by_position,
-    )
-
-
-def figures_of(counts: Counts, seed: int) -> BlockFigures:
-    """Figures of counts, with intervals over requests."""
-
-    def ratio(over_B: Tensor, under_B: Tensor) -> IntervalRow:
-        return IntervalRow.of_ratio(over_B, under_B, named_generator(seed, "served figures"))
-
-    by_position = None
-    if counts.by_position_BG is not None:
-        columns = counts.by_position_BG.unbind(-1)
-        by_position = [ratio(accepted_B, counts.blocks_B) for accepted_B in columns]
-    return BlockFigures(
-        block_efficiency=ratio(*counts.tokens_and_blocks),
-        draft_acceptance_rate=ratio(counts.accepted_B, counts.drafted_B),
-        acceptance_by_position=by_position,
     )
 
 

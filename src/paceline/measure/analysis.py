@@ -9,21 +9,20 @@ lossless.
 # T positions, V vocabulary
 from __future__ import annotations
 
-import math
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from paceline.config import StrictModel
+from paceline.config import StrictModel, fields_of
 from paceline.core import rules as core_rules
-from paceline.core.bootstrap import Interval, ratio_interval
 from paceline.core.divergences import total_variation
 from paceline.core.rule_base import Bonus, Position, as_read, with_bonus
 from paceline.core.rules import BinaryCascade
 from paceline.core.sampling import UNTEMPERED, proposal_params, to_probs
-from paceline.core.speed import block_efficiency_from_text, drafted_per_block, judged_places
+from paceline.core.speed import drafted_per_block, judged_places, tokens_and_blocks
 from paceline.data.input_checks import InputChecks, checked
 from paceline.environment import environment
 from paceline.errors import UsageError
@@ -33,17 +32,22 @@ from paceline.measure.latency import PassCosts, PassTimer
 from paceline.measure.measurement import usable_gammas
 from paceline.measure.pair import PairConfig, load_models, load_prompts, sample_texts
 from paceline.measure.prompt_checks import check_prompts
-from paceline.measure.results import IntervalRow
 from paceline.models.compatibility import check_same_vocabulary, without_rollback
+from paceline.models.loading import fingerprint
 from paceline.progress import Progress, silent
-from paceline.rng import named_generator
+from paceline.results.figures import FIGURES
+from paceline.results.row import Row, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from paceline.core.rule_base import Rule
     from paceline.core.sampling import SamplingParams
     from paceline.models.contract import Model
+    from paceline.results.row import Label
+
+_MEANS = ("output_tvd", "output_kl", "surprisal")  # sums over all positions of a text
+_OF_BLOCKS = ("emitted", "calls", "expected_examined", "expected_rejected")
 
 
 class RuleEffect(NamedTuple):
@@ -110,27 +114,39 @@ class RuleBlocks(NamedTuple):
     without the last token of the budget. Without such positions the figures are NaN, 1 and 0.
 
     Attributes:
-        rejection_rate: Rejected / examined drafted tokens, with its interval over texts.
+        sums: Of each text, as result rows have them, [B] each.
     """
 
-    rejection_rate: Interval
-    block_efficiency: float
+    sums: dict[str, Tensor]
     drafted_per_block: float
+
+    @property
+    def rejection_rate(self) -> float:
+        """Rejected / examined drafted tokens."""
+        return float(self.sums["expected_rejected"].sum() / self.sums["expected_examined"].sum())
+
+    @property
+    def block_efficiency(self) -> float:
+        """Tokens per target call."""
+        blocks = float(self.sums["calls"].sum())
+        return float(self.sums["emitted"].sum()) / blocks if blocks else 1.0
 
 
 class RuleRow(NamedTuple):
     """Effect of one rule over all texts.
 
     Attributes:
-        tvd: Mean over all positions, as `kl` and `surprisal`.
+        sums: Of each text, as result rows have them, [B] each.
         blocks: By gamma.
     """
 
     rule: Rule
-    tvd: float
-    kl: float
-    surprisal: float
+    sums: dict[str, Tensor]
     blocks: dict[int, RuleBlocks]
+
+    def mean(self, name: str) -> float:
+        """Mean of a sum over all positions."""
+        return float(self.sums[name].sum() / self.sums["tokens"].sum())
 
 
 @torch.inference_mode()
@@ -142,7 +158,6 @@ def analyze_rules(
     rules: Sequence[Rule],
     sampling: SamplingParams,
     gammas: Sequence[int] = (1, 2, 3, 4, 5),
-    seed: int = 0,
     progress: Progress = silent,
     budget: int | None = None,
     draft_sampling: SamplingParams | None = None,
@@ -180,34 +195,25 @@ def analyze_rules(
     for number, rule in enumerate(rules):
         first = rule.num_undrafted
         rejection_BT, survival_BT, *means_BT = (total[number] for total in totals)
-        tvd, kl, surprisal = (float(part_BT.sum() / mask_BT.sum()) for part_BT in means_BT)
+        means_B = (part_BT.double().sum(-1) for part_BT in means_BT)
+        sums = {"tokens": lengths_B, **dict(zip(_MEANS, means_B, strict=True))}
         parts = rejection_BT[:, first:], survival_BT[:, first:], mask_BT[:, first:]
-        blocks = {gamma: _blocks(*parts, budget_B - first, gamma, seed) for gamma in gammas}
-        rows.append(RuleRow(rule, tvd, kl, surprisal, blocks))
+        blocks = {gamma: _blocks(*parts, budget_B - first, gamma) for gamma in gammas}
+        rows.append(RuleRow(rule, sums, blocks))
     return rows
 
 
 def _blocks(
-    rejection_BT: Tensor,
-    survival_BT: Tensor,
-    mask_BT: Tensor,
-    budget_B: Tensor,
-    gamma: int,
-    seed: int,
+    rejection_BT: Tensor, survival_BT: Tensor, mask_BT: Tensor, budget_B: Tensor, gamma: int
 ) -> RuleBlocks:
-    undefined = Interval(math.nan, math.nan, math.nan)
     if not mask_BT.any():
-        return RuleBlocks(undefined, 1.0, 0.0)
+        return RuleBlocks(dict.fromkeys(_OF_BLOCKS, torch.zeros(len(mask_BT))), 0.0)
     blocks = survival_BT, mask_BT, gamma
-    tau = block_efficiency_from_text(1 - rejection_BT, *blocks, budget=budget_B)
-    per_block = drafted_per_block(*blocks, budget=budget_B)
+    emitted_B, calls_B = tokens_and_blocks(1 - rejection_BT, *blocks, budget=budget_B)
     examined_BT = judged_places(*blocks, budget=budget_B)
-    examined_B = examined_BT.sum(-1)
-    if not examined_B.any():
-        return RuleBlocks(undefined, tau, per_block)
     rejected_B = (examined_BT * rejection_BT.double()).sum(-1)
-    rng = named_generator(seed, "bootstrap")
-    return RuleBlocks(ratio_interval(rejected_B, examined_B, rng=rng, most=1.0), tau, per_block)
+    sums = zip(_OF_BLOCKS, (emitted_B, calls_B, examined_BT.sum(-1), rejected_B), strict=True)
+    return RuleBlocks(dict(sums), drafted_per_block(*blocks, budget=budget_B))
 
 
 def _positions(
@@ -287,37 +293,32 @@ class AnalyzeConfig(PairConfig):
         return checks
 
 
-class FrontierRow(StrictModel):
-    """One rule at one threshold."""
-
-    rule: RuleChoice
-    rejection_rate: IntervalRow
-    """Rejected / examined drafted tokens at the best gamma."""
-    tvd: float
-    """Mean TVD of the induced distribution to the target's."""
-    kl: float | None
-    """Mean KL(target || induced), nats; None if infinite."""
-    surprisal: float
-    """Mean -log p of the induced distribution, p the untempered target, nats."""
-    block_efficiency: dict[int, float]
-    best_gamma: int
-    predicted_speedup: float
-    """At the best gamma: tau / (drafting + block cost)."""
-
-
 class PredictedFrontier(StrictModel):
-    """All rows, in the order of the configuration, and the costs that they use."""
+    """What each rule of the configuration would do, in `rows`, on the same texts.
 
-    schema_version: int = 1
+    The units are the numbers of the prompts. A rule has a row without gamma, with the distance of
+    its output to the target's distribution, and a row per gamma, also with its blocks and their
+    costs.
+
+    Attributes:
+        timed: False: a model cannot roll back, so blocks cannot be timed; the costs are those of
+            MBSU.
+    """
+
+    schema_version: Literal[1] = 1
+    kind: Literal["analyze"] = "analyze"
     config: AnalyzeConfig
-    num_tokens: int
     timed: bool = True
-    """False: a model cannot roll back, so blocks cannot be timed; the costs are those of MBSU."""
-    cost_ratio: float
-    drafting_cost_ratios: dict[int, float]
-    block_cost_ratios: dict[int, float]
-    rows: list[FrontierRow]
+    rows: list[Row]
     environment: dict[str, object]
+
+    def fastest(self) -> list[Row]:
+        """A row per rule: that of the gamma with the highest expected speedup."""
+        rules: dict[str, list[Row]] = {}
+        for row in self.rows:
+            if "gamma" in row.setting:
+                rules.setdefault(str(row.setting["label"]), []).append(row)
+        return [max(rows, key=FIGURES["expected_speedup"].value) for rows in rules.values()]
 
 
 def analyze(config: AnalyzeConfig, progress: Progress = silent) -> PredictedFrontier:
@@ -328,7 +329,8 @@ def analyze(config: AnalyzeConfig, progress: Progress = silent) -> PredictedFron
     """
     checked(config)
     pair = load_models(config, progress)
-    return analyze_models(*pair, load_prompts(config, pair), config, progress)
+    marks = {name: fingerprint(getattr(config, name)) for name in ("target", "draft")}
+    return analyze_models(*pair, load_prompts(config, pair), config, progress, marks)
 
 
 def analyze_models(
@@ -337,8 +339,9 @@ def analyze_models(
     prompts: Sequence[Sequence[int]],
     config: AnalyzeConfig,
     progress: Progress = silent,
+    fingerprints: Mapping[str, str] = MappingProxyType({}),
 ) -> PredictedFrontier:
-    """Analyze two loaded models on tokenized prompts."""
+    """Analyze two loaded models, with these fingerprints, on tokenized prompts."""
     prompts = prompts[: config.num_prompts]
     texts: list[list[int]] = []
     sample_texts(draft if config.text == "draft" else target, prompts, config, texts, progress)
@@ -356,33 +359,41 @@ def analyze_models(
     rules = [with_bonus(rule, config.bonus) for rule in config.rules]
     analyzed = analyze_rules(
         *(target, draft, prompts, texts, rules, config.sampling, gammas),
-        *(config.seed, progress, config.max_new_tokens, config.draft_sampling),
+        *(progress, config.max_new_tokens, config.draft_sampling),
     )
-    return PredictedFrontier(
-        config=config,
-        num_tokens=sum(len(text) for text in texts),
-        timed=timed,
-        cost_ratio=costs.cost_ratio,
-        drafting_cost_ratios={gamma: costs.drafting_cost_ratio(gamma) for gamma in gammas},
-        block_cost_ratios={gamma: costs.block_cost_ratio(gamma) for gamma in gammas},
-        rows=[_row(rule, row, costs) for rule, row in zip(config.rules, analyzed, strict=True)],
-        environment=environment(),
+    source = Source.here(
+        "analyze",
+        fingerprints=dict(fingerprints),
+        sizes={"target": target.num_parameters, "draft": draft.num_parameters},
     )
+    rows: list[Row] = []
+    for rule, effect in zip(config.rules, analyzed, strict=True):
+        own = _row(config, rule, effect, source)
+        rows.append(own)
+        for gamma, blocks in effect.blocks.items():
+            totals = costs.totals(gamma, blocks.drafted_per_block)
+            rows.append(own.extended(blocks.sums, totals, gamma=gamma))
+    return PredictedFrontier(config=config, timed=timed, rows=rows, environment=environment())
 
 
-def _row(rule: RuleChoice, row: RuleRow, costs: PassCosts) -> FrontierRow:
-    speedups = {
-        gamma: costs.expected_speedup(blocks.block_efficiency, gamma, blocks.drafted_per_block)
-        for gamma, blocks in row.blocks.items()
+def _row(config: AnalyzeConfig, rule: RuleChoice, effect: RuleRow, source: Source) -> Row:
+    parameters = {name: getattr(rule, name) for name in fields_of(type(rule))}
+    values = [value for name, value in parameters.items() if name != "rule"]
+    shown = (f"{value:g}" if isinstance(value, float) else str(value) for value in values)
+    setting: dict[str, Label] = {"draft": config.draft, "text": config.text}
+    setting |= config.sampling.setting
+    if config.draft_sampling is not None:
+        setting["draft_temperature"] = config.draft_sampling.temperature
+    setting |= {"bonus": config.bonus, "rule": rule.name, "label": " ".join([rule.name, *shown])}
+    setting |= {
+        name: value if isinstance(value, str | int | float) else str(value)
+        for name, value in parameters.items()
     }
-    best = max(speedups, key=lambda gamma: speedups[gamma])
-    return FrontierRow(
-        rule=rule,
-        rejection_rate=IntervalRow.of(row.blocks[best].rejection_rate),
-        tvd=row.tvd,
-        kl=row.kl if row.kl < float("inf") else None,
-        surprisal=row.surprisal,
-        block_efficiency={gamma: blocks.block_efficiency for gamma, blocks in row.blocks.items()},
-        best_gamma=best,
-        predicted_speedup=speedups[best],
+    finite = {name: part_B for name, part_B in effect.sums.items() if part_B.isfinite().all()}
+    return Row(
+        population=f"prompts of {config.prompts.path}",
+        units=tuple(range(len(effect.sums["tokens"]))),
+        setting=setting,
+        sums={name: tuple(map(float, part_B)) for name, part_B in finite.items()},
+        source=source,
     )

@@ -19,10 +19,8 @@ from paceline.core import speed as speed_model
 from paceline.core.block import DrawPlan, DrawRequest, UniformRows, VerifyRequest
 from paceline.core.bootstrap import (
     LEAST_UNITS,
-    Interval,
     least_values,
     median_interval,
-    ratio_of_ratios_interval,
 )
 from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams, as_list, proposal_params
@@ -412,13 +410,6 @@ class PromptTimes(NamedTuple):
         self.seconds[row] += request.seconds
         self.tokens[row] += len(request.tokens)
 
-    def per_token(self, num_firsts: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-        """Seconds and tokens; `num_firsts`: of each prompt, without this many first tokens."""
-        seconds = torch.tensor(self.seconds)
-        if num_firsts:
-            seconds = seconds - torch.tensor(self.first_s)
-        return seconds, torch.tensor(self.tokens) - num_firsts
-
     @property
     def tokens_per_s(self) -> float:
         return sum(self.tokens) / sum(self.seconds)
@@ -458,16 +449,6 @@ class PairedTimes(NamedTuple):
         for name, count in named.items():
             sums[name] = tuple(float(getattr(one, count)) for one in self.counts)
         return sums
-
-    def speedup(self, rng: torch.Generator) -> Interval:
-        """Seconds per token of the baseline / of the method, with an interval over requests."""
-        sides = self.baseline.per_token(), self.method.per_token()
-        return ratio_of_ratios_interval(*sides, rng=rng)
-
-    def decoding_speedup(self, rng: torch.Generator) -> Interval:
-        """`speedup` without the time to the first token."""
-        sides = (side.per_token(self.num_repeats) for side in (self.baseline, self.method))
-        return ratio_of_ratios_interval(*sides, rng=rng)
 
 
 def time_pairs(

@@ -39,10 +39,11 @@ from paceline.models.hf.base import HfModel
 from paceline.models.hf.plain_text import REFERENCE, greedy_texts, plain_text_logits
 from paceline.models.loading import tokenizer_of
 from paceline.progress import Progress, silent
+from paceline.results.row import Row, Source
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from paceline.core.rule_base import Position, Rule
     from paceline.models.contract import Model
@@ -91,37 +92,59 @@ class VerifyConfig(PairConfig):
 
 
 class GreedyCheck(StrictModel):
-    """Comparison of greedy speculative text with the reference's greedy text."""
+    """Comparison of greedy speculative text with the reference's greedy text.
 
-    num_prompts: int
-    num_tokens: int
-    num_identical: int
-    num_ties: int
-    """Texts that differ first where the target's two highest logits are within the tolerance."""
+    Attributes:
+        row: The units are the prompts. `identical`: texts that are equal; `ties`: texts that differ
+            first where the target's two highest logits are within the tolerance.
+    """
+
+    row: Row
     first_difference: str | None
 
     @property
     def passed(self) -> bool:
         return self.first_difference is None
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """Numbers of prompts, their tokens, identical texts and ties."""
+        sums = {name: int(sum(filter(None, part))) for name, part in self.row.sums.items()}
+        return {"prompts": len(self.row.units)} | sums
+
 
 class DistributionCheck(StrictModel):
-    """The G-test of sampled tokens."""
+    """The G-test of sampled tokens.
 
-    num_tokens: int
-    num_cells: int
-    num_impossible: int
-    """Tokens of probability 0 under the target, such as those outside its top-k."""
-    num_border: int = 0
-    """Tokens within the tolerance of the border of top-k or top-p; excluded from the cells."""
-    cell_counts: list[int]
-    g_statistic: float
-    p_value: float
+    Attributes:
+        row: The units are the cells of the test; its figures are totals, and so are `impossible`:
+            tokens of probability 0 under the target, such as those outside its top-k, and `border`:
+            tokens within the tolerance of the border of top-k or top-p. Both are in no cell.
+    """
+
+    row: Row
     false_alarm: float
 
     @property
     def passed(self) -> bool:
-        return self.p_value >= self.false_alarm and self.num_impossible == 0
+        return self.p_value >= self.false_alarm and not self.counts["impossible"]
+
+    @property
+    def p_value(self) -> float:
+        """How often a lossless rule has counts at least as unequal."""
+        return self.row.totals["p_value"]
+
+    @property
+    def cell_counts(self) -> list[int]:
+        """Tokens in each cell."""
+        return [int(count or 0) for count in self.row.sums["tokens"]]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Numbers of tokens, of cells, and of tokens in no cell."""
+        outside = {name: int(self.row.totals[name]) for name in ("impossible", "border")}
+        tokens = sum(self.cell_counts) + sum(outside.values())
+        return {"tokens": tokens, "cells": len(self.row.units)} | outside
 
 
 class LosslessnessReport(StrictModel):
@@ -136,6 +159,11 @@ class LosslessnessReport(StrictModel):
     reference: str = "the target's own sessions"
     """What computed the expected texts and distributions."""
 
+    def rows(self) -> list[Row]:
+        """The result rows of the checks, in order."""
+        checks = self.greedy, self.distribution, self.broken_distribution
+        return [check.row for check in checks if check is not None]
+
     @property
     def passed(self) -> bool:
         """True if both checks pass and the broken rule, if tested, fails."""
@@ -147,6 +175,10 @@ class KeepsHalfOfTheRejected(Lossless):
     """Broken rule for the self-test: accepts half of the tokens that it should reject."""
 
     exact = False
+
+    @property
+    def name(self) -> str:
+        return "keeps half of the rejected"
 
     def accept_at(self, at: Position) -> Tensor:
         return 0.5 + 0.5 * super().accept_at(at)
@@ -338,7 +370,7 @@ def check_greedy(
     progress("greedy texts of the target", 0, len(prompts))
     written = reference.greedy(prompts, config.max_new_tokens)
     progress("greedy texts of the target", len(prompts), len(prompts))
-    num_tokens = num_identical = num_ties = 0
+    sums: dict[str, list[float]] = {"tokens": [], "identical": [], "ties": []}
     first_difference: str | None = None
     for start in range(0, len(prompts), config.batch_size):
         batch = prompts[start : start + config.batch_size]
@@ -348,23 +380,36 @@ def check_greedy(
             if first_split(want, have.tokens) is not None and len(prompts) > 1:
                 # alone: padding changes what some models write
                 (want,) = reference.greedy([prompts[row]], config.max_new_tokens)
-            num_tokens += len(want)
             split = first_split(want, have.tokens)
             # Blocks need space, so speculative text ends up to gamma tokens before the context.
-            cut = split == len(have.tokens) and have.stop_reason == "context"
-            if split is None or cut:
-                num_identical += 1
-            elif reference.gap(prompts[row], want[:split]) < config.tie:
-                num_ties += 1
-            else:
+            if split == len(have.tokens) and have.stop_reason == "context":
+                split = None
+            tie = split is not None and reference.gap(prompts[row], want[:split]) < config.tie
+            if split is not None and not tie:
                 first_difference = first_difference or _describe(row, split, want, have.tokens)
+            for name, value in zip(sums, (len(want), split is None, tie), strict=True):
+                sums[name].append(value)
         progress("greedy texts of the pair", start + len(batch), len(prompts))
-    return GreedyCheck(
-        num_prompts=len(prompts),
-        num_tokens=num_tokens,
-        num_identical=num_identical,
-        num_ties=num_ties,
-        first_difference=first_difference,
+    row = _row(config, f"prompts of {config.prompts.path}", sums, rule, sampling)
+    return GreedyCheck(row=row, first_difference=first_difference)
+
+
+def _row(
+    config: VerifyConfig,
+    population: str,
+    sums: Mapping[str, Sequence[float]],
+    rule: Rule,
+    sampling: SamplingParams,
+    **totals: float,
+) -> Row:
+    setting = {"draft": config.draft, **sampling.setting, "gamma": config.gamma}
+    return Row(
+        population=population,
+        units=tuple(range(len(sums["tokens"]))),
+        setting=setting | {"rule": rule.name},
+        sums={name: tuple(map(float, values)) for name, values in sums.items()},
+        totals=totals,
+        source=Source.here("verify"),
     )
 
 
@@ -412,16 +457,11 @@ def check_distribution(
             num_border += int((possible_T & ~sure_T).sum())
         progress(f"sampled texts ({type(rule).__name__})", start + len(batch), len(prompts))
     g, p_value = g_test(counts_K)
-    return DistributionCheck(
-        num_tokens=int(counts_K.sum()) + num_impossible + num_border,
-        num_cells=config.num_cells,
-        num_impossible=num_impossible,
-        num_border=num_border,
-        cell_counts=[int(count) for count in counts_K],
-        g_statistic=g,
-        p_value=p_value,
-        false_alarm=config.false_alarm,
-    )
+    totals = {"g_statistic": g, "p_value": p_value}
+    totals |= {"impossible": num_impossible, "border": num_border}
+    sums = {"tokens": [int(count) for count in counts_K]}
+    row = _row(config, "cells of the G-test", sums, rule, config.sampling, **totals)
+    return DistributionCheck(row=row, false_alarm=config.false_alarm)
 
 
 def _tested(

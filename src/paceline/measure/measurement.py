@@ -202,8 +202,7 @@ def measure_models(
         costs = timer.run(config.pass_repeats, progress)
     cost = _cost_row(target, draft, costs)
     served = {"engine": costs.engine, "concurrency": config.concurrency} if costs.engine else {}
-    totals, setting = _finite(_pass_costs(costs)), scored.setting | served
-    scored = scored.model_copy(update={"totals": totals, "setting": setting})
+    scored = scored.extended({}, _pass_costs(costs), **served)
     of_gammas = [_row_of_gamma(scored, gamma, texts, costs) for gamma in gammas]
     rows = [_gamma_row(row) for row in of_gammas]
     tried, timed, speed, expected = list[TriedRow](), None, None, None
@@ -357,22 +356,12 @@ def _row_of_gamma(row: Row, gamma: int, texts: ScoredTexts, costs: PassCosts) ->
     """The row of the texts with the blocks of gamma tokens, and what these cost."""
     drafted = texts.drafted_per_block(gamma)
     tokens_B, blocks_B = texts.tokens_and_blocks(gamma)
-    totals = {"drafted_per_block": drafted} | row.totals | costs.totals(gamma, drafted)
-    return row.model_copy(
-        update={
-            "setting": row.setting | {"gamma": gamma},
-            "sums": row.sums | {"emitted": _each(tokens_B), "calls": _each(blocks_B)},
-            "totals": _finite(totals),
-        }
-    )
+    totals = {"drafted_per_block": drafted} | costs.totals(gamma, drafted)
+    return row.extended({"emitted": tokens_B, "calls": blocks_B}, totals, gamma=gamma)
 
 
 def _each(values_B: Tensor) -> tuple[float, ...]:
     return tuple(map(float, values_B))
-
-
-def _finite(totals: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in totals.items() if math.isfinite(value)}
 
 
 def _gamma_row(row: Row) -> GammaRow:

@@ -9,7 +9,7 @@ import torch
 from pydantic import BeforeValidator, PlainSerializer
 
 from paceline.config import StrictModel
-from paceline.core.bootstrap import Interval, ratio_interval
+from paceline.core.bootstrap import Interval
 from paceline.core.bounded_means import bounded_mean_interval
 from paceline.rng import named_generator
 
@@ -44,18 +44,6 @@ class IntervalRow(StrictModel):
     @classmethod
     def of(cls, interval: Interval) -> IntervalRow:
         return cls(value=interval.value, low=interval.low, high=interval.high)
-
-    @classmethod
-    def of_ratio(
-        cls,
-        over_B: torch.Tensor,
-        under_B: torch.Tensor,
-        rng: torch.Generator,
-        *,
-        most: float = math.inf,
-    ) -> IntervalRow:
-        """sum(over) / sum(under); see `ratio_interval`."""
-        return cls.of(ratio_interval(over_B, under_B, rng=rng, most=most))
 
     @classmethod
     def of_scores(cls, scores: Sequence[float], seed: int) -> IntervalRow | None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 
 from paceline.config import StrictModel
-from paceline.core.bootstrap import ratio_of_ratios_interval
 from paceline.data import read_prompts
 from paceline.data.input_checks import checked
 from paceline.engines.commands import check_draft_path
@@ -17,10 +16,9 @@ from paceline.errors import UsageError
 from paceline.measure.acceptance import score_texts
 from paceline.measure.agreement import (
     Agreement,
-    BlockFigures,
+    Counts,
     GreedyCounts,
     decide_agreement,
-    figures_of,
     predicted_counts,
     served_counts,
 )
@@ -35,7 +33,8 @@ from paceline.models.hf.draft_vocabulary import is_baked
 from paceline.models.loading import fingerprint, load_tokenizer
 from paceline.progress import Progress, silent
 from paceline.records import atomic_write_text
-from paceline.rng import named_generator
+from paceline.results.figures import FIGURES
+from paceline.results.row import Row, Source
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,8 +66,10 @@ class ServedMeasurement(StrictModel):
     """Measured and predicted figures of an engine.
 
     Attributes:
-        served: From the engine's counters.
-        predicted: From the probabilities of both models over the engine's texts.
+        rows: With the setting `counts`: served, the engine's counters, or predicted, from the
+            probabilities of both models over the engine's texts. Of either a row of all blocks, and
+            a row per position in the block, if the engine reports it. A row with the setting
+            `timed` has the requests with and without the draft. The units are the requests.
         speed: None if the engine was not measured without the draft.
         notes: Remarks on the engine, e.g. an untested version.
         starts: Starts of the engine; variation between them is in the intervals of seconds.
@@ -82,13 +83,10 @@ class ServedMeasurement(StrictModel):
     engine_version: str
     num_requests: int
     num_tokens: int
-    served: BlockFigures
-    predicted: BlockFigures
+    rows: list[Row]
     agreement: Agreement
     speed: ServedSpeed | None
     environment: dict[str, object]
-    target_fingerprint: str = ""
-    draft_fingerprint: str = ""
     notes: tuple[str, ...] = ()
     starts: Starts = Starts()
     costs: EngineCosts | None = None
@@ -121,24 +119,51 @@ def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedM
         notes.append("a running server is not restarted, so all figures are of one start")
     elif in_process:
         notes.append("transformers runs in this process: all figures are of one start")
-    comparison = compare_served(
-        pair, requests, drafted.served, drafted.conventions, config, progress
-    )
+    found = compare_served(pair, requests, drafted.served, drafted.conventions, config, progress)
+    rows = _rows(config, pair, found, drafted.served)
+    speed = None
+    if runs.plain is not None:
+        rows.append(timed_requests(rows[0], runs.plain.served, drafted.served))
+        speed = _speed(rows[-1], config, pair, requests, runs, runs.plain.served)
     return ServedMeasurement(
         config=config,
         engine=drafted.name,
         engine_version=drafted.version,
         num_requests=len(requests),
         num_tokens=sum(len(answer.tokens) for answer in drafted.served),
-        **comparison._asdict(),
-        speed=_speed(config, pair, requests, runs),
+        rows=rows,
+        agreement=found.agreement,
+        speed=speed,
         environment=environment(),
-        target_fingerprint=fingerprint(config.target),
-        draft_fingerprint=fingerprint(config.draft),
         notes=tuple(notes),
         starts=runs.starts,
         costs=_costs(config, pair, requests, runs),
     )
+
+
+def _rows(
+    config: ServedConfig, pair: Pair, found: Comparison, served: Sequence[Served]
+) -> list[Row]:
+    base = Row(
+        population=f"prompts of {config.prompts.path}",
+        units=found.units,
+        setting={
+            "draft": config.draft,
+            **config.sampling.setting,
+            "engine": config.engine.engine,
+            "draft_temperature": config.proposals.temperature,
+            "parameter_ratio": pair.draft.num_parameters / pair.target.num_parameters,
+            "gamma": config.num_speculative_tokens,
+        },
+        sums={"tokens": tuple(float(len(served[unit].tokens)) for unit in found.units)},
+        source=Source.here(
+            "measure --engine",
+            fingerprints={name: fingerprint(getattr(config, name)) for name in Pair._fields},
+            sizes={name: model.num_parameters for name, model in pair._asdict().items()},
+        ),
+    )
+    sides = {"served": found.served, "predicted": found.predicted}
+    return [row for name, counts in sides.items() for row in counts.rows(base, name)]
 
 
 def load_scored(config: ServedConfig) -> Pair:
@@ -166,10 +191,15 @@ def load_scored(config: ServedConfig) -> Pair:
 
 
 class Comparison(NamedTuple):
-    """Figures from an engine's counters, predicted figures, and whether they agree."""
+    """Counts of an engine, expected counts, and whether they agree.
 
-    served: BlockFigures
-    predicted: BlockFigures
+    Attributes:
+        units: Numbers of the requests whose blocks the engine counted.
+    """
+
+    units: tuple[int, ...]
+    served: Counts
+    predicted: Counts
     agreement: Agreement
 
 
@@ -191,57 +221,59 @@ def compare_served(
     gamma = config.num_speculative_tokens
     for answer in served:
         check_counts(answer, gamma, conventions)
-    counted = [both for both in zip(requests, served, strict=True) if both[1].blocks is not None]
-    prompts = [request.prompt for request, _ in counted]
-    texts = [answer.tokens for _, answer in counted]
+    units = tuple(place for place, answer in enumerate(served) if answer.blocks is not None)
+    prompts = [requests[place].prompt for place in units]
+    texts = [served[place].tokens for place in units]
     scores = score_texts(*pair, prompts, texts, config.sampling, progress, config.proposals)
     settings = scores, gamma, config.max_new_tokens, conventions
     predicted, actual = predicted_counts(*settings), served_counts(served, gamma)
     greedy = None
     if config.sampling.greedy and config.proposals.greedy:
         greedy = GreedyCounts.of(*settings, float32=pair.target.dtype == torch.float32)
-    return Comparison(
-        served=figures_of(actual, config.seed),
-        predicted=figures_of(predicted, config.seed),
-        agreement=decide_agreement(
-            actual, predicted, engine=config.engine.engine, seed=config.seed, greedy=greedy
-        ),
+    agreement = decide_agreement(
+        actual, predicted, engine=config.engine.engine, seed=config.seed, greedy=greedy
     )
+    return Comparison(units, actual, predicted, agreement)
 
 
 def _speed(
-    config: ServedConfig, pair: Pair, requests: Sequence[Request], runs: Runs
-) -> ServedSpeed | None:
-    if runs.plain is None:
-        return None
-    plain, drafted = sides = runs.plain.served, runs.drafted.served
+    row: Row,
+    config: ServedConfig,
+    pair: Pair,
+    requests: Sequence[Request],
+    runs: Runs,
+    plain: Sequence[Served],
+) -> ServedSpeed:
+    """The speed of the timed requests in `row`; `plain`: the answers without the draft."""
+    sides = plain, runs.drafted.served
     rates = [
         sum(len(answer.tokens) for answer in side) / sum(answer.seconds for answer in side)
         for side in sides
     ]
     ties = _near_ties(pair.target, requests, *sides) if config.sampling.greedy else None
     return ServedSpeed(
-        speedup=IntervalRow.of(speedup(*sides, runs.starts, config.seed)),
+        speedup=IntervalRow.of(speedup(row, runs.starts, config.seed)),
         plain_tokens_per_s=rates[0],
         speculative_tokens_per_s=rates[1],
-        num_equal=sum(a.tokens == b.tokens for a, b in zip(plain, drafted, strict=True)),
+        num_equal=sum(a.tokens == b.tokens for a, b in zip(*sides, strict=True)),
         num_near_ties=ties,
     )
 
 
-def speedup(
-    plain: Sequence[Served], drafted: Sequence[Served], starts: Starts, seed: int
-) -> Interval:
+def timed_requests(base: Row, plain: Sequence[Served], drafted: Sequence[Served]) -> Row:
+    """`base` with the seconds and tokens of each request without and with the draft."""
+    sums: dict[str, tuple[float, ...]] = {}
+    for prefix, side in (("target_", plain), ("", drafted)):
+        sums[f"{prefix}seconds"] = tuple(answer.seconds for answer in side)
+        sums[f"{prefix}tokens"] = tuple(float(len(answer.tokens)) for answer in side)
+    setting = {name: value for name, value in base.setting.items() if name != "counts"}
+    changes = {"units": tuple(range(len(drafted))), "setting": setting | {"timed": "requests"}}
+    return base.model_copy(update=changes | {"sums": sums})
+
+
+def speedup(row: Row, starts: Starts, seed: int) -> Interval:
     """Seconds per token without / with the draft, with an interval over requests and starts."""
-    sides = [
-        (
-            torch.tensor([answer.seconds for answer in side]),
-            torch.tensor([len(answer.tokens) for answer in side]),
-        )
-        for side in (plain, drafted)
-    ]
-    rng = named_generator(seed, "served speed")
-    return starts.widen(ratio_of_ratios_interval(*sides, rng=rng), 2)
+    return starts.widen(FIGURES["speedup"].measure(row, seed=seed), 2)
 
 
 def _near_ties(

@@ -217,12 +217,67 @@ BUILT_IN: Sequence[Figure] = (
         paper=_CASCADES,
     ),
     Figure(
+        "expected_rejection_rate",
+        "rejected / examined drafted tokens of a rule, expected from the probabilities of both "
+        "models along a text",
+        (("expected_rejected", "expected_examined"),),
+        better="less",
+        most=1.0,
+    ),
+    Figure(
+        "output_tvd",
+        "total variation distance of the target's distribution and of a rule's output; mean over "
+        "the tokens of a text",
+        (("output_tvd", "tokens"),),
+        label="output TVD",
+        better="less",
+        most=1.0,
+    ),
+    Figure(
+        "output_kl",
+        "Kullback-Leibler divergence of a rule's output from the target's distribution; mean over "
+        "the tokens of a text",
+        (("output_kl", "tokens"),),
+        label="KL",
+        unit="nats",
+        better="less",
+    ),
+    Figure(
+        "surprisal",
+        "mean of -log p over a rule's output, p the target's distribution without temperature",
+        (("surprisal", "tokens"),),
+        unit="nats",
+        better="less",
+    ),
+    Figure(
         "draft_acceptance_rate",
         "accepted / drafted tokens while decoding, the number that vLLM prints",
         (("accepted", "drafted"),),
         better="more",
         interval="count",
         most=1.0,
+    ),
+    Figure(
+        "position_acceptance",
+        "fraction of the blocks that accept the drafted token at a position, from 0",
+        (("position_accepted", "calls"),),
+        label="acceptance at the position",
+        better="more",
+        most=1.0,
+    ),
+    Figure(
+        "g_statistic",
+        "2 times the sum of observed log(observed / expected) over the cells of the G-test",
+        label="G",
+        better="less",
+        format=".1f",
+    ),
+    Figure(
+        "p_value",
+        "how often a lossless rule has a G at least as large",
+        label="p",
+        better="more",
+        format=".2g",
     ),
     Figure(
         "deferral_rate",

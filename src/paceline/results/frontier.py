@@ -56,6 +56,21 @@ def with_target_scores(row: Row, target: Row) -> Row:
     return row.model_copy(update={"sums": row.sums | {"target_score": column}})
 
 
+def is_known(figure: str, row: Row) -> bool:
+    """True if the figure of a cell is 1 by definition or by proof."""
+    if family_of(row) == TARGET_ALONE:
+        return figure in {"relative_quality", "speedup"}
+    return figure == "relative_quality" and is_lossless(row)
+
+
+def measure(figure: str, row: Row, seed: int = 0) -> Interval:
+    """A figure of a cell that has the target's scores, with its interval; NaN if it is unknown."""
+    if is_known(figure, row):
+        return _EXACTLY_1
+    chosen = FIGURES[figure]
+    return chosen.measure(row, seed=seed) if chosen.is_in(row) else _UNKNOWN
+
+
 class Reached(NamedTuple):
     """The best cell that meets a constraint on one half of the examples.
 
@@ -115,13 +130,13 @@ class Frontier:
         """A figure of a cell with its 95% interval over examples; NaN if it is unknown."""
         key = figure, self.rows.index(row)
         if key not in self._intervals:
-            known = self._is_known(figure, row)
-            self._intervals[key] = _EXACTLY_1 if known else self._measured(figure, row)
+            self._intervals[key] = measure(figure, self._whole[key[1]], self._seed)
         return self._intervals[key]
 
     def against_itself(self) -> Interval:
         """Speedup of the target alone, measured as a cell: 1 apart from noise."""
-        return self._measured("speedup", self.target)
+        speedup, whole = FIGURES["speedup"], self._whole[self.rows.index(self.target)]
+        return speedup.measure(whole, seed=self._seed) if speedup.is_in(whole) else _UNKNOWN
 
     def value(self, figure: str, row: Row) -> float:
         """A figure of a cell; NaN if it is unknown."""
@@ -198,20 +213,10 @@ class Frontier:
             self.rows[place], reporting.measure(figure, row), reporting.measure(bounded, row)
         )
 
-    def _is_known(self, figure: str, row: Row) -> bool:
-        """True if the figure is 1 by definition or by proof."""
-        if row is self.target:
-            return figure in {"relative_quality", "speedup"}
-        return figure == "relative_quality" and is_lossless(row)
-
-    def _measured(self, figure: str, row: Row) -> Interval:
-        whole, chosen = self._whole[self.rows.index(row)], FIGURES[figure]
-        return chosen.measure(whole, seed=self._seed) if chosen.is_in(whole) else _UNKNOWN
-
     def _weighted(self, figure: str, row: Row, weights_RN: Tensor) -> Tensor:
         """A figure for each row of numbers of times that the examples count, [R]."""
         found_R = torch.ones(len(weights_RN), dtype=torch.float64)
-        if self._is_known(figure, row):
+        if is_known(figure, row):
             return found_R
         if not FIGURES[figure].is_in(self._whole[self.rows.index(row)]):
             return found_R * math.nan

@@ -16,15 +16,22 @@ Names of sums:
     acceptance, greedy_acceptance, agreement
                                 of the tokens of a scored text: sum of 1 - TVD(p, q), sum of
                                 p(argmax q), number of tokens with argmax q = argmax p
+    output_tvd, output_kl, surprisal
+                                of the tokens of a text: sums of the distances of a rule's output to
+                                the target's distribution, and of -log p over it, in nats
+    expected_examined, expected_rejected
+                                expected numbers of drafted tokens of a rule along a text
     cross_entropy               of the same tokens: sum of -p log q over the vocabulary, in nats
     drafted, accepted, examined, rejected
                                 drafted tokens; examined: accepted, and a block's first rejected
+    position_accepted           blocks that accept the drafted token at the setting's position
     score, target_score         of an answer, in [0, 1]; of the target's answer to it
     seconds, first_seconds, first_tokens
                                 of a request; until its first tokens, and their number
     target_seconds, target_first_seconds, target_tokens, target_first_tokens
                                 of the same request with the target alone, timed by turns;
                                 `reference_*`: with a third model
+    identical, ties             of a greedy text: whether it is the target's, or differs at a tie
     nats, bytes                 -log p of the tokens of a text; size of the text in UTF-8
     tight, proven, printed, length, tvd
                                 of a prompt: bounds of its acceptance; see measure.bounds
@@ -156,6 +163,19 @@ class Row(StrictModel):
             else self.setting.get(key) == value
             for key, value in conditions.items()
         )
+
+    def extended(
+        self,
+        sums: Mapping[str, Iterable[float] | Tensor] | None = None,
+        totals: Mapping[str, float] | None = None,
+        /,
+        **setting: Label,
+    ) -> Row:
+        """The row with more settings, sums and totals; totals that are not finite are left out."""
+        values = {name: tuple(map(float, part)) for name, part in (sums or {}).items()}
+        finite = {name: value for name, value in (totals or {}).items() if math.isfinite(value)}
+        changes = {"setting": self.setting | setting, "sums": self.sums | values}
+        return self.model_copy(update=changes | {"totals": self.totals | finite})
 
     def only(self, units: Sequence[int]) -> Row:
         """The row with these units alone, in this order."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from paceline.bench.answers import context_of
 from paceline.bench.prediction import REJECTION, SPEEDUP, SURPRISAL
-from paceline.bench.settings import family, setting
+from paceline.bench.settings import family
 from paceline.core.bootstrap import LEAST_UNITS, Interval
 from paceline.results.frontier import ORACLE, TARGET_ALONE, family_of, is_lossless
 from paceline.view import charts
@@ -28,13 +29,12 @@ from paceline.view.page import (
     sentence,
     source_of,
 )
+from paceline.view.tables import name_of, tuned_tables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from paceline.bench.sequential_test import Tried
     from paceline.bench.tune import Tuned
-    from paceline.decode.strategies import DecodingConfig
     from paceline.results.frontier import Frontier, Reached
     from paceline.results.row import Row as Cell
     from paceline.view.bench_run import Cells, Results
@@ -146,11 +146,6 @@ def _verdict(cells: Cells, *, several: bool) -> str:
 def _counts(row: Cell) -> bool:
     name = family_of(row)
     return name != TARGET_ALONE and not name.startswith(ORACLE)
-
-
-def name_of(decoding: DecodingConfig) -> str:
-    """Family and setting of a cell."""
-    return f"{family(decoding)} {setting(decoding)}".strip()
 
 
 def _name(row: Cell) -> str:
@@ -346,10 +341,8 @@ def tune_page(found: Tuned, environment: Mapping[str, Any] | None = None) -> Pag
     """The page of a tuned setting."""
     config = found.config
     source = source_of("tune", config, environment)
-    blocks: list[Figure | Table] = [_tested(found)]
-    if found.failed:
-        failed = [{"setting": name_of(one.decoding), "reason": one.error} for one in found.failed]
-        blocks.append(Table("Failed settings", failed))
+    tables = tuned_tables(found)
+    blocks: list[Figure | Table] = [_tested(found, tables[:2]), *tables[2:]]
     task = f"Task: {config.task.task}, {sampling_words(vars(config.sampling))}"
     return Page(
         title="The best setting within a bound",
@@ -366,18 +359,17 @@ def tune_page(found: Tuned, environment: Mapping[str, Any] | None = None) -> Pag
     )
 
 
-def _tested(found: Tuned) -> Figure:
+def _tested(found: Tuned, tables: Sequence[Table]) -> Figure:
     config = found.config
     absolute = config.absolute_quality is not None
-    rows = [_tried(one, absolute=absolute) for one in found.tried]
+    rows = [{"examples": table.title} | row for table in tables for row in table.rows]
     y = Axis("quality", format=".2f", bounds=True) if absolute else _QUALITY
     floor = config.absolute_quality if absolute else config.quality_floor
     least = None if config.max_latency is None else 1 / config.max_latency
-    steps = {"To choose": "choosing", "To confirm, on other examples": "confirming"}
     panels = [
         Panel(
             charts.frontier(
-                mine,
+                table.rows,
                 _SPEED,
                 y,
                 "family",
@@ -385,10 +377,9 @@ def _tested(found: Tuned) -> Figure:
                 reference=(least or 1.0, floor or 1.0),
                 names=list(dict.fromkeys(row["family"] for row in rows)),
             ),
-            title,
+            table.title,
         )
-        for title, step in steps.items()
-        if (mine := [row for row in rows if row["examples"] == step])
+        for table in tables
     ]
     text = (
         "Each point is a setting. Candidates are measured on the choosing examples; the best are "
@@ -397,13 +388,6 @@ def _tested(found: Tuned) -> Figure:
         "the lower limit or by proof on confirming examples."
     )
     return Figure("Tested settings", text, panels, rows)
-
-
-def _tried(one: Tried, *, absolute: bool) -> Row:
-    name = "quality" if absolute else "relative_quality"
-    names = {"family": family(one.decoding), "setting": setting(one.decoding) or "-"}
-    row = names | {"examples": one.examples} | bounded(words_of(name), getattr(one, name))
-    return row | bounded("speedup", one.speedup) | {"lower limit": one.lower_limit, "met": one.met}
 
 
 def _verdict_of_tune(found: Tuned) -> str:
@@ -416,7 +400,7 @@ def _verdict_of_tune(found: Tuned) -> str:
         bound = f"a time per token of at most {config.max_latency:g} of the target's"
     if family(chosen.decoding) == TARGET_ALONE:
         return f"No setting is better than decoding without a draft, within {bound}."
-    relative = chosen.relative_quality
-    quality = "" if relative is None else f" and {relative.value:.3f} of its quality"
-    speed = interval_text(chosen.speedup, ".2f", "x")
+    relative = chosen.measure("relative_quality", config.seed).value
+    quality = "" if math.isnan(relative) else f" and {relative:.3f} of its quality"
+    speed = interval_text(chosen.measure("speedup", config.seed), ".2f", "x")
     return f"Use {name_of(chosen.decoding)}: {speed} the target's speed{quality}, within {bound}."

@@ -5,11 +5,10 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.bootstrap import Interval
+from paceline.results.figures import FIGURES
 from paceline.view import charts
 from paceline.view.charts import Axis
 from paceline.view.definitions import words_of
-from paceline.view.measure_tables import ACCEPTANCE, gamma_table
 from paceline.view.page import (
     Fact,
     Figure,
@@ -26,6 +25,7 @@ from paceline.view.page import (
     sentence,
     source_of,
 )
+from paceline.view.tables import ACCEPTANCE, gamma_table, served_tables, steps_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -159,7 +159,8 @@ def served_page(found: ServedMeasurement) -> Page:
         f"{sampling_words(vars(config.sampling))}, gamma {config.num_speculative_tokens}"
     )
     facts = [] if found.speed is None else [Fact.of("speedup", found.speed.speedup, unit="x")]
-    facts.append(Fact.of(words_of("block_efficiency"), found.served.block_efficiency))
+    tau = FIGURES["block_efficiency"].measure(found.rows[0], seed=config.seed)
+    facts.append(Fact.of(words_of("block_efficiency"), tau))
     facts.append(Fact.of("served / predicted", agreement.ratio, ".3f"))
     return Page(
         title=f"The draft in {found.engine} {found.engine_version}".strip(),
@@ -174,23 +175,18 @@ def served_page(found: ServedMeasurement) -> Page:
 
 
 def _served_blocks(found: ServedMeasurement) -> Section:
-    sides = {"engine's counters": found.served, "prediction": found.predicted}
-    whole: list[Row] = [{"from": name, **figures(side)} for name, side in sides.items()]
+    whole, positions = served_tables(found)
     tau = Axis(words_of("block_efficiency"), format=".2f", bounds=True)
     text = "1 + accepted tokens per block, with 95% intervals over requests."
-    panels = [Panel(charts.intervals(whole, "from", tau))]
-    blocks = [Figure("Tokens per target call", text, panels, whole)]
-    rows: list[Row] = [
-        {"from": name, "position": number, **bounded("acceptance", share)}
-        for name, side in sides.items()
-        for number, share in enumerate(side.acceptance_by_position or [], 1)
-    ]
-    if rows:
-        position = Axis("position", "position in the block", "d", whole=True)
-        accepted = Axis("acceptance", "share of blocks that accept it", ".2f", bounds=True)
-        text = "Share of the blocks that accept the first, second, ... drafted token."
-        panels = [Panel(charts.curves(rows, position, accepted, "from"))]
-        blocks.append(Figure("Acceptance by position", text, panels, rows))
+    panels = [Panel(charts.intervals(whole.rows, "counts", tau))]
+    blocks = [Figure("Tokens per target call", text, panels, whole.rows)]
+    if positions.rows:
+        position = Axis("position", "position in the block, from 0", "d", whole=True)
+        accepted = words_of("position_acceptance")
+        accepted = Axis(accepted, "share of blocks that accept it", ".2f", bounds=True)
+        text = "Share of the blocks that accept the first (0), second (1), ... drafted token."
+        panels = [Panel(charts.curves(positions.rows, position, accepted, "counts"))]
+        blocks.append(Figure("Acceptance by position", text, panels, positions.rows))
     return Section("Blocks", blocks, ("95% interval", "gamma"))
 
 
@@ -200,11 +196,7 @@ def _served_speed(found: ServedMeasurement) -> list[Section]:
         text = f"With and without the draft; {found.starts.words}."
         blocks.append(Table("Whole requests", [figures(found.speed)], text=text))
     if (costs := found.costs) is not None:
-        rows: list[Row] = []
-        for step in costs.steps:
-            ends = (1e3 * step.seconds.value, 1e3 * step.seconds.low, 1e3 * step.seconds.high)
-            row: Row = {"requests at a time": str(step.batch_size), "gamma": step.gamma}
-            rows.append(row | bounded("ms per step", Interval(*ends)))
+        rows = steps_table(costs).rows
         gamma = Axis("gamma", "drafted tokens per block; 0: without the draft", "d", whole=True)
         ms = Axis("ms per step", format=".2f", bounds=True)
         text = f"Time of an engine step, with 95% intervals; {costs.starts.words}."
@@ -217,18 +209,23 @@ def verify_page(found: LosslessnessReport) -> Page:
     """The page of a test of losslessness."""
     source = source_of("verify", found.config)
     greedy, sampled, broken = found.greedy, found.distribution, found.broken_distribution
+    texts = greedy.counts
     compared = (
         "Each prompt is decoded at temperature 0 with the draft, and compared with the greedy text "
         f"of {found.reference}. Texts may differ after two logits closer than "
         f"{found.config.tie:g}, which rounding can exchange."
     )
     checks = {"lossless rule": sampled} | ({} if broken is None else {"broken rule": broken})
-    tests = [{"test": name, "passed": one.passed, **figures(one)} for name, one in checks.items()]
+    tests = [
+        {"test": name, "passed": one.passed, **one.counts, **_test_figures(one)}
+        for name, one in checks.items()
+    ]
     columns = {
         "impossible": "tokens of probability 0 under the target.",
         "border": "tokens that rounding can move across the limit of top-k or top-p, excluded.",
         "false alarm": "how often a lossless rule fails.",
     }
+    greedy_line = {**texts, "first difference": greedy.first_difference}
     cells = [_cells(one, name) for name, one in checks.items()]
     terms = ("G-test", "cell of the G-test")
     return Page(
@@ -237,14 +234,14 @@ def verify_page(found: LosslessnessReport) -> Page:
         tone="good" if found.passed else "bad",
         verdict=_verdict_of_verify(found),
         facts=[
-            Fact("greedy texts equal", f"{greedy.num_identical} of {greedy.num_prompts}"),
+            Fact("greedy texts equal", f"{texts['identical']} of {texts['prompts']}"),
             Fact("G-test", f"p {sampled.p_value:.2g}", f"fails below {sampled.false_alarm:g}"),
-            Fact("sampled tokens", f"{sampled.num_tokens:,}"),
+            Fact("sampled tokens", f"{sampled.counts['tokens']:,}"),
         ],
         sections=[
             Section(
                 "Greedy texts",
-                [Table("Token by token", [figures(greedy)], text=compared)],
+                [Table("Token by token", [greedy_line], text=compared)],
                 ("lossless",),
             ),
             Section("Sampled tokens", [*cells, Table("G-tests", tests, columns=columns)], terms),
@@ -258,28 +255,31 @@ def verify_page(found: LosslessnessReport) -> Page:
     )
 
 
+def _test_figures(check: DistributionCheck) -> Row:
+    known = {words_of(name): check.row.totals[name] for name in ("g_statistic", "p_value")}
+    return known | {"false alarm": check.false_alarm}
+
+
 def _verdict_of_verify(found: LosslessnessReport) -> str:
-    greedy, sampled = found.greedy, found.distribution
-    p = f"{sampled.p_value:.2g}"
-    if not greedy.passed:
-        return f"The greedy texts differ: {greedy.first_difference}."
-    if sampled.num_impossible:
-        count = f"{sampled.num_impossible} of {sampled.num_tokens}"
-        return f"{count} sampled tokens have probability 0 under the target."
+    texts, sampled = found.greedy.counts, found.distribution
+    p, tokens = f"{sampled.p_value:.2g}", sampled.counts["tokens"]
+    if not found.greedy.passed:
+        return f"The greedy texts differ: {found.greedy.first_difference}."
+    if impossible := sampled.counts["impossible"]:
+        return f"{impossible} of {tokens} sampled tokens have probability 0 under the target."
     if not sampled.passed:
         below = f"p {p}, below {sampled.false_alarm:g}"
         return f"The sampled tokens do not follow the target's distribution: {below}."
     if not found.passed:
         return "Both tests pass, but so does the broken rule: sample more tokens."
-    texts = f"All {greedy.num_prompts} greedy texts equal the target's"
-    if greedy.num_ties:
-        texts = (
-            f"{greedy.num_identical} of {greedy.num_prompts} greedy texts equal the target's, "
-            f"{greedy.num_ties} differ at a tie of its logits"
+    equal = f"All {texts['prompts']} greedy texts equal the target's"
+    if texts["ties"]:
+        equal = (
+            f"{texts['identical']} of {texts['prompts']} greedy texts equal the target's, "
+            f"{texts['ties']} differ at a tie of its logits"
         )
     caught = "; the same test rejects a broken rule" if found.broken_distribution else ""
-    tokens = f"{sampled.num_tokens:,} sampled tokens follow its distribution (p {p})"
-    return f"{texts}, and {tokens}{caught}."
+    return f"{equal}, and {tokens:,} sampled tokens follow its distribution (p {p}){caught}."
 
 
 def _cells(check: DistributionCheck, rule: str) -> Figure:

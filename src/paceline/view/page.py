@@ -173,6 +173,8 @@ class Table:
         formats: Of columns that are not figures, or are shown otherwise than the registry says.
         units: What intervals are over, such as prompts.
         is_stacked: Whether a narrow screen has the cells of a row below each other.
+        once: Columns, of which the first names what a line is about. They are left empty in a line
+            about the same as the line before.
     """
 
     title: str
@@ -183,6 +185,7 @@ class Table:
     formats: Mapping[str, str] = field(default_factory=dict)
     units: str = ""
     is_stacked: bool = False
+    once: Sequence[str] = ()
 
     def cells(self, between: str = " to ") -> list[dict[str, str | Mark]]:
         """The rows as text, with the bounds of a value in the value's own cell; marks stay."""
@@ -190,10 +193,14 @@ class Table:
         bounds = {f"{name}_{end}" for name in names for end in ("low", "high")}
         shown_names = [name for name in names if name not in bounds]
         forms = {name: self._format(name) for name in shown_names}
-        return [
+        lines = [
             {name: _cell(row, name, forms[name], between) for name in shown_names}
             for row in self.rows
         ]
+        for line, before in zip(lines[:0:-1], lines[-2::-1], strict=True):
+            if self.once and line[self.once[0]] == before[self.once[0]]:
+                line |= dict.fromkeys(set(self.once) & line.keys(), "")
+        return lines
 
     def _format(self, name: str) -> str:
         figure = figure_of(name)

@@ -27,6 +27,12 @@ from paceline.view.page import (
     sentence,
     source_of,
 )
+from paceline.view.tables import (
+    before_and_after,
+    checkpoint_line,
+    sweep_cells,
+    sweep_differences,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -46,10 +52,9 @@ _MOST_POINTS = 240
 _BOUNDS = ("_low", "_high")
 _STEP = Axis("step", "optimizer step", "d", whole=True)
 _SECONDS = Axis("seconds", "seconds of training", ".0f")
-_TAU = Axis("tau", words_of("block_efficiency"), ".2f", bounds=True)
+_TAU = Axis(words_of("block_efficiency"), format=".2f", bounds=True)
 _QUALITY = Axis("quality", "mean score of its own answers", ".3f", bounds=True)
 _GAIN = Axis("gain", "gain over the initial draft", ".2f", bounds=True)
-_ALL = "all columns"
 _BLOCK_EFFICIENCY = REGISTRY["block_efficiency"]
 
 
@@ -138,12 +143,8 @@ def _held_out(points: Sequence[tuple[int, Figures]], known: Sequence[str]) -> Se
         "texts, where they are recorded."
     )
     blocks: list[Block] = [Figure("Held-out figures over training", text, panels, rows)]
-    ends: list[Row] = [
-        {"": label, **{words_of(name): figures.get(name) for name in known}}
-        for label, (_, figures) in (("before", points[0]), ("after", points[-1]))
-    ]
     if len(points) > 1:
-        blocks.append(Table("Before and after", ends))
+        blocks.append(before_and_after(points[0][1], points[-1][1], known, "Before and after"))
     terms = [FIGURES[name].term for name in known]
     return Section("On held-out text", blocks, [*terms, "95% interval"])
 
@@ -261,17 +262,8 @@ def _by_gamma(
 
 
 def _line(row: ResultRow, rows: Sequence[ResultRow]) -> Row:
-    line: Row = {
-        "draft": row.setting["label"],
-        "step": row.setting.get("step", 0),
-        "seconds": row.totals["elapsed_s"],
-        "gamma": row.setting["gamma"],
-    }
-    named = {"acceptance": "expected_acceptance", "quality": "quality", "tau": "block_efficiency"}
-    for name, figure in named.items():
-        if REGISTRY[figure].is_in(row):
-            line |= bounded(name, REGISTRY[figure].measure(row))
-    return line | bounded("gain", gain_of(row, rows)) | {"MBSU": REGISTRY["mbsu"].value(row)}
+    names = {"draft": row.setting["label"], "step": row.setting.get("step", 0)}
+    return names | {"seconds": row.totals["elapsed_s"]} | checkpoint_line(row, rows)
 
 
 def draw_trajectories(rows: Sequence[ResultRow], path: Path) -> None:
@@ -287,7 +279,7 @@ def draw_trajectories(rows: Sequence[ResultRow], path: Path) -> None:
         places = zip(own, along(own, "step"), along(own, "elapsed_s"), strict=True)
         lines += [
             {"line": name, "gamma": gamma, "step": step, "seconds": seconds}
-            | bounded("tau", _BLOCK_EFFICIENCY.measure(row))
+            | bounded(_TAU.field, _BLOCK_EFFICIENCY.measure(row))
             for row, step, seconds in places
         ]
     panels = [
@@ -365,25 +357,12 @@ def _best_row(sweep: Sweep) -> str:
 
 def _figure_of_sweep(sweep: Sweep) -> Section:
     name, reference = words_of(sweep.figure), sweep.reference
-    names, columns = sweep.names("row"), sweep.names("column")
-    cells = [
-        {"row": _words(row), "column": _words(column), **bounded("value", sweep.cell(row, column))}
-        for row in names
-        for column in columns
-    ]
+    cells = sweep_cells(sweep)
     text = f"Mean over {sweep.num_seeds} seeds of the aligned draft on held-out text."
-    heat = charts.heat_map(cells, "row", "column", Axis("value", name, ".3f", bounds=True))
+    heat = charts.heat_map(cells, "row", "column", Axis(name, format=".3f", bounds=True))
     title = sentence(name)[:-1]
     blocks = [Figure(f"{title} of each cell", text, [Panel(heat)], cells)]
-    spans = {_words(column): [column] for column in columns}
-    if len(spans) > 1:
-        spans[_ALL] = columns
-    rows: list[Row] = [
-        {"row": _words(row), "column": span} | bounded("difference", sweep.difference(row, chosen))
-        for row in names
-        if row != reference
-        for span, chosen in spans.items()
-    ]
+    rows = sweep_differences(sweep)
     if rows:
         x = Axis("difference", f"difference to {_words(reference)}", "+.3f", bounds=True)
         chart = charts.intervals(rows, "row", x, group="column", reference=0.0)

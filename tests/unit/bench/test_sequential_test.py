@@ -61,10 +61,10 @@ def test_settings_are_tested_from_the_surest_to_the_least_sure_one():
 
 
 def tried(met: bool, limit: float | None = 0.5) -> Tried:
-    one = {"value": 1.0, "low": 1.0, "high": 1.0}
-    values = {"decoding": DecodingConfig(), "examples": "confirming", "quality": None}
-    values |= {"relative_quality": None, "speedup": one, "met": met, "lower_limit": limit}
-    return Tried.model_validate(values)
+    totals = {} if limit is None else {"lower_limit": limit}
+    words = "no" if not met else "by proof" if limit is None else "yes"
+    cell = steady(Chow(0.1)).extended({}, totals, examples="confirming", met=words)
+    return Tried(decoding=DecodingConfig(), row=cell)
 
 
 def test_testing_ends_with_the_first_setting_that_fails():

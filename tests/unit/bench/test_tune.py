@@ -1,15 +1,21 @@
 """Tuning: what is proposed, what is chosen, and that it holds on examples nobody has seen."""
 
+import json
+import math
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from rich.console import Console
 
 from paceline.bench import BenchConfig, bench, read_rows, runner
 from paceline.bench.answers import read_texts
 from paceline.bench.prediction import Prediction, predict
 from paceline.bench.tune import TuneConfig, spread, tune, undominated
 from paceline.cli.decode import usage
+from paceline.cli.tables import printed
 from paceline.config import load_config, validate
 from paceline.core.rules import Chow, Lenient, Lossless, TokenV3
 from paceline.core.sampling import SamplingParams
@@ -19,6 +25,7 @@ from paceline.errors import ConfigError, InputNote, ModelLoadError, NotReachedEr
 from paceline.models import load_model
 from paceline.records import RunDirectory
 from paceline.train.config import Checkpoints
+from paceline.view.tables import tuned_tables
 from support.engines import step, write_costs
 from support.runs import write_corpus, write_pair
 
@@ -97,14 +104,44 @@ def test_of_many_candidates_some_at_even_steps_are_measured(count: int, kept: li
 
 def test_the_setting_holds_on_unseen_examples_and_decode_reads_it(folder: Path, tmp_path: Path):
     found = tune(settings(folder, tmp_path / "run", quality_floor=0.98))
-    assert found.chosen.examples == "confirming"
-    assert found.chosen.relative_quality is not None
-    assert found.chosen.relative_quality.value >= 0.98
+    assert found.chosen.row.has(examples="confirming")
+    assert found.chosen.measure("relative_quality").value >= 0.98
     written = load_config(DecodingConfig, tmp_path / "run" / "decoding.yaml")
     assert written == found.chosen.decoding
-    chosen_from = [one.decoding.strategy for one in found.tried if one.examples == "choosing"]
+    chosen_from = [one.decoding.strategy for one in found.tried if one.row.has(examples="choosing")]
     lossless = [s for s in chosen_from if isinstance(s, Speculative) and s.rule == Lossless()]
     assert len(lossless) == 1, "measured whatever the others promise, and once"
+
+
+def test_what_is_printed_of_settings_follows_from_the_rows_in_the_json(
+    folder: Path, tmp_path: Path
+):
+    """By numpy. The target alone has a speedup of 1, and it and lossless rules a quality of 1."""
+    found = tune(settings(folder, tmp_path / "run", quality_floor=0.4))
+    rows = [one["row"] for one in json.loads(found.model_dump_json())["tried"]]
+    assert {row["setting"]["examples"] for row in rows} == {"choosing", "confirming"}
+    seen = StringIO()
+    Console(file=seen, width=80).print(printed(*tuned_tables(found)))
+    text = seen.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    choosing, confirming = text.split("On other examples")
+    tables = {"choosing": choosing.splitlines(), "confirming": confirming.splitlines()}
+    for row in rows:
+        sums = {name: np.array(values, dtype=float) for name, values in row["sums"].items()}
+        timed = ~np.isnan(sums["target_seconds"])
+        per_token = sums["target_seconds"][timed].sum() / sums["target_tokens"][timed].sum()
+        speedup = per_token * sums["tokens"][timed].sum() / sums["seconds"][timed].sum()
+        quality = sums["score"].sum() / sums["target_score"].sum()
+        setting = row["setting"]
+        alone = setting["family"] == "autoregressive"
+        quality = 1.0 if alone or "lossless" in setting else quality
+        speedup = 1.0 if alone else speedup
+        lines = map(str.split, tables[setting["examples"]])
+        own = [line for line in lines if line[:1] == setting["family"].split()[:1]]
+        cells = {f"{quality:.2f}", f"{speedup:.2f}", *setting["met"].split()}
+        assert any(cells <= set(line) for line in own), (setting, own)
+        limit = row["totals"].get("lower_limit")
+        assert limit is None or any(f"{limit:.3f}" in line for line in own)
 
 
 def test_a_floor_above_the_targets_quality_takes_more_than_the_proof(folder: Path, tmp_path: Path):
@@ -200,7 +237,7 @@ def test_a_second_start_measures_nothing_and_says_the_same(
 
     monkeypatch.setattr("paceline.bench.runner.run_together", never)
     # proposals rest on pass times, which differ from start to start: the same ones, for this
-    proposed = [one.decoding for one in first.tried if one.examples == "choosing"][1:]
+    proposed = [one.decoding for one in first.tried if one.row.has(examples="choosing")][1:]
     monkeypatch.setattr("paceline.bench.tune.propose", lambda *_: proposed)
     assert tune(config).chosen == first.chosen
 
@@ -257,8 +294,8 @@ def test_a_floor_without_a_metric_and_two_bounds_are_one_line(folder: Path, tmp_
 def test_a_latency_budget_is_met_without_a_metric(folder: Path, tmp_path: Path):
     text = {"task": "text", "corpus": str(folder / "questions.jsonl")}
     found = tune(settings(folder, tmp_path / "run", task=text, max_latency=1000.0, num_timed=None))
-    assert found.chosen.quality is None
-    assert found.chosen.speedup.value > 1e-3
+    assert math.isnan(found.chosen.measure("quality").value)
+    assert found.chosen.measure("speedup").value > 1e-3
 
 
 def served(folder: Path, output: Path, **sampling: Any) -> TuneConfig:
@@ -324,5 +361,5 @@ def test_with_an_engines_costs_its_seconds_and_its_drafts_decide(folder: Path, t
         assert strategy.num_speculative_tokens == 3
         assert strategy.draft_sampling == SamplingParams(temperature=0)
         # a block costs a step and gives a token at least; in vLLM no rule takes the first from one
-        assert one.speedup.value >= 0.99
+        assert one.measure("speedup").value >= 0.99
         assert strategy.bonus == ("rule" if strategy.rule.exact else "target")

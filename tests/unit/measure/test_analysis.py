@@ -1,10 +1,15 @@
 """One teacher-forced pass tells what every rule would do, and decoding does it."""
 
+import json
 import math
+from io import StringIO
 
+import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
+from paceline.cli.tables import printed
 from paceline.config import validate
 from paceline.core.rule_base import Bonus, Position, TargetBonus, with_bonus
 from paceline.core.rules import (
@@ -29,6 +34,7 @@ from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import UsageError
 from paceline.measure.analysis import AnalyzeConfig, analyze_models, analyze_rules, rule_effect
 from paceline.models.fakes import TableModel
+from paceline.view.tables import frontier_table
 from support import exact
 
 BINARY: list[Rule] = [
@@ -100,7 +106,7 @@ def test_on_its_own_text_a_rule_is_predicted_to_do_what_it_then_does(
     # a token is rejected or not, a block has up to two accepted: deviations of 1/2 and 1 at most
     spread = 4 * 0.5 / math.sqrt(stats.num_examined) if temperature else 0.02
     tau_spread = 4 * 1 / math.sqrt(stats.num_blocks) if temperature else 0.02
-    assert row.blocks[2].rejection_rate.value == pytest.approx(stats.rejection_rate, abs=spread)
+    assert row.blocks[2].rejection_rate == pytest.approx(stats.rejection_rate, abs=spread)
     assert row.blocks[2].block_efficiency == pytest.approx(stats.block_efficiency, abs=tau_spread)
 
 
@@ -113,9 +119,9 @@ def test_a_loose_rule_changes_greedy_text_at_temperature_0_and_not_at_top_k_1(ru
     changed = [
         analyze_rules(target, draft, [[0], [1]], texts, [rule], one, (2,))[0] for one in settings
     ]
-    assert changed[0].tvd == 0
-    assert changed[1].tvd > 0
-    assert changed[1].blocks[2].rejection_rate.value < changed[0].blocks[2].rejection_rate.value
+    assert changed[0].mean("output_tvd") == 0
+    assert changed[1].mean("output_tvd") > 0
+    assert changed[1].blocks[2].rejection_rate < changed[0].blocks[2].rejection_rate
     decoded = [
         SpeculativeDecoder(target, draft, rule, 2, one).generate([[0], [1]], 12, eos_token_ids=[])
         for one in settings
@@ -145,7 +151,7 @@ def test_the_first_token_counts_where_the_rule_judges_it(rule: Rule):
     )
     assert (stats.num_recovered > 100) == (not rule.exact)
     spread = 4 * 0.5 / math.sqrt(stats.num_examined)
-    assert row.blocks[1].rejection_rate.value == pytest.approx(stats.rejection_rate, abs=spread)
+    assert row.blocks[1].rejection_rate == pytest.approx(stats.rejection_rate, abs=spread)
 
 
 def test_a_lossless_rule_is_at_no_distance_and_drafting_alone_at_all_of_it():
@@ -154,12 +160,12 @@ def test_a_lossless_rule_is_at_no_distance_and_drafting_alone_at_all_of_it():
     lossless, alone = analyze_rules(
         target, draft, [[1]], [[2, 3, 4, 5, 6]], rules, SamplingParams(), gammas=(1, 2, 3, 4)
     )
-    assert lossless.tvd == pytest.approx(0, abs=1e-6)
-    assert lossless.kl == pytest.approx(0, abs=1e-6)
-    assert alone.blocks[1].rejection_rate.value == 0
+    assert lossless.mean("output_tvd") == pytest.approx(0, abs=1e-6)
+    assert lossless.mean("output_kl") == pytest.approx(0, abs=1e-6)
+    assert alone.blocks[1].rejection_rate == 0
     p, q = tables()
     distances = [exact.tvd(p[before], q[before]) for before in (1, 2, 3, 4, 5)]
-    assert alone.tvd == pytest.approx(math.fsum(distances) / 5, abs=1e-6)
+    assert alone.mean("output_tvd") == pytest.approx(math.fsum(distances) / 5, abs=1e-6)
     # alone drafts the first token, too: 4 tokens and 1 in blocks of 3, all 5 in a block of 4
     assert alone.blocks[3].block_efficiency == pytest.approx(5 / 2)
     assert alone.blocks[4].block_efficiency == pytest.approx(5)
@@ -184,18 +190,18 @@ def test_the_first_token_is_a_drafted_position_but_of_an_exact_rule_or_in_vllm(r
     texts = [[1, 2, 1, 2, 1, 2]] * 4
     (row,) = analyze_rules(*models, [[0]] * 4, texts, [rule], SamplingParams(), (1,), budget=6)
     if rule.exact or isinstance(rule, TargetBonus):  # 5 positions behind the first token: 2 + 2 + 1
-        assert row.blocks[1].rejection_rate.value == pytest.approx(0, abs=1e-5)
+        assert row.blocks[1].rejection_rate == pytest.approx(0, abs=1e-5)
         assert row.blocks[1].block_efficiency == pytest.approx(5 / 3, rel=1e-5)
     else:  # judged: the first, which is never the draft's here; then as above
         # 6 tokens in 1 + 3 blocks of which 3 were judged; acceptance at the first is 1/3
-        assert row.blocks[1].rejection_rate.value == pytest.approx((2 / 3) / 3, rel=1e-5)
+        assert row.blocks[1].rejection_rate == pytest.approx((2 / 3) / 3, rel=1e-5)
         assert row.blocks[1].block_efficiency == pytest.approx((4 + 1 / 3 + 2) / 4, rel=1e-5)
 
 
 def test_texts_of_one_token_are_no_blocks_of_an_exact_rule():
     target, draft = (TableModel(values) for values in tables())
     (row,) = analyze_rules(target, draft, [[1]], [[2]], [Lossless()], SamplingParams(), (2,))
-    assert math.isnan(row.blocks[2].rejection_rate.value)
+    assert math.isnan(row.blocks[2].rejection_rate)
     assert (row.blocks[2].block_efficiency, row.blocks[2].drafted_per_block) == (1, 0)
 
 
@@ -219,7 +225,43 @@ def test_analyze_predicts_for_vllm_too():
     for bonus in ("rule", "target"):
         config = validate(AnalyzeConfig, given | {"bonus": bonus})
         found = analyze_models(target, draft, [[0], [1], [2]], config)
-        assert [row.rule for row in found.rows] == list(config.rules)
-        taus[bonus] = [row.block_efficiency[2] for row in found.rows]
+        rows = [row for row in found.rows if row.has(gamma=2, bonus=bonus)]
+        assert [row.setting["label"] for row in rows] == ["lossless", "lenient linear 0.999999"]
+        taus[bonus] = [np.sum(row.sums["emitted"]) / np.sum(row.sums["calls"]) for row in rows]
     assert taus["target"][1] == pytest.approx(taus["target"][0], rel=1e-4)
     assert taus["rule"][1] != pytest.approx(taus["rule"][0], rel=1e-4)
+
+
+def test_what_is_printed_of_rules_follows_from_the_rows_in_the_json():
+    """By numpy."""
+    p, q = tables()
+    rules = [{"rule": "lossless"}, {"rule": "lenient", "kind": "exponential", "epsilon": 0.4}]
+    rules += [{"rule": "chow", "alpha": 1.0}, {"rule": "token_v3", "alpha": 0.3}]
+    given = {"target": "t", "draft": "d", "prompts": "p", "rules": rules, "gammas": [1, 3]}
+    config = validate(AnalyzeConfig, given | {"max_new_tokens": 9, "pass_repeats": 1})
+    found = analyze_models(TableModel(p), TableModel(q), [[0], [1], [2]] * 4, config)
+    rows = json.loads(found.model_dump_json())["rows"]
+    seen = StringIO()
+    Console(file=seen, width=80).print(printed(frontier_table(found)))
+    lines = [line.split() for line in seen.getvalue().splitlines()]
+    assert max(map(len, seen.getvalue().splitlines())) <= 80
+    for rule in rules:
+        text, *blocks = (row for row in rows if rule.items() <= row["setting"].items())
+        assert [row["setting"].get("gamma") for row in (text, *blocks)] == [None, 1, 3]
+        whole = {name: np.array(values) for name, values in text["sums"].items()}
+        tvd = whole["output_tvd"].sum() / whole["tokens"].sum()
+        kl = whole["output_kl"].sum() / whole["tokens"].sum() if "output_kl" in whole else np.inf
+        surprisal = whole["surprisal"].sum() / whole["tokens"].sum()
+        tried: list[tuple[float, list[str]]] = []
+        for row in blocks:
+            sums = {name: np.sum(values) for name, values in row["sums"].items()}
+            gamma, totals = row["setting"]["gamma"], row["totals"]
+            tau = sums["emitted"] / sums["calls"]
+            rejected = sums["expected_rejected"] / sums["expected_examined"]
+            cells = [str(gamma), f"{rejected:.2f}", f"{tau:.3f}"]
+            tried.append((tau / totals["block_cost"], cells))
+        speedup, (gamma, rejected, tau) = max(tried)
+        cells = [*(f"{one:.3f}" for one in (tvd, kl, surprisal)), tau, f"{speedup:.3f}"]
+        cells = ["∞" if cell == "inf" else cell for cell in cells]
+        (line,) = (line for line in lines if line[-5:] == cells and line[0] == rule["rule"])
+        assert line[-8:-6] == [gamma, rejected]

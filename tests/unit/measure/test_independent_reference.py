@@ -88,7 +88,7 @@ def test_a_target_whose_sessions_are_wrong_fails_although_it_agrees_with_itself(
     itself: Any = SessionsAlone(broken)
     before = verify_models(broken, draft, PROMPTS, settings, reference=itself)
     assert before.greedy.passed
-    assert before.distribution.num_impossible == 0
+    assert before.distribution.counts["impossible"] == 0
     found = verify_models(broken, draft, PROMPTS, settings, reference=broken)
     assert not found.greedy.passed
     assert not found.passed
@@ -106,7 +106,7 @@ def test_right_sessions_pass(kind: str, penalty: float):
     settings = config(sampling=sampling, self_test=True, num_prompts=8)
     found = verify_models(model, draft, PROMPTS, settings)
     assert found.greedy.passed, found.greedy.first_difference
-    assert found.greedy.num_identical + found.greedy.num_ties == 8
+    assert found.greedy.counts["identical"] + found.greedy.counts["ties"] == 8
     assert found.distribution.passed
     assert "transformers" in found.reference
 

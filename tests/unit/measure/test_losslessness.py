@@ -1,8 +1,13 @@
 """`verify` on table models: it passes what is lossless and fails what is not."""
 
+import json
+import math
+
+import numpy as np
 import pytest
 import torch
 
+from paceline.cli.result_tables import losslessness_lines
 from paceline.core.rules import Lenient, Lossless
 from paceline.core.sampling import SamplingParams
 from paceline.measure.losslessness import (
@@ -44,7 +49,7 @@ def test_the_lossless_rule_passes(sampling):
     """n = 1,890 tokens in 16 cells; each sampler fails once in 10,000 seeds."""
     report = verify_models(*_models(), PROMPTS, _config(sampling=sampling))
     assert report.passed
-    assert report.distribution.num_tokens == 30 * 63
+    assert report.distribution.counts["tokens"] == 30 * 63
 
 
 @pytest.mark.slow
@@ -76,7 +81,7 @@ def test_a_forced_end_of_text_is_not_taken_for_a_sample():
     config = _config(sampling=SamplingParams(top_k=3), max_new_tokens=4, num_cells=2)
     report = verify_models(target, draft, [[5, 6], [8, 9, 10]] * 10, config)
     assert report.greedy.passed
-    assert report.distribution.num_impossible == 0
+    assert report.distribution.counts["impossible"] == 0
 
 
 def test_a_self_test_that_catches_nothing_fails():
@@ -104,7 +109,7 @@ def test_a_broken_rule_fails_the_greedy_check_and_the_place_is_named():
 
 def test_greedy_texts_are_all_equal_for_the_lossless_rule():
     check = check_greedy(Models(*_models(), _models()[0]), PROMPTS, _config(), Lossless())
-    assert (check.num_identical, check.num_tokens, check.num_ties) == (30, 30 * 64, 0)
+    assert check.counts == {"prompts": 30, "tokens": 30 * 64, "identical": 30, "ties": 0}
 
 
 @pytest.mark.slow
@@ -148,8 +153,8 @@ def test_a_token_at_the_border_of_a_cut_does_not_fail_a_served_target_that_round
         reference=target,
     )
     assert report.distribution.passed
-    assert report.distribution.num_impossible == 0
-    assert report.distribution.num_border > 100
+    assert report.distribution.counts["impossible"] == 0
+    assert report.distribution.counts["border"] > 100
 
 
 @pytest.mark.slow
@@ -162,7 +167,7 @@ def test_a_token_beyond_the_tolerance_is_impossible(sampling: SamplingParams):
     config = _config(sampling=sampling)
     check = verify_models(served, draft, [[1]] * 30, config, reference=target).distribution
     assert not check.passed
-    assert check.num_impossible > 0
+    assert check.counts["impossible"] > 0
 
 
 @pytest.mark.slow
@@ -191,8 +196,8 @@ def test_a_tie_is_one_of_penalised_logits(penalised: bool):
     served = nudged(target, [-1e-4, 0, 0, 0] if penalised else [0.5, 0, 0, 0])
     draft = TableModel.random(4, 1, seed=2)
     check = check_greedy(Models(served, draft, target), [[0]] * 4, config, Lossless())
-    assert check.num_identical == 0
-    assert (check.num_ties, check.passed) == ((4, True) if penalised else (0, False))
+    assert check.counts["identical"] == 0
+    assert (check.counts["ties"], check.passed) == ((4, True) if penalised else (0, False))
 
 
 def test_kept_tokens_are_those_of_every_rounding_and_of_any():
@@ -216,3 +221,19 @@ def test_first_split_finds_a_missing_end_too():
     assert first_split([1, 2, 3], [1, 2, 3]) is None
     assert first_split([1, 2, 3], [1, 5, 3]) == 1
     assert first_split([1, 2, 3], [1, 2]) == 2
+
+
+def test_what_is_printed_of_checks_follows_from_the_rows_in_the_json():
+    """By numpy."""
+    report = verify_models(*_models(), PROMPTS, _config(self_test=True, num_cells=2))
+    greedy, sampled, broken = (json.loads(row.model_dump_json()) for row in report.rows())
+    lines = list(losslessness_lines(report))
+    texts = {name: int(np.sum(values)) for name, values in greedy["sums"].items()}
+    assert f"{texts['identical']} of {len(greedy['units'])} texts ({texts['tokens']} t" in lines[0]
+    for row, line in ((sampled, lines[1]), (broken, lines[3])):
+        counts = np.array(row["sums"]["tokens"])
+        g = 2 * np.sum(counts * np.log(counts / counts.mean()))
+        p_value = math.erfc(math.sqrt(g / 2))  # of one degree of freedom
+        assert f"G {g:.1f} over 2 cells of {counts.sum():.0f} tokens, p {p_value:.2g} " in line
+    assert (sampled["setting"]["rule"], sampled["setting"]["gamma"]) == ("lossless", 4)
+    assert broken["setting"]["rule"] != "lossless"

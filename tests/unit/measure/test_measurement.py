@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.core.bootstrap import Interval
 from paceline.core.sampling import SamplingParams
 from paceline.core.stats import DecodeStats
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
@@ -19,7 +20,7 @@ from paceline.measure.results import IntervalRow
 from paceline.measure.verdict import decide
 from paceline.models.fakes import TableModel
 from paceline.progress import silent
-from paceline.results import FIGURES
+from paceline.results import FIGURES, Row, Source
 from support.results import acceptance_row, gamma_row, speed_row
 
 PROMPTS = [[1, 2], [3], [4, 5, 1], [0, 0]] * 3
@@ -221,22 +222,29 @@ def test_timed_texts_end_where_they_would_when_served():
     assert min(sampled.method.tokens) < 2 * 9, "some text met a stop token"
 
 
+def _speeds(baseline: PromptTimes, method: PromptTimes, num_repeats: int = 1) -> list[Interval]:
+    """Speedup of whole requests, and after the first token."""
+    counts = [DecodeStats()] * len(method.tokens)
+    times = PairedTimes(baseline, method, DecodeStats(), num_repeats, counts)
+    units, source = tuple(range(len(counts))), Source(command="measure")
+    row = Row(population="p", units=units, setting={}, sums=times.sums, source=source)
+    return [FIGURES[name].measure(row) for name in ("speedup", "decoding_speedup")]
+
+
 def test_a_text_that_ended_early_does_not_count_as_fast():
     # a second a token both ways, in texts of other lengths
     nothing = [0.0, 0.0]
     baseline = PromptTimes([4.0, 2.0], nothing, [4, 2])
-    times = PairedTimes(baseline, PromptTimes([1.0, 3.0], nothing, [1, 3]), DecodeStats())
-    assert times.speedup(torch.Generator().manual_seed(0)) == pytest.approx((1, 1, 1))
+    assert _speeds(baseline, PromptTimes([1.0, 3.0], nothing, [1, 3]))[0] == (1, 1, 1)
 
 
 def test_decoding_alone_leaves_the_first_tokens_out():
     # two repeats, each first token after 5 s of a prompt; then 1 s a token against 0.5 s
     firsts, tokens = [10.0, 10.0], [6, 8]
     sides = (PromptTimes(seconds, firsts, tokens) for seconds in ([14.0, 16.0], [12.0, 13.0]))
-    times = PairedTimes(*sides, DecodeStats(), 2)
-    rng = torch.Generator().manual_seed(0)
-    assert times.decoding_speedup(rng) == pytest.approx((2, 2, 2))
-    assert times.speedup(rng).value == pytest.approx(30 / 25)
+    whole, after = _speeds(*sides, num_repeats=2)
+    assert after == pytest.approx((2, 2, 2))
+    assert whole.value == pytest.approx(30 / 25)
 
 
 @pytest.mark.parametrize("few", [1, 2])

@@ -1,13 +1,18 @@
 """Figures of an engine beside the prediction, against servers speculating with the same models."""
 
 import copy
+import json
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
+from paceline.cli.result_tables import served_lines
 from paceline.config import validate
 from paceline.core.sampling import SamplingParams
 from paceline.engines.assisted import Transformers
@@ -18,6 +23,7 @@ from paceline.measure.served import compare_served, load_scored, measure_served
 from paceline.measure.served_runs import ServedConfig
 from paceline.models import CausalModel, load_model, wrap_model
 from paceline.models.drafts.save import save_draft
+from paceline.results.row import select
 from support.engines import (
     GAMMA,
     Route,
@@ -65,18 +71,16 @@ def test_a_server_that_drafts_greedily_gives_what_was_predicted(
     assert found.agreement.agrees, found.agreement.reason
     assert found.agreement.different == (None if temperature else [])
     assert found.speed is None, "a server that runs was not asked without its draft"
-    served, predicted = found.served, found.predicted
-    assert served.acceptance_by_position is not None
-    assert predicted.acceptance_by_position is not None
-    assert 0.1 < served.draft_acceptance_rate.value < 0.9, "blocks have to go either way"
+    served, predicted = (select(found.rows, counts=name) for name in ("served", "predicted"))
+    assert [row.setting.get("position") for row in served] == [None, *range(GAMMA)]
+    rate = np.sum(served[0].sums["accepted"]) / np.sum(served[0].sums["drafted"])
+    assert 0.1 < rate < 0.9, "blocks have to go either way"
     if engine == "llamacpp" and temperature == 0:
         # greedy text within its budget: every block is known, so the prediction is the count itself
-        for ours, theirs in (
-            (served.block_efficiency, predicted.block_efficiency),
-            (served.draft_acceptance_rate, predicted.draft_acceptance_rate),
-            *zip(served.acceptance_by_position, predicted.acceptance_by_position, strict=True),
-        ):
-            assert ours.value == pytest.approx(theirs.value)
+        for ours, theirs in zip(served, predicted, strict=True):
+            assert ours.sums.keys() == theirs.sums.keys()
+            for name, counts in ours.sums.items():
+                assert counts == pytest.approx(theirs.sums[name])
 
 
 def test_texts_that_end_by_themselves_are_predicted_with_their_ends(
@@ -96,10 +100,49 @@ def test_counts_by_position_add_up_to_the_accepted_tokens(
     folder: Path, pair: tuple[CausalModel, CausalModel]
 ):
     with serving(sglang_routes(*pair, GAMMA)) as url:
-        found = measure_served(config(folder, {"engine": "sglang", "url": url})).served
-    assert found.acceptance_by_position is not None
-    total = sum(row.value for row in found.acceptance_by_position)
-    assert total == pytest.approx(found.block_efficiency.value - 1)
+        found = measure_served(config(folder, {"engine": "sglang", "url": url})).rows
+    whole, *positions = select(found, counts="served")
+    accepted = [np.sum(row.sums["position_accepted"]) for row in positions]
+    assert np.sum(accepted) == np.sum(whole.sums["accepted"])
+    assert np.sum(whole.sums["emitted"]) == np.sum(accepted) + np.sum(whole.sums["calls"])
+
+
+def test_what_is_printed_of_an_engine_follows_from_the_rows_in_its_json(
+    folder: Path, pair: tuple[CausalModel, CausalModel]
+):
+    """By numpy."""
+    del pair  # writes the near draft
+    sampling = {"temperature": 0.5}
+    found = measure_served(config(folder, {"engine": "transformers"}, sampling=sampling))
+    rows = json.loads(found.model_dump_json())["rows"]
+    assert all(row["units"] == list(range(10)) for row in rows)
+    seen = StringIO()
+    console = Console(file=seen, width=80)
+    for part in served_lines(found):
+        console.print(part)
+    lines = [line.split() for line in seen.getvalue().splitlines()]
+    assert max(map(len, seen.getvalue().splitlines())) <= 80
+    sums = [{name: np.sum(values) for name, values in row["sums"].items()} for row in rows]
+    for row, total in zip(rows[:-1], sums[:-1], strict=True):
+        name, place = row["setting"]["counts"], row["setting"].get("position")
+        if place is None:
+            (cells,) = (line for line in lines if line[:1] == [name] and len(line) == 5)
+            assert cells[1] == f"{total['emitted'] / total['calls']:.3f}"
+            assert cells[3] == f"{total['accepted'] / total['drafted']:.3f}"
+            assert total["emitted"] == pytest.approx(total["accepted"] + total["calls"])
+        else:
+            share = f"{total['position_accepted'] / total['calls']:.3f}"
+            own = [line for line in lines if name in line[:2] and share in line]
+            assert own, f"{name} at position {place}: {share}"
+    assert [row["setting"].get("position") for row in rows[:-1]] == 2 * [None, 0, 1, 2]
+    assert rows[-1]["setting"]["timed"] == "requests"
+    timed = sums[-1]
+    per_token = timed["target_seconds"] / timed["target_tokens"]
+    assert found.speed is not None
+    assert found.speed.speedup.value == pytest.approx(
+        per_token * timed["tokens"] / timed["seconds"]
+    )
+    assert found.speed.plain_tokens_per_s == pytest.approx(1 / per_token)
 
 
 @pytest.mark.parametrize(("scale", "said"), [(1.0, "differs"), (0.97, "differs")])

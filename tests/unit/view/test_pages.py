@@ -70,7 +70,7 @@ VERDICTS = {
         "tokens per call. The interval does not allow for this choice."
     ),
     "tune": (
-        "Use chow alpha 0.2, gamma 3: 1.40x (1.35 to 1.45) the target's speed and 1.000 of its "
+        "Use chow alpha 0.2, gamma 3: 1.40x (1.40 to 1.40) the target's speed and 1.000 of its "
         "quality, within a quality of at least 0.95 of the target's."
     ),
     "sweep": (
@@ -125,10 +125,12 @@ def test_a_measurement_plots_predictions_and_measured_speedups(page_of: Pages):
 
 def test_a_served_measurement_puts_counters_beside_the_prediction(page_of: Pages):
     rows = blocks_of(page_of("served"))["Acceptance by position"].rows
-    assert [(row["from"], row["position"]) for row in rows] == [
-        *(("engine's counters", place) for place in (1, 2)),
-        *(("prediction", place) for place in (1, 2)),
+    assert [(row["counts"], row["position"]) for row in rows] == [
+        *(("served", 0), ("predicted", 0), ("served", 1), ("predicted", 1)),
     ]
+    assert [row["acceptance at the position"] for row in rows] == pytest.approx(
+        [0.5] * 2 + [0.4] * 2
+    )
 
 
 def test_cells_of_the_g_test_have_their_expected_number(page_of: Pages):
@@ -208,8 +210,8 @@ def test_a_sweep_shows_means_over_seeds_with_students_intervals(page_of: Pages):
     figures = blocks_of(page_of("sweep"))
     cells = figures["Expected acceptance of each cell"].rows
     expected = mean_interval(torch.tensor([0.5, 0.51], dtype=torch.float64))
-    assert cells[0]["value"] == pytest.approx(expected.value)
-    assert cells[0]["value_low"] == pytest.approx(expected.low)
+    assert cells[0]["expected acceptance"] == pytest.approx(expected.value)
+    assert cells[0]["expected acceptance_low"] == pytest.approx(expected.low)
     differences = figures["Difference in expected acceptance to forward kl"].rows
     assert [row["column"] for row in differences] == ["fixed", "mixed", "all columns"]
     assert [row["difference"] for row in differences] == pytest.approx([0.1] * 3)
@@ -236,7 +238,9 @@ def test_decoded_text_keeps_the_source_and_block_of_each_token(page_of: Pages):
 def test_a_single_unit_has_an_infinite_bound_which_json_cannot_hold(tmp_path: Path):
     file = reports.served(tmp_path)
     values = json.loads(file.read_text())
-    values["served"]["block_efficiency"] = {"value": 1.5, "low": 0.0, "high": "Infinity"}
+    for row in values["rows"]:
+        row["units"] = row["units"][:1]
+        row["sums"] = {name: counts[:1] for name, counts in row["sums"].items()}
     file.write_text(json.dumps(values))
     figure = blocks_of(read_page(file).page)["Tokens per target call"]
     json.dumps(figure.panels[0].chart, allow_nan=False)

@@ -115,8 +115,8 @@ def test_the_csv_of_a_figure_has_its_rows_with_six_digits(written: Written, tmp_
     page = read_page(reports.sweep_run(tmp_path)).page
     rows = list(csv.DictReader(io.StringIO(file_of(written("sweep"), "csv"))))
     shown = page.sections[0].blocks[0].rows
-    found = [float(row["value_low"]) for row in rows]
-    assert found == pytest.approx([row["value_low"] for row in shown], rel=5e-6)
+    found = [float(row["expected acceptance_low"]) for row in rows]
+    assert found == pytest.approx([row["expected acceptance_low"] for row in shown], rel=5e-6)
 
 
 def test_cells_have_their_bounds_and_unknown_values_are_dashes_and_empty_in_csv():
@@ -189,7 +189,7 @@ def test_definitions_use_the_names_of_the_notation_and_are_complete():
     known = set(re.findall(r"`([a-z_]+)`", NOTATION))
     ours = {"accuracy", "loss", "gain", "relative_latency", "rule_acceptance", "rule_tvd"}
     ours |= {"measured_over_predicted", "engine_efficiency", "block_cost_ratio"}
-    ours |= {"needed_block_efficiency", "perplexity"}
+    ours |= {"needed_block_efficiency", "perplexity", "g_statistic", "p_value"}
     assert {name for name, one in figures.FIGURES.items() if not one.ratios} - ours <= known
     assert all(one.definition.endswith(".") for one in DEFINITIONS.values())
     assert {one.better for one in FIGURES.values()} == {"more", "less"}

@@ -1,0 +1,270 @@
+"""Tables of results, which pages and the terminal share."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+from paceline.bench.settings import family, setting
+from paceline.core.bootstrap import Interval
+from paceline.measure.trajectory import START, draft_name, gain_of
+from paceline.models.compatibility import UNTIMED
+from paceline.results.figures import FIGURES
+from paceline.results.frontier import measure
+from paceline.view.definitions import words_of
+from paceline.view.page import Table, bounded, case_of, sampling_words, table_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from paceline.bench.sequential_test import Step, TuneConfig
+    from paceline.bench.tune import Tuned
+    from paceline.decode.strategies import DecodingConfig
+    from paceline.measure import Measurement
+    from paceline.measure.analysis import PredictedFrontier
+    from paceline.measure.engine_costs import EngineCosts
+    from paceline.measure.served import ServedMeasurement
+    from paceline.results.row import Row as ResultRow
+    from paceline.train.sweep import Sweep
+    from paceline.view.page import Row
+
+ACCEPTANCE = ("expected_acceptance", "greedy_draft_acceptance", "greedy_agreement")
+_BREAK_EVEN = words_of("break_even_acceptance")
+_ENDS = ("_low", "_high")
+_SPEEDUPS = ("predicted_speedup", "block_cost_ratio", "expected_speedup", "mbsu")
+_IN_ENGINE = ("block_efficiency", "needed_block_efficiency", "break_even_acceptance")
+
+
+def gamma_table(found: Measurement, *, with_intervals: bool = False) -> Table:
+    """A line per gamma: tokens per target call, what a speedup needs, and expected speedups.
+
+    Without costs, the figures that need them are left out.
+    """
+    rows = [row for row in found.rows() if "gamma" in row.setting and "timed" not in row.setting]
+    figures = ("block_efficiency", "break_even_acceptance", *_SPEEDUPS)
+    if found.cost.engine:
+        figures = (*_IN_ENGINE, "expected_speedup")
+    elif with_intervals:
+        figures = ("block_efficiency_iid", *figures)
+    table = table_of(
+        rows,
+        ("gamma",),
+        figures,
+        bare=() if with_intervals else figures,
+        title="Predictions for each gamma" if with_intervals else "",
+        units="prompts",
+        seed=found.config.seed,
+    )
+    lines: list[Row] = []
+    for row, line in zip(rows, table.rows, strict=True):
+        gamma = row.setting["gamma"]
+        named = line | {"gamma": f"{gamma}*" if gamma == found.best_gamma else str(gamma)}
+        if found.verdict.timed and "break_even_acceptance" not in row.totals:
+            named[_BREAK_EVEN] = "none"
+        if found.cost.engine:
+            known = "" if gamma in found.timed_gammas else " ~"
+            named["block"] = f"{row.totals['block_s'] * 1e3:.1f} ms{known}"
+        lines.append(named)
+    columns = {"*": "the gamma to serve, if the verdict is GO."}
+    if found.cost.engine:
+        columns["block"] = "time per block in the engine, drafting included; ~: interpolated."
+    return dataclasses.replace(table, rows=lines, columns=columns)
+
+
+_OF_RULES = ("expected_rejection_rate", "output_tvd", "output_kl", "surprisal")
+_OF_RULES += ("block_efficiency", "expected_speedup")
+
+
+def frontier_table(found: PredictedFrontier) -> Table:
+    """A line per rule, at the gamma with the highest expected speedup."""
+    rows = found.fastest()
+    untimed = "" if found.timed else f", that of the parameters: {UNTIMED}"
+    table = table_of(
+        rows,
+        ("gamma",),
+        _OF_RULES,
+        bare=_OF_RULES[1:],
+        text=(
+            f"On {sum(filter(None, rows[0].sums['tokens'])):.0f} tokens of the "
+            f"{found.config.text}, {sampling_words(vars(found.config.sampling))}, cost ratio "
+            f"{rows[0].totals['cost_ratio']:.3f}{untimed}."
+        ),
+        units="texts",
+        seed=found.config.seed,
+        formats={words_of(_OF_RULES[0]): ".2f"},
+    )
+    infinite = {words_of("output_kl"): math.inf}  # of a rule whose output lacks possible tokens
+    lines = [
+        {"rule": row.setting["label"]} | line | ({} if "output_kl" in row.sums else infinite)
+        for row, line in zip(rows, table.rows, strict=True)
+    ]
+    return dataclasses.replace(table, rows=lines)
+
+
+def served_tables(found: ServedMeasurement) -> list[Table]:
+    """An engine's counters beside the prediction: of all blocks, then of each position in them."""
+    rows, seed = found.rows, found.config.seed
+    whole = [row for row in rows if "counts" in row.setting and "position" not in row.setting]
+    positions = [row for row in rows if "position" in row.setting]
+    positions.sort(key=lambda row: row.setting["position"])
+    columns = {
+        "counts": "served: by the engine's counters; predicted: from the probabilities of both "
+        "models on the texts that the engine generated."
+    }
+    settings = {"units": "requests", "seed": seed, "columns": columns}
+    reported = any(row.has(counts="served") for row in positions)
+    text = "" if reported else "The engine does not report its counts by position."
+    figures = ("block_efficiency", "draft_acceptance_rate")
+    return [
+        table_of(whole, ("counts",), figures, text=text, **settings),
+        table_of(
+            positions,
+            ("position", "counts"),
+            ("position_acceptance",),
+            once=("position",),
+            **settings,
+        ),
+    ]
+
+
+def steps_table(costs: EngineCosts) -> Table:
+    """The time of an engine's steps."""
+    lines: list[Row] = []
+    for step in costs.steps:
+        ends = (1e3 * step.seconds.value, 1e3 * step.seconds.low, 1e3 * step.seconds.high)
+        line: Row = {"requests at a time": str(step.batch_size), "gamma": step.gamma}
+        lines.append(line | bounded("ms per step", Interval(*ends)))
+    columns = {
+        "gamma": "drafted tokens per block; 0: without the draft.",
+        "ms per step": "time of an engine step for all requests; brackets: 95% intervals.",
+    }
+    return Table("", lines, columns=columns, formats={"ms per step": ".1f"})
+
+
+def trajectory_tables(rows: Sequence[ResultRow]) -> list[Table]:
+    """A table per task and sampling, with a line per checkpoint and gamma."""
+    cases: dict[str, list[Row]] = {}
+    for row in rows:
+        label = "" if row.has(label=START) else f" {row.setting['label']}"
+        line = {"draft": f"{draft_name(row)}{label}"} | checkpoint_line(row, rows)
+        bare = {f"{words_of('expected_acceptance')}{end}" for end in _ENDS}
+        kept = {name: value for name, value in line.items() if name not in bare}
+        cases.setdefault(case_of(row), []).append(kept)
+    forms = dict.fromkeys(map(words_of, ("quality", "block_efficiency", "mbsu")), ".2f")
+    once = ("draft", *map(words_of, ("quality", "expected_acceptance")))
+    settings = {"formats": forms, "units": "prompts", "once": once}
+    return [Table(case, lines, **settings) for case, lines in cases.items()]
+
+
+def checkpoint_line(row: ResultRow, rows: Sequence[ResultRow]) -> Row:
+    """The figures of a draft in training; `rows` has the run's initial draft, too."""
+    line: Row = {}
+    for name in ("quality", "expected_acceptance"):
+        if FIGURES[name].is_in(row):
+            line |= bounded(words_of(name), FIGURES[name].measure(row))
+    line["gamma"] = row.setting["gamma"]
+    line |= bounded(words_of("block_efficiency"), FIGURES["block_efficiency"].measure(row))
+    line |= bounded(words_of("gain"), gain_of(row, rows))
+    return line | {words_of("mbsu"): FIGURES["mbsu"].value(row)}
+
+
+def before_and_after(
+    before: Mapping[str, float] | None,
+    after: Mapping[str, float],
+    figures: Sequence[str],
+    title: str = "",
+) -> Table:
+    """A line per figure on held-out text, which evaluations before and after training have."""
+    lines: list[Row] = [
+        {"figure": words_of(name)}
+        | bounded("before", _evaluated(before or {}, name))
+        | bounded("after", _evaluated(after, name))
+        for name in figures
+    ]
+    return Table(title, lines, units="texts")
+
+
+def _evaluated(figures: Mapping[str, float], name: str) -> Interval | None:
+    if name not in figures:
+        return None
+    return Interval(figures[name], *(figures.get(name + end, math.nan) for end in _ENDS))
+
+
+def sweep_cells(sweep: Sweep) -> list[Row]:
+    """The mean over seeds of each cell."""
+    return [
+        {"row": _words(row), "column": _words(column)}
+        | bounded(words_of(sweep.figure), sweep.cell(row, column))
+        for row in sweep.names("row")
+        for column in sweep.names("column")
+    ]
+
+
+def sweep_differences(sweep: Sweep) -> list[Row]:
+    """The differences of the other rows to the reference, by column and over all columns."""
+    columns = sweep.names("column")
+    spans = {_words(column): [column] for column in columns}
+    if len(spans) > 1:
+        spans["all columns"] = columns
+    return [
+        {"row": _words(row), "column": span} | bounded("difference", sweep.difference(row, chosen))
+        for row in sweep.names("row")
+        if row != sweep.reference
+        for span, chosen in spans.items()
+    ]
+
+
+def sweep_tables(sweep: Sweep) -> list[Table]:
+    """The figure of each cell, then the difference of each row to the reference."""
+    seeds = f"Mean over {sweep.num_seeds} seeds; -: a run diverged."
+    columns = {"difference": f"row - {_words(sweep.reference)}, paired by text and seed."}
+    how = {"once": ("row",), "units": "seeds, by Student's t"}
+    return [
+        Table("", sweep_cells(sweep), text=seeds, **how),
+        Table("", sweep_differences(sweep), columns=columns, **how),
+    ]
+
+
+def _words(name: object) -> str:
+    return str(name).replace("_", " ")
+
+
+def tuned_tables(found: Tuned) -> list[Table]:
+    """A line per measured setting: of the choosing examples, then of the confirming ones."""
+    costs = found.config.costs
+    text = "" if costs is None else f"Speedups are from the engine's step costs in {costs}."
+    columns = {
+        "lower limit": "lower confidence limit of the bounded figure.",
+        "met": "whether the bound is met: by the figure on the choosing examples, by the lower "
+        "limit or by proof on the confirming ones.",
+    }
+    steps: dict[Step, str] = {
+        "choosing": "On the choosing examples",
+        "confirming": "On other examples, to confirm",
+    }
+    tables: list[Table] = []
+    for step, title in steps.items():
+        own = [_tried(row, found.config) for row in found.rows(step)]
+        forms = dict.fromkeys(map(words_of, ("quality", "relative_quality")), ".2f")
+        settings = {"columns": columns, "formats": forms, "units": "examples"}
+        tables.append(Table(title, own, text=text, **settings))
+        text = ""
+    failed = [{"setting": name_of(one.decoding), "reason": one.error} for one in found.failed]
+    return [*tables, *([Table("Failed settings", failed)] if failed else [])]
+
+
+def name_of(decoding: DecodingConfig) -> str:
+    """Family and setting of a cell."""
+    return f"{family(decoding)} {setting(decoding)}".strip()
+
+
+def _tried(row: ResultRow, config: TuneConfig) -> Row:
+    line: Row = {"family": row.setting["family"], "setting": row.setting.get("setting", "-")}
+    quality = "relative_quality" if config.absolute_quality is None else "quality"
+    for name in (quality, "speedup"):
+        found = measure(name, row, config.seed)
+        line |= bounded(words_of(name), None if math.isnan(found.value) else found)
+    if row.has(examples="confirming"):
+        line["lower limit"] = row.totals.get("lower_limit")
+    return line | {"met": row.setting["met"]}
