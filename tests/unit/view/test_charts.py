@@ -1,6 +1,7 @@
 """Specifications of charts: what is drawn, and what is left out where it is unknown."""
 
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ from paceline.view import charts
 from paceline.view.charts import Axis
 from paceline.view.page import Panel
 
-X, Y = Axis("x", "cost", bounds=True), Axis("y", "quality", bounds=True)
+X, Y = Axis("x", "cost"), Axis("y", "quality")
 ROWS = [
     {"x": 1.0, "x_low": 0.9, "x_high": 1.1, "y": 2.0, "y_low": 1.0, "y_high": 3.0, "g": "one"},
     {"x": 2.0, "x_low": None, "x_high": None, "y": 1.0, "y_low": 0.5, "y_high": 1.5, "g": "two"},
 ]
+EXACT = [{name: one[name] for name in one if name not in ("x_low", "x_high")} for one in ROWS]
 UNKNOWN = [{"x": 1.0, "y": 2.0, "g": "one"}, {"x": 2.0, "y": float("nan"), "g": "one"}]
 SIDES = [
     {"n": name, "g": side, "x": 1.0, "x_low": 0.5, "x_high": 1.5}
@@ -27,14 +29,14 @@ SIDES = [
     ("chart", "marks"),
     [
         (
-            charts.frontier(ROWS, X, Y, "g", reference=(1.0, None)),
+            charts.frontier(ROWS, replace(X, at=1.0), Y, "g"),
             ["rule", "rule", "rule", "line", "point"],
         ),
-        (charts.curves(ROWS, Axis("x"), Y, "g"), ["area", "rule", "line", "point"]),
+        (charts.curves(EXACT, X, Y, "g"), ["area", "rule", "line", "point"]),
         (charts.curves(UNKNOWN, X, Y, "g"), ["line", "point"]),
         (charts.points(ROWS, X, Y, "g", diagonal=True), ["line", "rule", "rule", "point"]),
-        (charts.intervals(SIDES, "n", X, group="g", reference=0.0), ["rule", "rule", "point"]),
-        (charts.columns(UNKNOWN[:1], X, Y, reference=4, band=(3, 5)), ["rect", "bar", "rule"]),
+        (charts.intervals(SIDES, "n", replace(X, at=0.0), group="g"), ["rule", "rule", "point"]),
+        (charts.columns(UNKNOWN[:1], X, replace(Y, at=4), band=(3, 5)), ["rect", "bar", "rule"]),
         (charts.heat_map(ROWS, "g", "g", Y), ["rect", "text"]),
     ],
 )

@@ -208,8 +208,8 @@ def test_a_sweep_shows_means_over_seeds_with_students_intervals(page_of: Pages):
     figures = blocks_of(page_of("sweep"))
     cells = figures["Expected acceptance of each cell"].rows
     expected = mean_interval(torch.tensor([0.5, 0.51], dtype=torch.float64))
-    assert cells[0]["value"] == pytest.approx(expected.value)
-    assert cells[0]["value_low"] == pytest.approx(expected.low)
+    assert cells[0]["expected acceptance"] == pytest.approx(expected.value)
+    assert cells[0]["expected acceptance_low"] == pytest.approx(expected.low)
     differences = figures["Difference in expected acceptance to forward kl"].rows
     assert [row["column"] for row in differences] == ["fixed", "mixed", "all columns"]
     assert [row["difference"] for row in differences] == pytest.approx([0.1] * 3)

@@ -20,7 +20,7 @@ from paceline.core.bootstrap import Interval
 from paceline.results import figures
 from paceline.view import charts, render
 from paceline.view.charts import Axis
-from paceline.view.definitions import DEFINITIONS, FIGURES, PAPERS
+from paceline.view.definitions import DEFINITIONS, PAPERS
 from paceline.view.page import (
     Figure,
     Mark,
@@ -115,8 +115,8 @@ def test_the_csv_of_a_figure_has_its_rows_with_six_digits(written: Written, tmp_
     page = read_page(reports.sweep_run(tmp_path)).page
     rows = list(csv.DictReader(io.StringIO(file_of(written("sweep"), "csv"))))
     shown = page.sections[0].blocks[0].rows
-    found = [float(row["value_low"]) for row in rows]
-    assert found == pytest.approx([row["value_low"] for row in shown], rel=5e-6)
+    found = [float(row["expected acceptance_low"]) for row in rows]
+    assert found == pytest.approx([row["expected acceptance_low"] for row in shown], rel=5e-6)
 
 
 def test_cells_have_their_bounds_and_unknown_values_are_dashes_and_empty_in_csv():
@@ -192,7 +192,7 @@ def test_definitions_use_the_names_of_the_notation_and_are_complete():
     ours |= {"needed_block_efficiency", "perplexity"}
     assert {name for name, one in figures.FIGURES.items() if not one.ratios} - ours <= known
     assert all(one.definition.endswith(".") for one in DEFINITIONS.values())
-    assert {one.better for one in FIGURES.values()} == {"more", "less"}
+    assert {one.better for one in figures.FIGURES.values()} == {"more", "less"}
 
 
 def test_colours_come_from_the_style_sheet_alone(tmp_path: Path):
