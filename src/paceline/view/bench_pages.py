@@ -11,7 +11,7 @@ from paceline.bench.settings import family, setting
 from paceline.core.bootstrap import LEAST_UNITS, Interval
 from paceline.results.frontier import ORACLE, TARGET_ALONE, family_of, is_lossless
 from paceline.view import charts
-from paceline.view.bench_run import curves
+from paceline.view.bench_run import ordered_cells
 from paceline.view.charts import Axis, plotted
 from paceline.view.definitions import words_of
 from paceline.view.page import (
@@ -70,9 +70,10 @@ def bench_page(results: Results) -> Page:
     sections: list[Section] = []
     for cells in results.parts:
         sections += _sections(cells, f", {cells.name}" if several else "")
-    if failed := [row for cells in results.parts for row in cells.failed]:
-        rows = [_names(row) | {"reason": row.error} for row in failed]
-        sections.append(Section("Failed cells", [Table("Failed cells", rows)]))
+    if failed := [row for row in results.rows if row.error]:
+        lines = lines_of(failed, ("family", "setting"))
+        named = [line | {"reason": row.error} for line, row in zip(lines, failed, strict=True)]
+        sections.append(Section("Failed cells", [Table("Failed cells", named)]))
     task = "No manifest: models, seed and machine are unknown"
     if config:
         engine = (config.get("engine") or {}).get("engine")
@@ -94,17 +95,13 @@ def bench_page(results: Results) -> Page:
 
 def _few(done: Sequence[Cell]) -> str:
     """A remark if half of the examples cannot give intervals."""
-    timed = _num_timed(done[0]) if done else 0
-    if not done or timed >= 2 * LEAST_UNITS:
+    timed = [s for s in done[0].sums["target_seconds"] if s is not None] if done else ()
+    if not done or len(timed) >= 2 * LEAST_UNITS:
         return ""
     return (
         f"Fewer than {2 * LEAST_UNITS} timed examples: half of them choose the best settings, and "
         "the other half are too few for intervals with 95% coverage"
     )
-
-
-def _num_timed(row: Cell) -> int:
-    return sum(seconds is not None for seconds in row.sums["target_seconds"])
 
 
 def _facts(results: Results, done: int) -> list[Fact]:
@@ -165,10 +162,6 @@ def _name(row: Cell) -> str:
     return f"{family_of(row)} {row.setting.get('setting', '')}".strip()
 
 
-def _names(row: Cell) -> Row:
-    return {"family": family_of(row), "setting": row.setting.get("setting", "-")}
-
-
 def _sections(cells: Cells, suffix: str) -> list[Section]:
     frontier = cells.frontier
     if frontier is None:
@@ -201,7 +194,7 @@ def _lines(frontier: Frontier) -> list[Row]:
         )
         return None if is_missing else frontier.measure(name, row)
 
-    rows = [*(row for curve in curves(frontier) for row in curve.cells), frontier.target]
+    rows = [*ordered_cells(frontier), frontier.target]
     lines = lines_of(rows, NAMES, _MEASURED, measure=measure)
     for row, line in zip(rows, lines, strict=True):
         speedup = line["speedup"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from paceline.config import StrictModel
 from paceline.core.bootstrap import Interval
@@ -143,6 +143,7 @@ class Figure:
         source: What made the rows; None: what made the page's.
     """
 
+    kind: ClassVar = "chart"
     title: str
     text: str
     panels: Sequence[Panel]
@@ -179,6 +180,7 @@ class Table:
         is_stacked: Whether a narrow screen has the cells of a row below each other.
     """
 
+    kind: ClassVar = "table"
     title: str
     rows: Sequence[Row]
     source: Source | None = None
@@ -262,19 +264,7 @@ def table_of(
     seed: int = 0,
     **more: Any,
 ) -> Table:
-    """The lines of result rows as a table.
-
-    Args:
-        rows: As in `lines_of`; likewise the next three.
-        settings: Names of settings.
-        figures: Names of figures.
-        bare: Names of figures without intervals.
-        title: Of the table.
-        text: Below the title.
-        units: What intervals are over.
-        seed: Of the bootstrap.
-        more: Further attributes of the table.
-    """
+    """The lines of result rows as a table: see `lines_of`, and for other arguments `Table`."""
     lines = lines_of(rows, settings, figures, bare=bare, seed=seed)
     return Table(title, lines, text=text, units=units, **more)
 
@@ -327,6 +317,7 @@ class Text:
         source: What made it; None: nothing that the page names.
     """
 
+    kind: ClassVar = "text"
     title: str
     text: str = ""
     code: str = ""

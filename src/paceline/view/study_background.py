@@ -318,15 +318,7 @@ def terms_of_rows(rows: Iterable[ResultRow]) -> list[str]:
     """The recipes and rules that these rows measure, in order of appearance."""
     found: list[str] = []
     for row in rows:
-        values = [value for value in row.setting.values() if isinstance(value, str)]
-        rules = [name.partition(" ")[2] for name in row.sums if name.startswith("regret ")]
-        found += [*values, *rules]
-        if row.setting.get("label") == "start":
-            found.append("unaligned")
-        if rules or "alpha" in row.setting:
-            found.append(ALPHA)
-        if any("mbsu" in name for name in row.sums):
-            found.append("MBSU")
+        found += [*_strings(row.setting), *([ALPHA] if "alpha" in row.setting else [])]
     return _known(found)
 
 
@@ -334,8 +326,7 @@ def terms_of_findings(findings: Sequence[Finding]) -> list[str]:
     """The recipes and rules that the tests of these claims compare, and terms of their texts."""
     found: list[str] = []
     for one in findings:
-        words = list(_strings(one.claim.test.model_dump()))
-        found += [*words, *(word.partition(" ")[2] for word in words)]
+        found += _strings(one.claim.test.model_dump())
         if one.claim.test.kind == "frontier":
             found.append(ALPHA)
         found += _WRITTEN.findall(f"{one.claim.here} {one.claim.says}")

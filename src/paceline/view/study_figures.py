@@ -17,7 +17,7 @@ from paceline.studies.evidence_of_drafts import own_figures
 from paceline.studies.evidence_of_frontiers import frontier_of
 from paceline.view import charts
 from paceline.view.bench_pages import NAMES, frontier_figure
-from paceline.view.bench_run import curves as ordered_curves
+from paceline.view.bench_run import ordered_cells
 from paceline.view.charts import Axis, axis_of, plotted
 from paceline.view.definitions import words_of
 from paceline.view.page import Source, Table, bounded, grouped, is_unknown, lines_of
@@ -235,8 +235,7 @@ def _frontier(rows: Sequence[ResultRow]) -> list[Block]:
     frontier = frontier_of(rows, _NUM_RESAMPLES)
     if frontier is None or "score" not in frontier.target.sums:
         return []
-    cells = [cell for curve in ordered_curves(frontier) for cell in curve.cells]
-    lines = lines_of(cells, NAMES, _FRONTIER, measure=frontier.measure)
+    lines = lines_of(ordered_cells(frontier), NAMES, _FRONTIER, measure=frontier.measure)
     if all(is_unknown(line["rejection rate"]) for line in lines):
         return []
     where = _where(rows, "part", "pair", "model", "draft", "task")

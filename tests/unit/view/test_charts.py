@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from paceline.results import FIGURES
 from paceline.view import charts
 from paceline.view.charts import Axis
 from paceline.view.page import Panel
@@ -92,6 +93,39 @@ def test_an_empirical_distribution_ends_at_one_and_keeps_the_ends_of_a_large_sam
     many = charts.dominance_rows({"a": [float(n) for n in range(1, 1001)]}, "time", "side")
     assert len(many) == 200
     assert (many[0]["time"], many[-1]["time"], many[-1]["share"]) == (5.0, 1000.0, 1.0)
+
+
+def test_the_axis_of_a_figure_is_that_of_the_registry_by_its_name_or_words():
+    for column in ("block_efficiency", "tokens per target call"):
+        axis = charts.axis_of(column)
+        assert (axis.field, axis.title) == (
+            "tokens per target call",
+            "tokens per target call (tau)",
+        )
+        assert axis.format == FIGURES["block_efficiency"].format
+    known = {name: charts.axis_of(name).at for name in ("speedup", "quality", "gain")}
+    assert known == {"speedup": 1.0, "quality": None, "gain": 1.0}
+    assert charts.axis_of("step").title == "optimizer step"
+    assert charts.axis_of(Y) is Y
+
+
+def test_a_figure_has_a_chart_for_each_value_of_a_column_with_the_same_colours():
+    figure = charts.plotted("Title", "Text.", ROWS, charts.points, X, Y, group="g", by="x")
+    assert [panel.title for panel in figure.panels] == ["x 1.0", "x 2.0"]
+    drawn = [panel.chart["data"]["values"] for panel in figure.panels]
+    assert [[row["y"] for row in rows] for rows in drawn] == [[2.0], [1.0]]
+    layers = [layer for panel in figure.panels for layer in panel.chart["layer"]]
+    colours = [layer["encoding"]["color"]["scale"] for layer in layers]
+    assert all(one["domain"] == ["one", "two"] for one in colours)
+
+
+def test_a_figure_has_a_chart_for_each_column_that_has_values():
+    rows = [row | {"nowhere": None, "once": place or None} for place, row in enumerate(ROWS)]
+    columns = {"Cost": "x", "Missing": "nowhere", "Once": "once", "Absent": "absent"}
+    figure = charts.plotted("Title", "Text.", rows, charts.frontier, columns, Y, group="g")
+    assert [panel.title for panel in figure.panels] == ["Cost", "Once"]
+    assert [len(panel.chart["data"]["values"]) for panel in figure.panels] == [2, 1]
+    assert figure.rows == rows
 
 
 @pytest.mark.slow
