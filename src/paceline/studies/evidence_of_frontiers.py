@@ -105,7 +105,7 @@ def _part(
 
     values = [
         sum(
-            sign * (one.first if side == 0 else one.second).value.value
+            sign * (one.first if side == 0 else one.second)
             for one, sign in zip(there, (1, -1), strict=False)
         )
         for side in (0, 1)
@@ -119,16 +119,16 @@ def _compared(
     cost = _COSTS[test.cost]
     match test.statistic:
         case "curve":
-            return compare_curves(one, first, second, cost, 1, 0.025, other=two)
+            return compare_curves(one, first, second, cost, two)
         case "cost_at_quality":
-            statistic = AtQuality("", "", cost, (test.floor,))
+            statistic = AtQuality(cost, test.floor)
         case "quality_at_cost":
-            statistic = QualityAt("", "", cost, cost.alone)
+            statistic = QualityAt(cost, cost.alone)
         case "quality_at_low_cost":
-            statistic = QualityAt("", "", cost, None)
+            statistic = QualityAt(cost, None)
         case "width":
-            statistic = Width("", "", cost)
-    return compare_best(one, first, second, statistic, 1, other=two)
+            statistic = Width(cost)
+    return compare_best(one, first, second, statistic, two)
 
 
 _kept: dict[tuple[object, ...], tuple[Sequence[Row], Frontier | None]] = {}
