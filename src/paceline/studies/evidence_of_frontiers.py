@@ -188,8 +188,8 @@ def frontier_of(
     for row in found:
         if row.population != targets[0].population or set(row.units) != set(targets[0].units):
             raise UsageError(
-                f"settings of a frontier measure different examples of {row.population}; run the "
-                "study again, so that all have the same looks"
+                f"settings of a frontier measure different examples of {row.population}; give "
+                "their stages the same examples and run the study again"
             )
     kept = [unit for unit in targets[0].units if units is None or unit in units]
     return Frontier([row.only(kept) for row in found], num_resamples=num_resamples)

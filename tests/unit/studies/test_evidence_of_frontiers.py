@@ -202,7 +202,7 @@ def test_times_of_few_requests_are_no_measurement():
         frontier_evidence(wanted(statistic="cost_at_quality", cost="time"), rows)
 
 
-def test_looks_are_one_frontier_whatever_the_order_of_their_examples():
+def test_parts_are_one_frontier_whatever_the_order_of_their_examples():
     """Cells are resampled together, so an example has the same place in all of them."""
     whole = found_by(wanted(), list(map(as_study_row, cells()))).parts[0].at(0.01)
     parts = [as_study_row(cell, part) for cell in cells() for part in (range(12), range(12, 30))]
