@@ -1,12 +1,19 @@
 """Pages of results as one HTML file that needs no network, from result rows only.
 
 definitions.py        figures and terms, each defined once
-page.py               the model of a page: a verdict, and sections of charts, tables and text
-charts.py             charts by Vega-Altair: frontiers, curves, heat maps, dominance, intervals
+page.py               the model of a page: a verdict, and sections of charts, tables and text;
+                      `lines_of` and `table_of` make lines of settings and figures from rows
+charts.py             charts by Vega-Altair: frontiers, curves, heat maps, dominance, intervals;
+                      `plotted` makes a figure from lines and the names of their columns
 render.py             page -> HTML by the template
 read.py               a run directory or a result file -> its page
 measure_tables.py     tables of a measurement, for its page and the terminal
 *_pages.py            the pages of each kind of run, study_page.py: of studies
+
+A new chart is a call, whose words, unit, format and definitions are those of the registry:
+
+    lines = lines_of(rows, ("draft", "step", "gamma"), ("block_efficiency",))
+    plotted(title, text, lines, curves, "step", "block_efficiency", group="draft", by="gamma")
 
 Modules other than `definitions`, `page` and `measure_tables` import the libraries of the extra
 `report`; call `require` first.

@@ -11,8 +11,8 @@ from paceline.bench.settings import family
 from paceline.core.bootstrap import LEAST_UNITS, Interval
 from paceline.results.frontier import ORACLE, TARGET_ALONE, family_of, is_lossless
 from paceline.view import charts
-from paceline.view.bench_run import Curve, curves
-from paceline.view.charts import Axis
+from paceline.view.bench_run import ordered_cells
+from paceline.view.charts import Axis, plotted
 from paceline.view.definitions import words_of
 from paceline.view.page import (
     Fact,
@@ -25,6 +25,7 @@ from paceline.view.page import (
     about,
     bounded,
     interval_text,
+    lines_of,
     sampling_words,
     sentence,
     source_of,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from paceline.results.frontier import Frontier, Reached
     from paceline.results.row import Row as Cell
     from paceline.view.bench_run import Cells, Results
-    from paceline.view.page import Row
+    from paceline.view.page import Row, Source
 
 _MOST_SAMPLES = 6
 _ROUNDING = 1e-6  # rounding error of sums of probabilities
@@ -46,9 +47,15 @@ _MEASURED = (
     *("quality", "relative_quality", "speedup", "decoding_speedup"),
     *("rejection_rate", "deferral_rate"),
 )
-_QUALITY, _SPEED, _DECODING, _REJECTED, _CALLS = (
-    Axis(words_of(name), format=".2f", bounds=True) for name in _MEASURED[1:]
-)
+NAMES = ("family", "setting", "gamma")
+_COSTS = {
+    "Against speedup": "speedup",
+    "Against target passes": "deferral_rate",
+    "Against rejection rate": "rejection_rate",
+}
+_REJECTED = words_of("rejection_rate")
+_UNBOUNDED = (math.nan, math.nan)
+_STEPS = {"choosing": "To choose", "confirming": "To confirm, on other examples"}
 _DIGESTS = ("context", "key")
 _TERMS = ("family", "setting", "95% interval", "lossless")
 
@@ -62,9 +69,10 @@ def bench_page(results: Results) -> Page:
     sections: list[Section] = []
     for cells in results.parts:
         sections += _sections(cells, f", {cells.name}" if several else "")
-    if failed := [row for cells in results.parts for row in cells.failed]:
-        rows = [_names(row) | {"reason": row.error} for row in failed]
-        sections.append(Section("Failed cells", [Table("Failed cells", rows)]))
+    if failed := [row for row in results.rows if row.error]:
+        lines = lines_of(failed, ("family", "setting"))
+        named = [line | {"reason": row.error} for line, row in zip(lines, failed, strict=True)]
+        sections.append(Section("Failed cells", [Table("Failed cells", named)]))
     task = "No manifest: models, seed and machine are unknown"
     if config:
         engine = (config.get("engine") or {}).get("engine")
@@ -86,17 +94,13 @@ def bench_page(results: Results) -> Page:
 
 def _few(done: Sequence[Cell]) -> str:
     """A remark if half of the examples cannot give intervals."""
-    timed = _num_timed(done[0]) if done else 0
-    if not done or timed >= 2 * LEAST_UNITS:
+    timed = [s for s in done[0].sums["target_seconds"] if s is not None] if done else ()
+    if not done or len(timed) >= 2 * LEAST_UNITS:
         return ""
     return (
         f"Fewer than {2 * LEAST_UNITS} timed examples: half of them choose the best settings, and "
         "the other half are too few for intervals with 95% coverage"
     )
-
-
-def _num_timed(row: Cell) -> int:
-    return sum(seconds is not None for seconds in row.sums["target_seconds"])
 
 
 def _facts(results: Results, done: int) -> list[Fact]:
@@ -152,82 +156,66 @@ def _name(row: Cell) -> str:
     return f"{family_of(row)} {row.setting.get('setting', '')}".strip()
 
 
-def _names(row: Cell) -> Row:
-    return {"family": family_of(row), "setting": row.setting.get("setting", "-")}
-
-
 def _sections(cells: Cells, suffix: str) -> list[Section]:
     frontier = cells.frontier
     if frontier is None:
         return [Section(f"Cells{suffix}", [Text("", cells.silence)])]
-    rows = [
-        _cell(frontier, row)
-        for curve in [*curves(frontier), Curve(TARGET_ALONE, 0, [frontier.target])]
-        for row in curve.cells
-    ]
+    rows = _lines(frontier)
     table = Table("All cells", [{k: v for k, v in row.items() if k != "gamma"} for row in rows])
-    blocks = {
-        "Quality and speed": [] if cells.judged is None else _comparison(frontier, cells, rows),
-        "Acceptance and time": [*_rejections(rows), *_seconds(frontier)],
-        "Predicted and measured": _predictions(rows),
-        "All cells": [table],
-    }
-    return [Section(f"{title}{suffix}", found, _TERMS) for title, found in blocks.items() if found]
-
-
-def _cell(frontier: Frontier, row: Cell) -> Row:
-    """All figures of a cell."""
-    found = _names(row) | {"gamma": str(row.setting.get("gamma", 0))}
-    for name in _MEASURED:
-        is_missing = (name.endswith("quality") and "score" not in frontier.target.sums) or (
-            name == "decoding_speedup" and row.setting["strategy"] == "sequence_cascade"
-        )
-        found |= bounded(words_of(name), None if is_missing else frontier.measure(name, row))
-    speedup = frontier.measure("speedup", row).value
-    found |= {"relative latency": 1 / speedup if speedup else None}
-    if SPEEDUP in row.totals:
-        found |= {words_of(name): row.totals.get(name) for name in (REJECTION, SPEEDUP)}
-    for name, value in row.totals.items():
-        if name not in (REJECTION, SURPRISAL, SPEEDUP):
-            ends = row.bounds.get(name)
-            found |= {name: value} if ends is None else bounded(name, Interval(value, *ends))
-    return found
-
-
-def _known(rows: Sequence[Row], *columns: str) -> list[Row]:
-    return [row for row in rows if all(charts.is_finite(row.get(name)) for name in columns)]
-
-
-def _comparison(frontier: Frontier, cells: Cells, rows: Sequence[Row]) -> list[Figure | Table]:
     drawn = [row for row in rows if row["family"] != TARGET_ALONE]
-    timed = [row for row in drawn if not row["family"].startswith(ORACLE)]
-    panels = [
-        Panel(
-            charts.frontier(
-                _known(own, x.field, _QUALITY.field),
-                x,
-                _QUALITY,
-                "family",
-                labels=["setting"],
-                detail="gamma",
-                reference=(at, 1.0),
-                names=list(dict.fromkeys(row["family"] for row in drawn)),
-            ),
-            title,
-        )
-        for title, own, x, at in (
-            ("Against speedup", timed, _SPEED, 1.0),
-            ("Against target passes", drawn, _CALLS, None),
-            ("Against rejection rate", drawn, _REJECTED, None),
-        )
-    ]
     text = (
         "Each point is a setting; a line joins the settings of a family in the order of their "
         "thresholds. Bars are 95% intervals. Dashed: the target alone. Up and to the right is "
         "better on the first chart, up and to the left on the others. Oracles run both models, "
         "so they have no speedup. Select a family in the legend to see it alone."
     )
-    return [Figure("Quality against cost", text, panels, drawn), _best_cells(frontier, cells)]
+    figure = frontier_figure("Quality against cost", text, drawn)
+    blocks = {
+        "Quality and speed": [figure, _best_cells(frontier, cells)] if cells.judged else [],
+        "Acceptance and time": [*_rejections(rows), *_seconds(frontier)],
+        "Predicted and measured": _predictions(drawn),
+        "All cells": [table],
+    }
+    return [Section(f"{title}{suffix}", found, _TERMS) for title, found in blocks.items() if found]
+
+
+def _lines(frontier: Frontier) -> list[Row]:
+    """All figures of the cells, those of the target alone last."""
+
+    def measure(name: str, row: Cell) -> Interval | None:
+        is_missing = (name.endswith("quality") and "score" not in frontier.target.sums) or (
+            name == "decoding_speedup" and row.setting["strategy"] == "sequence_cascade"
+        )
+        return None if is_missing else frontier.measure(name, row)
+
+    rows = [*ordered_cells(frontier), frontier.target]
+    lines = lines_of(rows, NAMES, _MEASURED, measure=measure)
+    for row, line in zip(rows, lines, strict=True):
+        speedup = line["speedup"]
+        line |= {"relative latency": 1 / speedup if speedup else None}
+        if SPEEDUP in row.totals:
+            line |= {words_of(name): row.totals.get(name) for name in (REJECTION, SPEEDUP)}
+        for name, value in row.totals.items():
+            if name not in (REJECTION, SURPRISAL, SPEEDUP):
+                line |= bounded(name, Interval(value, *row.bounds.get(name, _UNBOUNDED)))
+    return lines
+
+
+def frontier_figure(
+    title: str, text: str, lines: Sequence[Row], source: Source | None = None
+) -> Figure:
+    """Quality relative to the target's against each cost that the cells have, a line per family.
+
+    Oracles run both models, so they have no speedup.
+    """
+    drawn = [
+        {name: value for name, value in line.items() if "speedup" not in name}
+        if line["family"].startswith(ORACLE)
+        else line
+        for line in lines
+    ]
+    lists = {"labels": ["setting"], "detail": "gamma", "group": "family", "source": source}
+    return plotted(title, text, drawn, charts.frontier, _COSTS, "relative_quality", **lists)
 
 
 def _best_cells(frontier: Frontier, cells: Cells) -> Table:
@@ -267,13 +255,14 @@ def _reached(name: str, best: Reached | None) -> Row:
 
 def _rejections(rows: Sequence[Row]) -> list[Figure]:
     """Rejection rate of every cell with a rule."""
-    known = [
-        {"cell": f"{row['family']} {row['setting']}", **row}
-        for row in sorted(_known(rows, _REJECTED.field), key=lambda row: row[_REJECTED.field])
+    known = [row for row in rows if charts.is_finite(row.get(_REJECTED))]
+    lines = [
+        {"cell": f"{row['family']} {row['setting'] or '-'}", **row}
+        for row in sorted(known, key=lambda row: row[_REJECTED])
     ]
     text = "Fewer rejections mean longer blocks. Sorted; bars are 95% intervals over examples."
-    panels = [Panel(charts.intervals(known, "cell", _REJECTED))]
-    return [Figure("Rejection rate by rule", text, panels, known)] if known else []
+    title = "Rejection rate by rule"
+    return [plotted(title, text, lines, charts.intervals, "cell", _REJECTED)] if lines else []
 
 
 def _seconds(frontier: Frontier) -> list[Figure]:
@@ -290,14 +279,14 @@ def _seconds(frontier: Frontier) -> list[Figure]:
         return []
     rows = charts.dominance_rows(samples, "ms per token", "decoding")
     axis = Axis("ms per token", "ms per token of a whole request")
+    title = "Time per token over examples"
     text = (
         "Share of the examples that took at most this time per token: the target alone and the "
         "fastest setting of each family, whatever its quality. A curve further left is faster; if "
         "it is left everywhere, it is faster at every rank, not only on average. "
         f"n = {len(alone):,} timed examples."
     )
-    panels = [Panel(charts.dominance(rows, axis, "decoding"))]
-    return [Figure("Time per token over examples", text, panels, rows)]
+    return [plotted(title, text, rows, charts.dominance, axis, "decoding")]
 
 
 def _ms_per_token(row: Cell, of: str = "") -> list[float]:
@@ -308,33 +297,28 @@ def _ms_per_token(row: Cell, of: str = "") -> list[float]:
     return [1e3 * (s or 0) / count for alone, s, count in timed if alone is not None and count]
 
 
-def _predictions(rows: Sequence[Row]) -> list[Figure]:
+def _predictions(drawn: Sequence[Row]) -> list[Figure]:
     """Predicted against measured rejection rates and speedups; none without predictions."""
-    drawn = [row for row in rows if row["family"] != TARGET_ALONE]
-    panels: list[Panel] = []
-    for y in (_REJECTED, _DECODING):
-        x = Axis(f"predicted {y.field}", format=".2f")
-        names = list(dict.fromkeys(row["family"] for row in drawn))
-        if own := _known(drawn, x.field, y.field):
-            settings = {"labels": ["setting"], "names": names, "diagonal": True}
-            panels.append(
-                Panel(charts.points(own, x, y, "family", **settings), sentence(y.words)[:-1])
-            )
-    compared = _known(drawn, f"predicted {_REJECTED.field}", _REJECTED.field)
-    inside = sum(
-        row[_REJECTED.low] - _ROUNDING
-        <= row[f"predicted {_REJECTED.field}"]
-        <= row[_REJECTED.high] + _ROUNDING
-        for row in compared
-    )
+    measured = {sentence(name)[:-1]: name for name in (_REJECTED, words_of("decoding_speedup"))}
+    predicted = {title: f"predicted {name}" for title, name in measured.items()}
+    compared = [
+        (line[f"{_REJECTED}_low"], line[f"predicted {_REJECTED}"], line[f"{_REJECTED}_high"])
+        for line in drawn
+        if all(charts.is_finite(line.get(name)) for name in (_REJECTED, f"predicted {_REJECTED}"))
+    ]
+    inside = sum(low - _ROUNDING <= value <= high + _ROUNDING for low, value, high in compared)
     text = (
         "Predicted from one pass of both models over the target's answers, without decoding. On "
         "the dashed diagonal, prediction and measurement agree; bars are 95% intervals. Predicted "
         f"rejection rates inside the measured interval: {inside} of {len(compared)}; the interval "
         "ignores the error of the prediction."
     )
-    predicted = [row for row in drawn if f"predicted {_REJECTED.field}" in row]
-    return [Figure("Predicted and measured", text, panels, predicted)] if panels else []
+    lines = [line for line in drawn if f"predicted {_REJECTED}" in line]
+    families = list(dict.fromkeys(line["family"] for line in drawn))  # as in other figures
+    settings = {"labels": ["setting"], "group": "family", "names": families, "diagonal": True}
+    columns = (charts.points, predicted, measured)
+    figure = plotted("Predicted and measured", text, lines, *columns, **settings)
+    return [figure] if figure.panels else []
 
 
 def tune_page(found: Tuned, environment: Mapping[str, Any] | None = None) -> Page:
@@ -361,22 +345,16 @@ def tune_page(found: Tuned, environment: Mapping[str, Any] | None = None) -> Pag
 
 def _tested(found: Tuned, tables: Sequence[Table]) -> Figure:
     config = found.config
-    absolute = config.absolute_quality is not None
+    is_absolute = config.absolute_quality is not None
+    name = "quality" if is_absolute else "relative_quality"
     rows = [{"examples": table.title} | row for table in tables for row in table.rows]
-    y = Axis("quality", format=".2f", bounds=True) if absolute else _QUALITY
-    floor = config.absolute_quality if absolute else config.quality_floor
+    floor = config.absolute_quality if is_absolute else config.quality_floor
     least = None if config.max_latency is None else 1 / config.max_latency
+    axes = Axis("speedup", at=least or 1.0), Axis(words_of(name), at=floor or 1.0)
+    names = list(dict.fromkeys(row["family"] for row in rows))
     panels = [
         Panel(
-            charts.frontier(
-                table.rows,
-                _SPEED,
-                y,
-                "family",
-                labels=["setting", "met"],
-                reference=(least or 1.0, floor or 1.0),
-                names=list(dict.fromkeys(row["family"] for row in rows)),
-            ),
+            charts.frontier(table.rows, *axes, "family", names=names, labels=["setting", "met"]),
             table.title,
         )
         for table in tables

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
@@ -14,7 +15,7 @@ from paceline.errors import UsageError
 from paceline.permissions import Origin
 from paceline.records import RunDirectory
 from paceline.results.frontier import TARGET_ALONE, Frontier, family_of
-from paceline.view.page import sampling_words
+from paceline.view.page import grouped, sampling_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,22 +40,29 @@ class Cells:
 
     Attributes:
         name: Such as `temperature 0.7, top-p 0.9`.
-        frontier: None if the target alone has no finished cell.
-        done: Finished cells.
-        failed: Failed cells.
+        rows: Finished and failed cells.
         missing: Settings of the cells of the manifest's grid without a row.
     """
 
     name: str
-    frontier: Frontier | None
-    done: Sequence[Row]
-    failed: Sequence[Row]
+    rows: Sequence[Row]
     missing: Sequence[dict[str, Label]]
+
+    @property
+    def done(self) -> list[Row]:
+        """The finished cells."""
+        return [row for row in self.rows if not row.error]
+
+    @cached_property
+    def frontier(self) -> Frontier | None:
+        """None if the target alone has no finished cell."""
+        answered = any(family_of(row) == TARGET_ALONE for row in self.done)
+        return Frontier(self.done) if answered else None
 
     @property
     def empty_families(self) -> list[str]:
         """Families in the grid without a finished cell."""
-        asked = [*(row.setting for row in self.failed), *self.missing]
+        asked = [*(row.setting for row in self.rows), *self.missing]
         names = {str(setting["family"]) for setting in asked}
         return sorted(names - {family_of(row) for row in self.done})
 
@@ -78,21 +86,12 @@ class Cells:
         return ""
 
 
-@dataclass(frozen=True)
-class Results:
-    """Contents of a run directory."""
+class Results(NamedTuple):
+    """Contents of a run directory: rows, cells by sampling parameters, and the manifest."""
 
     rows: Sequence[Row]
     parts: Sequence[Cells]
     manifest: dict[str, Any] | None
-
-
-class Curve(NamedTuple):
-    """Cells of a family that differ only in the threshold, sorted by it."""
-
-    name: str
-    length: float
-    cells: list[Row]
 
 
 def read_results(folder: Path) -> Results:
@@ -107,29 +106,12 @@ def read_results(folder: Path) -> Results:
         rows = [row for row in rows if not row.error or key_of(row) in planned]
     tried = {key_of(row) for row in rows}
     missing = [setting for key, setting in planned.items() if key not in tried]
-    samplings: dict[str, dict[str, Label]] = {}
-    for setting in [*(row.setting for row in rows), *planned.values()]:
-        samplings.setdefault(sampling_words(setting), setting)
-    ordered = sorted(samplings, key=lambda name: float(samplings[name]["temperature"]))
-    return Results(
-        rows=rows,
-        parts=[
-            _cells(
-                name,
-                [row for row in rows if sampling_words(row.setting) == name],
-                [setting for setting in missing if sampling_words(setting) == name],
-            )
-            for name in ordered
-        ],
-        manifest=manifest,
-    )
-
-
-def _cells(name: str, rows: Sequence[Row], missing: Sequence[dict[str, Label]]) -> Cells:
-    done = [row for row in rows if not row.error]
-    answered = any(family_of(row) == TARGET_ALONE for row in done)
-    failed = [row for row in rows if row.error]
-    return Cells(name, Frontier(done) if answered else None, done, failed, missing)
+    measured = grouped(rows, lambda row: sampling_words(row.setting))
+    left = grouped(missing, sampling_words)
+    every = grouped([*(row.setting for row in rows), *planned.values()], sampling_words)
+    names = sorted(every, key=lambda name: float(every[name][0]["temperature"]))
+    parts = [Cells(name, measured.get(name, []), left.get(name, [])) for name in names]
+    return Results(rows, parts, manifest)
 
 
 def _planned(manifest: dict[str, Any] | None, context: str) -> dict[str, dict[str, Label]]:
@@ -142,22 +124,19 @@ def _planned(manifest: dict[str, Any] | None, context: str) -> dict[str, dict[st
     return {cell_key(context, cell): setting_of(cell) for cell in cells}
 
 
-def curves(frontier: Frontier) -> list[Curve]:
-    """A curve per family and gamma (or fallback), related families next to each other."""
-    families = {name: rows for name, rows in frontier.families().items() if name != TARGET_ALONE}
+def ordered_cells(frontier: Frontier) -> list[Row]:
+    """The cells in lines of a chart: by family, gamma (or fallback) and threshold.
+
+    Related families are next to each other; the target alone is left out.
+    """
     places = {name: place for place, name in enumerate(_ORDER)}
 
-    def place(name: str) -> tuple[int, str]:
+    def place(row: Row) -> tuple[int, str, float, float]:
         # A bench has one bonus, so the families of rules with either are in one place.
-        return places.get(name.removesuffix(f" {TARGET_BONUS}"), len(places)), name
+        known = places.get(family_of(row).removesuffix(f" {TARGET_BONUS}"), len(places))
+        return known, family_of(row), _first(row, _LENGTHS), _first(row, _THRESHOLDS)
 
-    found: list[Curve] = []
-    for name in sorted(families, key=place):
-        for length in sorted({_first(row, _LENGTHS) for row in families[name]}):
-            alike = [row for row in families[name] if _first(row, _LENGTHS) == length]
-            ordered = sorted(alike, key=lambda row: _first(row, _THRESHOLDS))
-            found.append(Curve(name, length, ordered))
-    return found
+    return sorted((row for row in frontier.rows if family_of(row) != TARGET_ALONE), key=place)
 
 
 def _first(row: Row, names: Sequence[str]) -> float:

@@ -4,9 +4,10 @@ Why Vega-Altair and not Plotly, both tried with the versions in constraints.txt:
 0.9 MB to a page, Plotly's 4.8 MB; it draws SVG whose marks have text alternatives, which screen
 readers use; and it passes CSS variables on as colours, so themes and printing need no JavaScript.
 
-Each function takes rows (`page.Row`) and names of columns, without dots and brackets. Bounds of a
-column `x` are in `x_low` and `x_high`; rows without finite bounds are drawn without an interval.
-`names`: all groups of a page, so that a group has the same colour and shape in all of its charts.
+Each function takes rows (`page.Row`) and columns: an `Axis`, or the name of a figure or setting,
+whose axis `axis_of` knows. `plotted` makes the block of a page from them. Bounds of a column `x`
+are in `x_low` and `x_high`; rows without finite bounds are drawn without an interval. `names`: all
+groups of a page, so that a group has the same colour and shape in all of its charts.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,13 +24,14 @@ import altair as alt
 import vl_convert
 
 from paceline.records import atomic_write_bytes
-from paceline.view.definitions import words_of
+from paceline.view.definitions import figure_of, words_of
+from paceline.view.page import Figure, Panel, grouped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from paceline.view.page import Panel, Row
+    from paceline.view.page import Row, Source
 
     Spec = dict[str, Any]
 
@@ -77,31 +80,40 @@ _ROW_HEIGHT = 30
 _CELL_HEIGHT = 46
 _MOST_STEPS = 200  # of an empirical distribution
 _DASHED = {"aria": False, "color": MUTED, "strokeDash": [4, 4], "strokeWidth": 1.2}
-_DATUM = re.compile(r'datum\[("[^"]*")\]')
 _LONGEST = 20  # letters of a name on one line
+_REFERENCES = {words_of(name): 1.0 for name in ("speedup", "relative_quality", "gain")}
+"""Values of the target alone, or of the initial draft, which charts mark."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Axis:
     """A quantitative column as an axis.
 
     Attributes:
-        field: The column.
-        title: With the unit; empty: the words of `definitions`.
-        format: Of numbers, as in d3.
-        bounds: Whether the rows have `field_low` and `field_high`.
+        field: The column, without dots and brackets.
+        title: With the unit; by default that of the registry or the column's words.
+        format: Of numbers, as in d3; by default that of the registry or three digits.
         zero: Whether the axis includes 0.
         whole: Whether all values are whole numbers.
+        at: Value of a dashed line; by default that of `_REFERENCES`, if any.
         domain: Ends of the axis, such as those that several charts share; None: by the data.
     """
 
     field: str
     title: str = ""
-    format: str = ".3~f"
-    bounds: bool = False
+    format: str = ""
     zero: bool = False
     whole: bool = False
+    at: float | None = None
     domain: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        figure = figure_of(self.field)
+        if figure is not None:
+            self.title, self.format = self.title or figure.axis, self.format or figure.format
+        self.title, self.format = self.title or words_of(self.field), self.format or ".3~f"
+        if self.at is None:
+            self.at = _REFERENCES.get(self.field)
 
     @property
     def low(self) -> str:
@@ -110,10 +122,6 @@ class Axis:
     @property
     def high(self) -> str:
         return f"{self.field}_high"
-
-    @property
-    def words(self) -> str:
-        return self.title or words_of(self.field)
 
     def x(self, field: str = "") -> alt.X:
         """This axis for another column, such as a bound."""
@@ -136,11 +144,12 @@ class Axis:
     def has_intervals(self, rows: Sequence[Row]) -> bool:
         """Whether any row has finite bounds; Vega warns of a layer without data."""
         ends = ((row.get(self.low), row.get(self.high)) for row in rows)
-        return self.bounds and any(is_finite(low) and is_finite(high) for low, high in ends)
+        return any(is_finite(low) and is_finite(high) for low, high in ends)
 
-    def tooltips(self) -> list[alt.Tooltip]:
-        names = {self.field: self.words}
-        if self.bounds:
+    def tooltips(self, rows: Sequence[Row]) -> list[alt.Tooltip]:
+        """The value and its bounds, if any row has them."""
+        names = {self.field: self.title}
+        if self.has_intervals(rows):
             names |= {self.low: "95% interval from", self.high: "to"}
         return [
             alt.Tooltip(name, type="quantitative", title=title, format=self.format)
@@ -155,47 +164,113 @@ class Axis:
             axis = alt.Axis(format=self.format, tickCount=5)
         ends = alt.Undefined if self.domain is None else list(self.domain)
         scale = alt.Scale(domain=ends, zero=self.zero, nice=True)
-        return {"title": self.words, "scale": scale, "axis": axis}
+        return {"title": self.title, "scale": scale, "axis": axis}
 
 
-def frontier(rows: Sequence[Row], x: Axis, y: Axis, group: str, **settings: Any) -> Spec:
+Column = str | Axis
+"""An axis, or a name of a figure or setting."""
+
+_AXES = {
+    "step": Axis("step", "optimizer step", "d", whole=True),
+    "seconds": Axis("seconds", "seconds of training", ".0f"),
+    "share": Axis("share", "share of values at or below", ".0%", zero=True),
+}
+"""Of columns that are no figures."""
+
+
+def axis_of(column: Column) -> Axis:
+    """The axis of a column, by its words or by the name of its figure or setting."""
+    if isinstance(column, Axis):
+        return column
+    words = words_of(column)
+    return _AXES.get(words, Axis(words))
+
+
+def plotted(
+    title: str,
+    text: str,
+    rows: Sequence[Row],
+    chart: Callable[..., Spec],
+    *columns: Column | Mapping[str, Column],
+    group: str = "",
+    by: str = "",
+    source: Source | None = None,
+    **settings: Any,
+) -> Figure:
+    """A figure whose chart is `chart(rows, *columns, **settings)`.
+
+    Args:
+        title: What is plotted against what.
+        text: What the figure shows and how to read it.
+        rows: The data.
+        chart: A function of this module.
+        columns: What it plots. Columns by title: a chart for each that has values.
+        group: The column of colours and shapes, which the charts of the figure share.
+        by: A column; the figure has a chart for each of its values, in their order.
+        source: What made the rows; None: what made the page's.
+        settings: Further arguments of the function.
+    """
+    if group:
+        settings = {"group": group, "names": _names(rows, group)} | settings
+    named = [one for one in columns if isinstance(one, Mapping)]
+    titles = [
+        name
+        for name in (named[0] if named else [""])
+        if _with_all(rows, *(one[name] for one in named))
+    ]
+    parts = grouped(rows, lambda row: row[by]) if by else {"": rows}
+    panels: list[Panel] = []
+    for name in titles:
+        chosen = [one[name] if isinstance(one, Mapping) else one for one in columns]
+        for value in sorted(parts):
+            heading = f"{by} {value}" if by else name
+            panels.append(Panel(chart(parts[value], *chosen, **settings), heading))
+    return Figure(title, text, panels, rows, source)
+
+
+def _with_all(rows: Sequence[Row], *columns: Column) -> list[Row]:
+    """The rows whose values of all columns are finite."""
+    fields = [axis_of(column).field for column in columns]
+    return [row for row in rows if all(is_finite(row.get(field)) for field in fields)]
+
+
+def frontier(
+    rows: Sequence[Row], x: Column, y: Column, group: str, *, detail: str = "", **settings: Any
+) -> Spec:
     """A line for each group through its rows in their order, with intervals along both axes.
 
-    `settings`: see `_plot`; likewise below.
+    Rows without both figures are left out; likewise in `points`. `detail`: a column that divides
+    the line of a group; `settings`: see `_plot`; likewise below.
     """
-    placed = [{**row, "place": place} for place, row in enumerate(rows)]
-    line = {"order": "place:Q"}
-    if (detail := settings.pop("detail", None)) is not None:
-        line["detail"] = f"{detail}:N"  # divides a group's line
-    return _plot(placed, x, y, group, line=line, **settings)
+    known = [{**row, "place": place} for place, row in enumerate(_with_all(rows, x, y))]
+    line = {"order": "place:Q"} | ({"detail": f"{detail}:N"} if detail else {})
+    return _plot(known, x, y, group, line=line, **settings)
 
 
-def points(rows: Sequence[Row], x: Axis, y: Axis, group: str, **settings: Any) -> Spec:
+def points(rows: Sequence[Row], x: Column, y: Column, group: str, **settings: Any) -> Spec:
     """Two figures of each row, with intervals along both axes."""
-    return _plot(rows, x, y, group, **settings)
+    return _plot(_with_all(rows, x, y), x, y, group, **settings)
 
 
 def curves(
-    rows: Sequence[Row], x: Axis, y: Axis, group: str, *, size: int = 70, **settings: Any
+    rows: Sequence[Row], x: Column, y: Column, group: str, *, size: int = 70, **settings: Any
 ) -> Spec:
     """A line for each group along x, with bands for the intervals of y."""
     return _plot(rows, x, y, group, line={}, band=True, size=size, **settings)
 
 
-def dominance(rows: Sequence[Row], value: Axis, group: str) -> Spec:
+def dominance(rows: Sequence[Row], value: Column, group: str, **settings: Any) -> Spec:
     """Empirical distributions, from `dominance_rows`: the share of values at most x."""
-    share = Axis("share", "share of values at or below", ".0%", zero=True)
-    return _plot(rows, value, share, group, line={}, shape="step-after", size=9)
+    return _plot(rows, value, "share", group, line={}, shape="step-after", size=9, **settings)
 
 
 def _plot(
     rows: Sequence[Row],
-    x: Axis,
-    y: Axis,
+    x: Column,
+    y: Column,
     group: str,
     *,
     labels: Sequence[str] = (),
-    reference: tuple[float | None, float | None] = (None, None),
     names: Sequence[str] = (),
     diagonal: bool = False,
     band: bool = False,
@@ -211,7 +286,6 @@ def _plot(
         y: The vertical axis.
         group: Column of the groups, which differ in colour and shape.
         labels: Further columns shown on hover.
-        reference: Dashed lines at these values of x and y.
         names: All groups of the page.
         diagonal: With the line where both figures are equal.
         band: With shaded intervals of y.
@@ -219,6 +293,7 @@ def _plot(
         shape: Of the line.
         size: Of the points.
     """
+    x, y = axis_of(x), axis_of(y)
     chosen = alt.selection_point(fields=[group], bind="legend")
 
     def seen(opacity: float) -> Any:
@@ -229,11 +304,12 @@ def _plot(
         """
         return alt.when(chosen).then(alt.value(opacity)).otherwise(alt.value(0.12 * opacity))
 
-    base = alt.Chart().encode(color=_colour(rows, group, names))
-    layers = _references(reference, x, y)
-    if diagonal:
-        ends = [one[axis.field] for one in rows for axis in (x, y) if is_finite(one[axis.field])]
-        both = _of_values(*({"at": end} for end in ((min(ends), max(ends)) if ends else (0, 1))))
+    colour, form = _styles(rows, group, names)
+    base = alt.Chart().encode(color=colour)
+    layers = _references(x, y)
+    if diagonal and rows:
+        ends = [row[axis.field] for row in rows for axis in (x, y)]
+        both = _of_values({"at": min(ends)}, {"at": max(ends)})
         layers.append(both.mark_line(**_DASHED).encode(x=x.x("at"), y=y.y("at")))
     if band and y.has_intervals(rows):
         area = base.transform_filter(y.are_known()).mark_area(aria=False, strokeOpacity=0)
@@ -249,9 +325,9 @@ def _plot(
     if line is not None:
         drawn = base.mark_line(aria=False, strokeWidth=1.6, interpolate=shape)
         layers.append(drawn.encode(x=x.x(), y=y.y(), strokeOpacity=seen(1)).encode(**line))
-    tooltip = [*_named([group, *labels]), *x.tooltips(), *y.tooltips()]
-    spots = _spots(base, rows, group, names, size).encode(x=x.x(), y=y.y(), tooltip=tooltip)
-    layers.append(spots.encode(opacity=seen(1)).add_params(chosen))
+    tooltip = [*_named([group, *labels]), *x.tooltips(rows), *y.tooltips(rows)]
+    spots = base.mark_point(filled=True, opacity=1, size=size).encode(shape=form, x=x.x(), y=y.y())
+    layers.append(spots.encode(tooltip=tooltip, opacity=seen(1)).add_params(chosen))
     return _finished(alt.layer(*layers, height=_HEIGHT), rows)
 
 
@@ -271,11 +347,12 @@ def dominance_rows(samples: Mapping[str, Sequence[float]], field: str, group: st
     return rows
 
 
-def heat_map(rows: Sequence[Row], row: str, column: str, value: Axis) -> Spec:
+def heat_map(rows: Sequence[Row], row: str, column: str, value: Column) -> Spec:
     """A coloured cell with its value for each pair of `row` and `column`, in order of appearance.
 
     Rows without a finite value, such as diverged runs, have an empty cell.
     """
+    value = axis_of(value)
     kept = [one for one in rows if is_finite(one[value.field])]
     values = [one[value.field] for one in kept] or [0.0]
     domain = [min(values), max(values) if max(values) > min(values) else min(values) + 1]
@@ -289,7 +366,7 @@ def heat_map(rows: Sequence[Row], row: str, column: str, value: Axis) -> Spec:
         scale = alt.Scale(type="quantize", domain=domain, range=list(steps))
         return alt.Color(value.field, type="quantitative", scale=scale, legend=None)
 
-    tooltip = [*_named([row, column]), *value.tooltips()]
+    tooltip = [*_named([row, column]), *value.tooltips(rows)]
     cells = base.mark_rect(stroke=PAPER, strokeWidth=2, cornerRadius=3)
     text = alt.Text(value.field, type="quantitative", format=value.format)
     numbers = base.mark_text(aria=False, fontSize=13).encode(color=colour(HEAT_TEXT), text=text)
@@ -301,20 +378,16 @@ def heat_map(rows: Sequence[Row], row: str, column: str, value: Axis) -> Spec:
 def intervals(
     rows: Sequence[Row],
     name: str,
-    x: Axis,
+    x: Column,
     *,
     group: str | None = None,
     labels: Sequence[str] = (),
-    reference: float | None = None,
     names: Sequence[str] = (),
-    beside: bool = True,
 ) -> Spec:
-    """A value with its interval on each line; one group per colour and shape.
-
-    `beside`: a line has a value of each group; False: each line is of one group.
-    """
+    """A value with its interval on each line, or one for each group, of other colour and shape."""
+    x = axis_of(x)
     lines = _names(rows, name)
-    within = group if beside else None
+    within = group if len(lines) < len(rows) else None
     sides = alt.Undefined if within is None else alt.YOffset(within, type="nominal")
     across = _nominal(alt.Y, rows, name).axis(
         domain=False,
@@ -328,39 +401,36 @@ def intervals(
     base = alt.Chart().encode(y=across, yOffset=sides, color=alt.value(COLOURS[0]))
     marks = base.mark_point(filled=True, opacity=1, size=90)
     if group is not None:
-        base = base.encode(color=_colour(rows, group, names))
-        marks = _spots(base, rows, group, names, 90)
-    layers = _references((reference, None), x, x)
+        colour, form = _styles(rows, group, names)
+        base, marks = base.encode(color=colour), marks.encode(color=colour, shape=form)
+    layers = _references(x, None)
     if x.has_intervals(rows):
         bars = base.transform_filter(x.are_known()).mark_rule(aria=False, strokeWidth=2)
         layers.append(bars.encode(x=x.x(x.low), x2=alt.X2(x.high)))
-    tooltip = [*_named([name, *([group] if group else []), *labels]), *x.tooltips()]
+    tooltip = [*_named([name, *([group] if group else []), *labels]), *x.tooltips(rows)]
     layers.append(marks.encode(x=x.x(), tooltip=tooltip))
     height = _ROW_HEIGHT * max(1, len(lines)) * (len(_names(rows, within)) if within else 1)
     return _finished(alt.layer(*layers, height=max(height, 80)), rows)
 
 
 def columns(
-    rows: Sequence[Row],
-    x: Axis,
-    y: Axis,
-    *,
-    reference: float | None = None,
-    band: tuple[float, float] | None = None,
+    rows: Sequence[Row], x: Column, y: Column, *, band: tuple[float, float] | None = None
 ) -> Spec:
-    """A bar for each row; dashed line at `reference`, shaded between the values of `band`."""
+    """A bar for each row; shaded between the values of `band`."""
+    x, y = axis_of(x), axis_of(y)
     layers: list[alt.Chart] = []
     if band is not None:
         area = _of_values({"from": band[0], "to": band[1]}).mark_rect(
             aria=False, color=COLOURS[1], opacity=0.16
         )
         layers.append(area.encode(y=y.y("from"), y2=alt.Y2("to")))
-    across = alt.X(x.field, type="ordinal", title=x.words, sort=None).axis(
+    across = alt.X(x.field, type="ordinal", title=x.title, sort=None).axis(
         labelAngle=0, labelOverlap=True
     )
     bars = alt.Chart().mark_bar(color=COLOURS[0], opacity=0.85, cornerRadiusEnd=2)
-    layers.append(bars.encode(x=across, y=y.y(), tooltip=[*x.tooltips(), *y.tooltips()]))
-    layers += _references((None, reference), x, y)
+    tooltip = [*x.tooltips(rows), *y.tooltips(rows)]
+    layers.append(bars.encode(x=across, y=y.y(), tooltip=tooltip))
+    layers += _references(None, y)
     return _finished(alt.layer(*layers, height=_HEIGHT - 60), rows)
 
 
@@ -395,19 +465,14 @@ def is_finite(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def _spots(
-    base: alt.Chart, rows: Sequence[Row], group: str, names: Sequence[str], size: int
-) -> alt.Chart:
-    known = list(names) or _names(rows, group)
-    scale = alt.Scale(domain=known, range=shapes_of(known))
-    shape = alt.Shape(group, type="nominal", scale=scale, legend=_legend(rows, group))
-    return base.mark_point(filled=True, opacity=1, size=size).encode(shape=shape)
-
-
-def _colour(rows: Sequence[Row], group: str, names: Sequence[str]) -> alt.Color:
-    known = list(names) or _names(rows, group)
-    scale = alt.Scale(domain=known, range=colours_of(known))
-    return alt.Color(group, type="nominal", scale=scale, legend=_legend(rows, group))
+def _styles(rows: Sequence[Row], group: str, names: Sequence[str]) -> tuple[alt.Color, alt.Shape]:
+    """The colours and shapes of groups, of which the legend has those that occur."""
+    known, legend = list(names) or _names(rows, group), _legend(rows, group)
+    colours, shapes = (
+        {"type": "nominal", "legend": legend, "scale": alt.Scale(domain=known, range=styles)}
+        for styles in (colours_of(known), shapes_of(known))
+    )
+    return alt.Color(group, **colours), alt.Shape(group, **shapes)
 
 
 def _legend(rows: Sequence[Row], group: str) -> alt.Legend | None:
@@ -420,12 +485,13 @@ def _legend(rows: Sequence[Row], group: str) -> alt.Legend | None:
     return alt.Legend(values=names, columns=fitting, labelLimit=alt.ExprRef("width - 30"))
 
 
-def _references(at: tuple[float | None, float | None], x: Axis, y: Axis) -> list[alt.Chart]:
+def _references(x: Axis | None, y: Axis | None) -> list[alt.Chart]:
+    """Dashed lines at the references of the axes."""
     layers: list[alt.Chart] = []
-    for value, axis, is_x in ((at[0], x, True), (at[1], y, False)):
-        if value is not None:
-            rule = _of_values({"at": value}).mark_rule(**_DASHED)
-            layers.append(rule.encode(x=axis.x("at")) if is_x else rule.encode(y=axis.y("at")))
+    if x is not None and x.at is not None:
+        layers.append(_of_values({"at": x.at}).mark_rule(**_DASHED).encode(x=x.x("at")))
+    if y is not None and y.at is not None:
+        layers.append(_of_values({"at": y.at}).mark_rule(**_DASHED).encode(y=y.y("at")))
     return layers
 
 
@@ -460,24 +526,10 @@ def _finished(chart: alt.LayerChart | alt.FacetChart, rows: Sequence[Row]) -> Sp
     spec = chart.properties(width="container", data=_of_values().data).to_dict()
     spec.pop("$schema", None)  # an address, which a page without network does not need
     spec.pop("config", None)  # the page's is used
-    names = set(_fields(spec))
-    data = [{name: _plain(row[name]) for name in row if name in names} for row in rows]
+    text = json.dumps(spec)
+    drawn = {name for row in rows for name in row if f'"field": {json.dumps(name)}' in text}
+    data = [{name: _plain(row[name]) for name in row if name in drawn} for row in rows]
     return spec | {"data": {"values": data}}
-
-
-def _fields(spec: Any) -> Iterator[str]:
-    """The columns that a specification uses: in channels, and as `datum[...]` in filters."""
-    if isinstance(spec, dict):
-        for key, value in spec.items():
-            if key == "field":
-                yield value
-            else:
-                yield from _fields(value)
-    elif isinstance(spec, list):
-        for value in spec:
-            yield from _fields(value)
-    elif isinstance(spec, str):
-        yield from (json.loads(name) for name in _DATUM.findall(spec))
 
 
 def _plain(value: Any) -> Any:

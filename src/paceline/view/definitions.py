@@ -11,26 +11,10 @@ if TYPE_CHECKING:
 
 
 class Definition(NamedTuple):
-    """A figure or another term.
-
-    Attributes:
-        term: The name in a list of definitions.
-        definition: What it is.
-        name: The name in code and result rows; empty for other terms than figures.
-        words: The name of a figure in tables and on axes.
-        format: Of a figure's values.
-        better: Which values of a figure are better: `more` or `less`.
-        symbol: In the papers.
-        source: The place in a paper.
-        link: Address of the paper.
-    """
+    """A term with its meaning, its symbol in the papers, the place in a paper, and its address."""
 
     term: str
     definition: str
-    name: str = ""
-    words: str = ""
-    format: str = ""
-    better: str = ""
     symbol: str = ""
     source: str = ""
     link: str = ""
@@ -95,50 +79,56 @@ _OTHERS = (
      "rank."),
 )  # fmt: skip
 
-_RECIPES = (
-    ("supervised_kd", "recipe: forward KL on fixed text."),
-    ("seq_kd", "recipe: cross entropy with the tokens of the target's text."),
-    ("imit_kd", "recipe: forward KL, half on fixed text, half on the draft's text."),
-    ("f_distill", "recipe: TVD, half on the draft's text, half on the target's."),
-    ("gkd", "recipe: forward KL on the draft's own text (on-policy)."),
-)
-
-_OBJECTIVES = (
-    ("KLD", "objective forward_kl: the forward Kullback-Leibler divergence, the sum over the "
-     "vocabulary of p log(p / q), p the target's and q the draft's distribution."),
-    ("TVD", "objective tvd: the total variation distance, half the sum over the vocabulary of "
-     "|p - q|. It is 1 - expected acceptance."),
-    ("TVD++", "objective tvd_plus_plus: the policy gradient of TVD with normalised rewards. The "
-     "reward of a token is 1 if p > q, else 0; the advantage is (reward - mean) / standard "
-     "deviation."),
-)  # fmt: skip
-
-_RULES = (
-    ("lossy", "section 2", "rule: accept with probability min(1, p / ((1 - alpha) q)); beta scales "
-     "p where a rejected token is replaced. At temperature 0: if p / (1 - alpha) is at least the "
+_CITED = (
+    ("DistillSpec", "table 1", "supervised_kd", "recipe: forward KL on fixed text."),
+    ("DistillSpec", "table 1", "seq_kd", "recipe: cross entropy with the tokens of the target's "
+     "text."),
+    ("DistillSpec", "table 1", "imit_kd", "recipe: forward KL, half on fixed text, half on the "
+     "draft's text."),
+    ("DistillSpec", "table 1", "f_distill", "recipe: TVD, half on the draft's text, half on the "
+     "target's."),
+    ("DistillSpec", "table 1", "gkd", "recipe: forward KL on the draft's own text (on-policy)."),
+    ("Direct Alignment", "section 2.3", "KLD", "objective forward_kl: the forward Kullback-Leibler "
+     "divergence, the sum over the vocabulary of p log(p / q), p the target's and q the draft's "
+     "distribution."),
+    ("Direct Alignment", "section 2.3", "TVD", "objective tvd: the total variation distance, half "
+     "the sum over the vocabulary of |p - q|. It is 1 - expected acceptance."),
+    ("Direct Alignment", "section 2.3", "TVD++", "objective tvd_plus_plus: the policy gradient of "
+     "TVD with normalised rewards. The reward of a token is 1 if p > q, else 0; the advantage is "
+     "(reward - mean) / standard deviation."),
+    ("DistillSpec", "section 4", "lenient", "rule: accept a drafted token with probability min(1, "
+     "f(p) / q). f is p / epsilon (linear), p / epsilon squared (square) or p to the power of "
+     "epsilon (exponential); epsilon 1 is lossless. At temperature 0: if f(p) is at least the "
      "largest p, with p before temperature."),
-    ("bild", "section 5", "rule: defer to the target where the cross entropy of the draft with the "
-     "target is above a threshold; after Kim et al. 2023."),
-    ("chow", "eq. 2", "rule: defer where the draft's largest probability is below 1 - alpha."),
-    ("chow_log", "table 1", "rule: defer where the draft's entropy is above alpha."),
-    ("diff", "eq. 5", "rule: defer where the target's largest probability is above the draft's by "
+    ("Faster Cascades", "section 2", "lossy", "rule: accept with probability min(1, p / ((1 - "
+     "alpha) q)); beta scales p where a rejected token is replaced. At temperature 0: if p / (1 - "
+     "alpha) is at least the largest p, with p before temperature."),
+    ("Faster Cascades", "section 5", "bild", "rule: defer to the target where the cross entropy of "
+     "the draft with the target is above a threshold; after Kim et al. 2023."),
+    ("Faster Cascades", "eq. 2", "chow", "rule: defer where the draft's largest probability is "
+     "below 1 - alpha."),
+    ("Faster Cascades", "table 1", "chow_log", "rule: defer where the draft's entropy is above "
      "alpha."),
-    ("diff_log", "table 1", "rule: defer where the draft's entropy is above the target's by "
-     "alpha."),
-    ("opt", "eq. 10", "rule: defer where the target's largest probability is above the draft's by "
-     "alpha times the TVD of the two distributions."),
-    ("opt_log", "table 1", "rule: defer where the draft's entropy is above the target's by alpha "
-     "times the TVD of the two distributions."),
-    ("token_v1", "eq. 13", "rule: defer the tokens whose draft probability is below the target's "
-     "largest - alpha."),
-    ("token_v2", "eq. 14", "rule: defer the tokens whose target probability is below the target's "
-     "largest - alpha."),
-    ("token_v3", "eq. 15", "rule: defer the tokens whose target probability is below (1 - alpha) "
-     "times the target's largest."),
-    ("token_cascade", "algorithm 2", "the draft writes while it is confident; the target writes "
-     "the next token. Nothing is checked."),
-    ("oracle_cascade", "algorithm 3", "a cascade whose rule sees both models at every token."),
-    ("sequence_cascade", "eq. 1", "the draft answers whole prompts where it is confident."),
+    ("Faster Cascades", "eq. 5", "diff", "rule: defer where the target's largest probability is "
+     "above the draft's by alpha."),
+    ("Faster Cascades", "table 1", "diff_log", "rule: defer where the draft's entropy is above the "
+     "target's by alpha."),
+    ("Faster Cascades", "eq. 10", "opt", "rule: defer where the target's largest probability is "
+     "above the draft's by alpha times the TVD of the two distributions."),
+    ("Faster Cascades", "table 1", "opt_log", "rule: defer where the draft's entropy is above the "
+     "target's by alpha times the TVD of the two distributions."),
+    ("Faster Cascades", "eq. 13", "token_v1", "rule: defer the tokens whose draft probability is "
+     "below the target's largest - alpha."),
+    ("Faster Cascades", "eq. 14", "token_v2", "rule: defer the tokens whose target probability is "
+     "below the target's largest - alpha."),
+    ("Faster Cascades", "eq. 15", "token_v3", "rule: defer the tokens whose target probability is "
+     "below (1 - alpha) times the target's largest."),
+    ("Faster Cascades", "algorithm 2", "token_cascade", "the draft writes while it is confident; "
+     "the target writes the next token. Nothing is checked."),
+    ("Faster Cascades", "algorithm 3", "oracle_cascade", "a cascade whose rule sees both models at "
+     "every token."),
+    ("Faster Cascades", "eq. 1", "sequence_cascade", "the draft answers whole prompts where it is "
+     "confident."),
 )  # fmt: skip
 
 _NAMES = (
@@ -151,56 +141,34 @@ _NAMES = (
 )  # fmt: skip
 
 
-def _from(paper: str, term: str, place: str, definition: str) -> Definition:
-    return Definition(term, definition, source=f"{paper}, {place}", link=PAPERS[paper].link)
-
-
 def _registered(figure: Figure) -> Definition:
-    source, link = figure.paper or ("", "")
-    return Definition(
-        figure.term or figure.words,
-        f"{figure.definition}.",
-        figure.name,
-        figure.words,
-        figure.format,
-        figure.better or "",
-        figure.symbol,
-        source,
-        link,
-    )
+    term = figure.term or figure.words
+    return Definition(term, f"{figure.definition}.", figure.symbol, *(figure.paper or ()))
 
 
-FIGURES = {name: _registered(figure) for name, figure in figures.FIGURES.items()}
-"""Figures by their names in code."""
 _OCCURRING = (
-    *(_from("DistillSpec", term, "table 1", text) for term, text in _RECIPES),
-    *(_from("Direct Alignment", term, "section 2.3", text) for term, text in _OBJECTIVES),
-    _from(
-        "DistillSpec",
-        "lenient",
-        "section 4",
-        "rule: accept a drafted token with probability min(1, f(p) / q). f is p / epsilon "
-        "(linear), p / epsilon squared (square) or p to the power of epsilon (exponential); "
-        "epsilon 1 is lossless. At temperature 0: if f(p) is at least the largest p, with p before "
-        "temperature.",
+    *(
+        Definition(term, text, source=f"{paper}, {place}", link=PAPERS[paper].link)
+        for paper, place, term, text in _CITED
     ),
-    *(_from("Faster Cascades", term, place, text) for term, place, text in _RULES),
     *(Definition(*one) for one in _NAMES),
     *(
-        Definition(name, f"{one.authors}: {one.title}.", source=f"arXiv {one.link[-10:]}",
-                   link=one.link)
-        for name, one in PAPERS.items()
+        Definition(name, f"{authors}: {title}.", source=f"arXiv {link[-10:]}", link=link)
+        for name, (authors, title, link) in PAPERS.items()
     ),
-)  # fmt: skip
+)
 OCCURRING = {one.term: one for one in _OCCURRING}
 """Recipes, objectives, rules and papers, which a page defines if they occur in its rows."""
+_FIGURES = {one.words: _registered(one) for one in figures.FIGURES.values()}
 DEFINITIONS = (
-    {one.term: one for one in FIGURES.values()}
+    {one.term: one for one in _FIGURES.values()}
     | {term: Definition(term, text) for term, text in _OTHERS}
     | OCCURRING
 )
 """Everything by its term."""
-TERMS_OF_WORDS = {one.words or one.term: one.term for one in DEFINITIONS.values()}
+TERMS_OF_WORDS = {term: term for term in DEFINITIONS} | {
+    words: one.term for words, one in _FIGURES.items()
+}
 """Terms by the words of tables and axes."""
 
 

@@ -44,7 +44,7 @@ _PREDICTIONS = {
 }
 _MOST_POSITIONS = 64
 _DEVIATIONS = 1.96  # standard deviations that contain 95% of a normal distribution
-_SPEED = Axis("speedup", format=".2f", bounds=True)
+_SPEED = Axis("speedup", format=".2f")
 
 
 def measure_page(found: Measurement) -> Page:
@@ -111,7 +111,7 @@ def _speedups(found: Measurement) -> Section:
         rows.append(whole | bounded("speedup", speed.speedup))
         text += f" The measured points are of {speed.num_requests} requests, with 95% intervals."
     gamma = Axis("gamma", "gamma: drafted tokens per block", "d", whole=True)
-    chart = charts.curves(rows, gamma, _SPEED, "kind", reference=(None, 1.0))
+    chart = charts.curves(rows, gamma, _SPEED, "kind")
     blocks: list[Block] = [
         Figure("Speedup by gamma", text, [Panel(chart)], rows),
         gamma_table(found, with_intervals=True),
@@ -128,7 +128,7 @@ def _acceptance(found: Measurement) -> Section:
         {"figure": words_of(name), **bounded("value", getattr(found.acceptance, name))}
         for name in ACCEPTANCE
     ]
-    value = Axis("value", "fraction of tokens", ".2f", bounds=True)
+    value = Axis("value", "fraction of tokens", ".2f")
     text = "Three figures that others call acceptance rate, on text of the target."
     blocks = [Figure("Acceptance", text, [Panel(charts.intervals(rows, "figure", value))], rows)]
     by_position = found.acceptance.acceptance_by_position[:_MOST_POSITIONS]
@@ -136,11 +136,11 @@ def _acceptance(found: Measurement) -> Section:
         positions: list[Row] = [
             {"position": at, "acceptance": share} for at, share in enumerate(by_position, 1)
         ]
+        mean = found.acceptance.expected_acceptance.value
         chart = charts.columns(
             positions,
             Axis("position", "position in the answer", "d", whole=True),
-            Axis("acceptance", "expected acceptance", ".2f", zero=True),
-            reference=found.acceptance.expected_acceptance.value,
+            Axis("acceptance", "expected acceptance", ".2f", zero=True, at=mean),
         )
         text = (
             "Expected acceptance of the first, second, ... new token. The dashed line is the mean "
@@ -176,14 +176,14 @@ def served_page(found: ServedMeasurement) -> Page:
 
 def _served_blocks(found: ServedMeasurement) -> Section:
     whole, positions = served_tables(found)
-    tau = Axis(words_of("block_efficiency"), format=".2f", bounds=True)
+    tau = Axis(words_of("block_efficiency"), format=".2f")
     text = "1 + accepted tokens per block, with 95% intervals over requests."
     panels = [Panel(charts.intervals(whole.rows, "counts", tau))]
     blocks = [Figure("Tokens per target call", text, panels, whole.rows)]
     if positions.rows:
         position = Axis("position", "position in the block, from 0", "d", whole=True)
         accepted = words_of("position_acceptance")
-        accepted = Axis(accepted, "share of blocks that accept it", ".2f", bounds=True)
+        accepted = Axis(accepted, "share of blocks that accept it", ".2f")
         text = "Share of the blocks that accept the first (0), second (1), ... drafted token."
         panels = [Panel(charts.curves(positions.rows, position, accepted, "counts"))]
         blocks.append(Figure("Acceptance by position", text, panels, positions.rows))
@@ -198,7 +198,7 @@ def _served_speed(found: ServedMeasurement) -> list[Section]:
     if (costs := found.costs) is not None:
         rows = steps_table(costs).rows
         gamma = Axis("gamma", "drafted tokens per block; 0: without the draft", "d", whole=True)
-        ms = Axis("ms per step", format=".2f", bounds=True)
+        ms = Axis("ms per step", format=".2f")
         text = f"Time of an engine step, with 95% intervals; {costs.starts.words}."
         panels = [Panel(charts.curves(rows, gamma, ms, "requests at a time"))]
         blocks.append(Figure("Cost of a step", text, panels, rows))
@@ -293,8 +293,7 @@ def _cells(check: DistributionCheck, rule: str) -> Figure:
     chart = charts.columns(
         rows,
         Axis("cell", format="d", whole=True),
-        Axis("tokens", format="d", zero=True, whole=True),
-        reference=expected,
+        Axis("tokens", format="d", zero=True, whole=True, at=expected),
         band=(max(0.0, expected - spread), expected + spread),
     )
     text = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from paceline.config import StrictModel
 from paceline.core.bootstrap import Interval
@@ -18,9 +18,13 @@ from paceline.results.figures import FIGURES
 from paceline.view.definitions import figure_of, words_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     from paceline.results.row import Row as ResultRow
+
+    Measure = Callable[[str, ResultRow], Interval | None]
+    Item = TypeVar("Item")
+    Key = TypeVar("Key", bound=Hashable)
 
 Row = dict[str, Any]
 """One line of data by column. The bounds of column `x` are `x_low` and `x_high`."""
@@ -139,6 +143,7 @@ class Figure:
         source: What made the rows; None: what made the page's.
     """
 
+    kind: ClassVar = "chart"
     title: str
     text: str
     panels: Sequence[Panel]
@@ -177,6 +182,7 @@ class Table:
             about the same as the line before.
     """
 
+    kind: ClassVar = "table"
     title: str
     rows: Sequence[Row]
     source: Source | None = None
@@ -207,6 +213,52 @@ class Table:
         return self.formats.get(name, "" if figure is None else figure.format)
 
 
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """The items by their keys, in order of appearance."""
+    found: dict[Key, list[Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
+
+
+def lines_of(
+    rows: Iterable[ResultRow],
+    settings: Sequence[str] = (),
+    figures: Sequence[str] = (),
+    *,
+    bare: Sequence[str] = (),
+    measure: Measure | None = None,
+    seed: int = 0,
+) -> list[Row]:
+    """A line per result row: some of its settings, and some of its figures with their intervals.
+
+    Args:
+        rows: Result rows.
+        settings: Names of settings. Those that no row has are left out, as are figures.
+        figures: Names of figures in `results.figures`.
+        bare: Those of them that are shown without intervals.
+        measure: Gives a figure of a row by its name; by default the registry does.
+        seed: Of the bootstrap.
+    """
+
+    def measured(name: str, row: ResultRow) -> Interval | None:
+        figure = FIGURES[name]
+        if not figure.is_in(row):
+            return None
+        if name in bare:
+            return Interval(figure.value(row), math.nan, math.nan)
+        return figure.measure(row, seed=seed)
+
+    lines: list[Row] = []
+    for row in rows:
+        line: Row = {words_of(name): row.setting.get(name) for name in settings}
+        for name in figures:
+            line |= bounded(words_of(name), (measure or measured)(name, row))
+        lines.append(line)
+    known = {name for line in lines for name, value in line.items() if value is not None}
+    return [{name: line[name] for name in line if name in known} for line in lines]
+
+
 def table_of(
     rows: Sequence[ResultRow],
     settings: Sequence[str] = (),
@@ -219,34 +271,9 @@ def table_of(
     seed: int = 0,
     **more: Any,
 ) -> Table:
-    """A line per result row: some of its settings, and some of its figures with their intervals.
-
-    Args:
-        rows: Result rows.
-        settings: Names of settings. Those that no row has are left out, as are figures.
-        figures: Names of figures in `results.figures`.
-        bare: Those of them that are shown without intervals.
-        title: Of the table.
-        text: Below the title.
-        units: What intervals are over.
-        seed: Of the bootstrap.
-        more: Further attributes of the table.
-    """
-    lines: list[Row] = []
-    for row in rows:
-        line: Row = {words_of(name): row.setting.get(name) for name in settings}
-        for name in figures:
-            figure, words = FIGURES[name], words_of(name)
-            if not figure.is_in(row):
-                line[words] = None
-            elif name in bare:
-                line[words] = figure.value(row)
-            else:
-                line |= bounded(words, figure.measure(row, seed=seed))
-        lines.append(line)
-    empty = [name for name in columns_of(lines) if all(line.get(name) is None for line in lines)]
-    kept = [{key: value for key, value in line.items() if key not in empty} for line in lines]
-    return Table(title, kept, text=text, units=units, **more)
+    """The lines of result rows as a table: see `lines_of`, and for other arguments `Table`."""
+    lines = lines_of(rows, settings, figures, bare=bare, seed=seed)
+    return Table(title, lines, text=text, units=units, **more)
 
 
 def columns_of(rows: Sequence[Row]) -> list[str]:
@@ -297,6 +324,7 @@ class Text:
         source: What made it; None: nothing that the page names.
     """
 
+    kind: ClassVar = "text"
     title: str
     text: str = ""
     code: str = ""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from paceline.view.page import Block, Page, Row, Section, Token
+    from paceline.view.page import Page, Row, Section, Token
 
 _MOST_ROWS = 60  # of the table below a chart
 _VEGA_LITE = "6.4"  # the version that Vega-Altair 6 writes
@@ -53,7 +53,7 @@ def render(page: Page) -> str:
             definitions={term: DEFINITIONS[term] for term in used},
             style=template("style.css"),
             script=template("page.js"),
-            library=_library() if any(map(_is_figure, page.blocks)) else "",
+            library=_library() if any(isinstance(block, Figure) for block in page.blocks) else "",
             data=_packed(json.dumps(_data(page), allow_nan=False, separators=(",", ":"))),
             most_rows=_MOST_ROWS,
             version=paceline.__version__,
@@ -129,21 +129,12 @@ def _environment() -> jinja2.Environment:
         "cells": lambda rows: Table("", rows).cells(),
         "counted": _counted,
         "by_block": _by_block,
-        "kind": _kind_of,
         "slug": lambda text: "-".join("".join(c if c.isalnum() else " " for c in text).split()),
         "numeric": _numbers_of_columns,
         "words": lambda name: str(name).replace("_", " "),
     }
     found.tests["mark"] = lambda value: isinstance(value, Mark)
     return found
-
-
-def _is_figure(block: Block) -> bool:
-    return isinstance(block, Figure)
-
-
-def _kind_of(block: Block) -> str:
-    return "chart" if isinstance(block, Figure) else "table" if isinstance(block, Table) else "text"
 
 
 def _numbers_of_columns(rows: Sequence[Row], lines: Sequence[Mapping[str, Any]]) -> list[int]:

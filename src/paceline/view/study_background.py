@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from paceline.config import read_yaml
 from paceline.errors import ConfigError
 from paceline.places import leads_out
-from paceline.studies.claim_file import Dominance, FrontierTest, Paired
 from paceline.studies.collect import MODELS, command_of, model_path
 from paceline.studies.execute import StageFolder
 from paceline.studies.plan import plan
@@ -212,23 +211,18 @@ def _examples(rows: Sequence[ResultRow]) -> list[str]:
 
 def _data(sources: Iterable[RowSource], background: Background) -> list[str]:
     """Paths of texts in the configurations."""
-    found: dict[str, None] = {}
-    for source in sources:
-        found |= dict.fromkeys(_paths(background.config(source)))
-    return list(found)
+    texts = (text for source in sources for text in _data_in(background.config(source)))
+    return list(dict.fromkeys(text for text in texts if _FILE.fullmatch(text)))
 
 
-def _paths(value: Any, *, is_data: bool = False) -> Iterator[str]:
-    """Names of files; other texts, such as a task's prompt, have spaces or no suffix."""
-    if isinstance(value, str):
-        if is_data and _FILE.fullmatch(value):
-            yield value
-    elif isinstance(value, dict):
-        for key, part in value.items():
-            yield from _paths(part, is_data=is_data or key in _DATA)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _paths(part, is_data=is_data)
+def _data_in(config: Any) -> Iterator[str]:
+    """Texts below the keys of data; of these, a task's prompt has spaces, others no suffix."""
+    if isinstance(config, dict):
+        for key, part in config.items():
+            yield from (_strings if key in _DATA else _data_in)(part)
+    elif isinstance(config, list | tuple):
+        for part in config:
+            yield from _data_in(part)
 
 
 def _settings(rows: Sequence[ResultRow]) -> list[str]:
@@ -316,15 +310,7 @@ def terms_of_rows(rows: Iterable[ResultRow]) -> list[str]:
     """The recipes and rules that these rows measure, in order of appearance."""
     found: list[str] = []
     for row in rows:
-        values = [value for value in row.setting.values() if isinstance(value, str)]
-        rules = [name.partition(" ")[2] for name in row.sums if name.startswith("regret ")]
-        found += [*values, *rules]
-        if row.setting.get("label") == "start":
-            found.append("unaligned")
-        if rules or "alpha" in row.setting:
-            found.append(ALPHA)
-        if any("mbsu" in name for name in row.sums):
-            found.append("MBSU")
+        found += [*_strings(row.setting), *([ALPHA] if "alpha" in row.setting else [])]
     return _known(found)
 
 
@@ -332,24 +318,20 @@ def terms_of_findings(findings: Sequence[Finding]) -> list[str]:
     """The recipes and rules that the tests of these claims compare, and terms of their texts."""
     found: list[str] = []
     for one in findings:
-        match one.claim.test:
-            case FrontierTest(firsts=firsts, seconds=seconds):
-                found += [*firsts, *seconds, ALPHA]
-            case Paired() | Dominance() as test:
-                for side in filter(None, (test.first, test.second)):
-                    found += _names_of(side.where.get("draft"), side.where.get("family"))
-                    if side.where.get("label") == "start":
-                        found.append("unaligned")
-                    found.append((side.over or test.over).partition(" ")[2])
-                    found.append("" if side.transform is None else side.transform.formula)
-                found += _names_of(test.rows.get("draft"), test.rows.get("family"))
+        found += _strings(one.claim.test.model_dump())
+        if one.claim.test.kind == "frontier":
+            found.append(ALPHA)
         found += _WRITTEN.findall(f"{one.claim.here} {one.claim.says}")
     return _known(found)
 
 
-def _names_of(*conditions: object) -> list[str]:
-    parts = [one if isinstance(one, tuple) else (one,) for one in conditions]
-    return [value for part in parts for value in part if isinstance(value, str)]
+def _strings(value: Any) -> Iterator[str]:
+    """All texts in a value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _strings(part)
 
 
 def _known(names: Iterable[str]) -> list[str]:

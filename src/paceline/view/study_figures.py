@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -15,93 +16,75 @@ from paceline.studies.evidence import paired_evidence, select
 from paceline.studies.evidence_of_drafts import own_figures
 from paceline.studies.evidence_of_frontiers import frontier_of
 from paceline.view import charts
-from paceline.view.bench_run import curves as ordered_curves
-from paceline.view.charts import Axis
-from paceline.view.page import Figure, Panel, Source, Table, bounded
+from paceline.view.bench_pages import NAMES, frontier_figure
+from paceline.view.bench_run import ordered_cells
+from paceline.view.charts import Axis, axis_of, plotted
+from paceline.view.definitions import words_of
+from paceline.view.page import Source, Table, bounded, grouped, is_unknown, lines_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from paceline.results.row import Row as ResultRow
-    from paceline.studies.study_file import Label
     from paceline.studies.verdicts import Finding
-    from paceline.view.page import Block, Row
+    from paceline.view.charts import Spec
+    from paceline.view.page import Block, Figure, Row
 
 _TAIL = 0.025
 _NO_TEXT = "not trained"
 _NUM_RESAMPLES = 2000
-_TAU = Axis("tau", "tokens per target call (tau)", ".2f", bounds=True)
-_STEP = Axis("step", "optimizer step", "d", whole=True)
-_ACCEPTANCE = Axis("acceptance", "expected acceptance", ".3f", bounds=True)
-_SCORE = Axis("score", "mean score of the draft's own answers", ".3f", bounds=True)
-_REJECTION = Axis("rejection", "rejected / examined drafted tokens", ".2f", bounds=True)
-_CALLS = Axis("calls", "target calls / tokens", ".2f", bounds=True)
-_QUALITY = Axis("quality", "quality / target's", ".2f", bounds=True)
+_TAU, _ACCEPTANCE, _QUALITY = "block_efficiency", "expected_acceptance", "quality"
+_UNKNOWN = (math.nan, math.nan, math.nan)
+_FRONTIER = ("relative_quality", "deferral_rate", "rejection_rate")
 
 
 class Question(NamedTuple):
-    """What figures answer, and the terms that they use."""
+    """What figures answer, and the terms that they use besides their columns."""
 
     text: str
-    terms: tuple[str, ...]
-
-
-_TAU_OF_DRAFTS = Question(
-    "Does distillation raise the block efficiency?",
-    ("block efficiency", "gamma", "expected acceptance", "95% interval"),
-)
-_ALL_EXAMPLES = Question(
-    "Does the whole distribution over examples move up?", ("block efficiency", "dominance")
-)
-_OWN_QUALITY = Question(
-    "Is the draft that writes best also the one that drafts best?",
-    ("block efficiency", "quality", "95% interval"),
-)
-_RECIPES = Question(
-    "Which recipe and which text give the most acceptance?", ("expected acceptance",)
-)
-_RULES = Question(
-    "Which rule has the best quality at equal cost?",
-    ("relative quality", "rejection rate", "deferral rate", "family", "95% interval"),
-)
-_BOUNDS = Question(
-    "Are the bounds true, and do they say anything?",
-    ("expected acceptance", "regret", "95% interval"),
-)
+    terms: tuple[str, ...] = ()
 
 
 def study_blocks(
     rows: Sequence[ResultRow], findings: Sequence[Finding]
 ) -> dict[Question, list[Block]]:
     """All figures that the rows of one study allow, by the question that they answer."""
-    measured = [row for row in rows if {"label", "gamma"} <= row.setting.keys()]
-    drafts = _draft_blocks(_groups(measured, "part", "task", "temperature"))
-    frontiers: list[Block] = []
-    cells = [row for row in rows if family_of(row)]
-    for group in _groups(cells, "part", "pair", "task", "draft", "model", "temperature"):
-        frontiers += _frontier(group)
-    blocks = {
-        _TAU_OF_DRAFTS: drafts,
-        _ALL_EXAMPLES: [figure for one in findings for figure in _dominance(one, rows)],
-        _OWN_QUALITY: _own_quality([row for row in measured if "score" in row.sums]),
-        _RECIPES: _grids([row for row in rows if "column" in row.setting]),
-        _RULES: frontiers,
-        _BOUNDS: [
-            _bounds(group)
-            for group in _groups(
-                [row for row in rows if "proven" in row.sums or "regret" in row.sums],
-                "max_new_tokens",
-            )
+    drafts = [row for row in rows if {"label", "gamma"} <= row.setting.keys()]
+    written = [row for row in drafts if "score" in row.sums and row.setting["label"] == "end"]
+    grids = [row for row in rows if "column" in row.setting]
+    bounds = [row for row in rows if "proven" in row.sums or "regret" in row.sums]
+    cells = _groups(
+        [row for row in rows if family_of(row)],
+        *("part", "pair", "task", "draft", "model", "temperature"),
+    )
+    blocks: dict[Question, list[Block]] = {
+        Question(
+            "Does distillation raise the block efficiency?", ("gamma", "95% interval")
+        ): _draft_blocks(_groups(drafts, "part", "task", "temperature")),
+        Question(
+            "Does the whole distribution over examples move up?", ("block efficiency", "dominance")
+        ): [figure for one in findings for figure in _dominance(one, rows)],
+        Question(
+            "Is the draft that writes best also the one that drafts best?", ("95% interval",)
+        ): [_own_quality(group) for group in _groups(written, "part", "task", "temperature")],
+        Question("Which recipe and which text give the most acceptance?"): [
+            _grid(stage, group)
+            for stage, group in grouped(grids, lambda row: row.source.stage).items()
         ],
+        Question("Which rule has the best quality at equal cost?", ("family", "95% interval")): [
+            figure for group in cells for figure in _frontier(group)
+        ],
+        Question(
+            "Are the bounds true, and do they say anything?",
+            ("expected acceptance", "regret", "95% interval"),
+        ): [_bounds(group) for group in _groups(bounds, "max_new_tokens")],
     }
     return {question: found for question, found in blocks.items() if found}
 
 
 def _groups(rows: Sequence[ResultRow], *keys: str) -> list[list[ResultRow]]:
-    found: dict[tuple[Label | None, ...], list[ResultRow]] = {}
-    for row in rows:
-        found.setdefault(tuple(row.setting.get(key) for key in keys), []).append(row)
-    return list(found.values())
+    """Rows with the same values of these settings."""
+    return list(grouped(rows, lambda row: tuple(row.setting.get(key) for key in keys)).values())
 
 
 def _where(rows: Sequence[ResultRow], *keys: str) -> str:
@@ -116,148 +99,101 @@ def _source(rows: Iterable[ResultRow]) -> Source:
     return Source(one.command, None, environment)
 
 
-def _mean(
-    rows: Sequence[ResultRow], over: str, under: str | None, across: tuple[str, ...]
-) -> Interval | None:
-    """The figure, averaged over the values of `across`, with its 95% interval over examples."""
+def _mean(figure: str, rows: Sequence[ResultRow]) -> Interval | None:
+    """A figure averaged over seeds of training, with its 95% interval over examples."""
     test = Paired(
-        over=over,
-        under=under,
+        figure=figure,
         first=Side(),
         than=0.0,
         compare="difference",
-        across=across,
+        across=("seed",) if "seed" in rows[0].setting else (),
         matters=1.0,
     )
     found = paired_evidence(test, rows, _TAIL, ())
     return None if found is None else found.part(_TAIL).at(_TAIL)
 
 
+def _draft_lines(rows: Sequence[ResultRow], *figures: str) -> list[Row]:
+    """Figures of each draft, checkpoint and gamma, in order of gamma and of the training text.
+
+    Drafts without one of the figures are left out.
+    """
+    lines: list[Row] = []
+    for own in _groups(rows, "draft", "trained_on", "label", "gamma"):
+        setting, means = own[0].setting, [_mean(one, own) for one in figures]
+        draft, text = setting.get("draft", "unaligned"), setting.get("trained_on")
+        line: Row = {"draft": draft, "trained on": text or _NO_TEXT, "label": setting["label"]}
+        line |= {"gamma": setting["gamma"], "step": setting.get("step", 0)}
+        line |= {"name": f"{draft}, {text}" if text else draft}
+        for figure, mean in zip(figures, means, strict=True):
+            line |= bounded(words_of(figure), mean)
+        if None not in means:
+            lines.append(line)
+    texts = list(dict.fromkeys(line["trained on"] for line in lines))
+    return sorted(lines, key=lambda line: (line["gamma"], texts.index(line["trained on"])))
+
+
 def _draft_blocks(groups: Sequence[Sequence[ResultRow]]) -> list[Block]:
     """tau of the final drafts on one axis, and acceptance over steps if checkpoints were measured.
 
-    Groups are tasks and temperatures.
+    Groups are tasks and temperatures. A training text has the same colour in all figures.
     """
-    lines = [_draft_lines(group) for group in groups]
+    lines = [_draft_lines(group, _TAU, _ACCEPTANCE) for group in groups]
     ends = [[line for line in each if line["label"] in ("end", "start")] for each in lines]
-    axis = _TAU.shared_by([line for each in ends for line in each])
-    texts = dict.fromkeys(line["trained on"] for each in ends for line in each)
+    axis = axis_of(_TAU).shared_by([line for each in ends for line in each])
+
+    def chart(own: Sequence[Row], **settings: Any) -> Spec:
+        start = next((line[axis.field] for line in own if line["label"] == "start"), None)
+        return charts.intervals(own, "name", replace(axis, at=start), **settings)
+
+    texts = list(dict.fromkeys(line["trained on"] for each in ends for line in each))
+    settings: Row = {"by": "gamma", "group": "trained on", "names": texts}
     blocks: list[Block] = []
     for group, every, final in zip(groups, lines, ends, strict=True):
         if not final:
             continue
         where, source = _where(group, "part", "task"), _source(group)
-        blocks.append(_draft_figure(final, axis, list(texts), len(group[0].units), where, source))
+        text = (
+            f"Means over seeds of training; 95% intervals over n = {len(group[0].units):,} texts "
+            "of the target. A colour per training text. The dashed line is the unaligned draft. "
+            "All charts of this section have the same axis."
+        )
+        title = f"Tokens per target call: {where}"
+        blocks.append(plotted(title, text, final, chart, source=source, **settings))
         steps = [line for line in every if line["gamma"] == every[0]["gamma"]]
         if any(str(line["label"]).startswith("step") for line in steps):
             blocks.append(_over_steps(steps, where, source))
     return blocks
 
 
-def _draft_lines(rows: Sequence[ResultRow]) -> list[Row]:
-    """tau and acceptance of each draft at each gamma, in order of the training text."""
-    lines: list[Row] = []
-    for (draft, trained_on, label, gamma), group in _by_draft(rows).items():
-        tau, acceptance = _means(group, "acceptance", "tokens")
-        if tau is None or acceptance is None:
-            continue
-        line: Row = {"draft": draft, "trained on": trained_on or _NO_TEXT, "label": label}
-        line |= {"gamma": gamma, "step": group[0].setting.get("step", 0)}
-        line |= {"name": f"{draft}, {trained_on}" if trained_on else draft}
-        lines.append(line | bounded("tau", tau) | bounded("acceptance", acceptance))
-    texts = list(dict.fromkeys(line["trained on"] for line in lines))
-    return sorted(lines, key=lambda line: (line["gamma"], texts.index(line["trained on"])))
-
-
-def _means(
-    rows: Sequence[ResultRow], over: str, under: str | None
-) -> tuple[Interval | None, Interval | None]:
-    """tau of a draft and another figure, averaged over its seeds of training."""
-    across = ("seed",) if "seed" in rows[0].setting else ()
-    return _mean(rows, "emitted", "calls", across), _mean(rows, over, under, across)
-
-
-def _draft_figure(
-    ends: Sequence[Row], axis: Axis, texts: Sequence[str], count: int, where: str, source: Source
-) -> Figure:
-    """A panel per gamma; a colour per training text, the same in all figures of the study."""
-    starts = {line["gamma"]: line["tau"] for line in ends if line["label"] == "start"}
-    gammas = dict.fromkeys(line["gamma"] for line in ends)
-    panels = [
-        Panel(
-            charts.intervals(
-                [line for line in ends if line["gamma"] == gamma],
-                "name",
-                axis,
-                group="trained on",
-                beside=False,
-                names=texts,
-                reference=starts.get(gamma),
-            ),
-            f"gamma {gamma}",
-        )
-        for gamma in gammas
-    ]
-    text = (
-        f"Means over seeds of training; 95% intervals over n = {count:,} texts of the target. A "
-        "colour per training text. The dashed line is the unaligned draft. All charts of this "
-        "section have the same axis."
-    )
-    return Figure(f"Tokens per target call: {where}", text, panels, ends, source)
-
-
-def _own_quality(rows: Sequence[ResultRow]) -> list[Block]:
-    """Quality of each draft's own answers and its tau, a point per draft."""
-    blocks: list[Block] = []
-    for group in _groups(
-        [row for row in rows if row.setting["label"] == "end"], "part", "task", "temperature"
-    ):
-        gamma = max(int(row.setting["gamma"]) for row in group)
-        lines: list[Row] = []
-        for (draft, trained_on, _, of_draft), own in _by_draft(group).items():
-            if of_draft != gamma:
-                continue
-            tau, score = _means(own, "score", None)
-            if tau is not None and score is not None:
-                line: Row = {"draft": draft, "trained on": trained_on or _NO_TEXT, "gamma": gamma}
-                lines.append(line | bounded("tau", tau) | bounded("score", score))
-        chart = charts.points(lines, _SCORE, _TAU, "trained on", labels=["draft"])
-        text = (
-            f"A point per draft, means over seeds of training; gamma {gamma}. Bars are 95% "
-            f"intervals over n = {len(group[0].units):,} examples."
-        )
-        title = f"Quality of drafts and tokens per target call: {_where(group, 'part', 'task')}"
-        blocks.append(Figure(title, text, [Panel(chart)], lines, _source(group)))
-    return blocks
-
-
-def _by_draft(rows: Sequence[ResultRow]) -> dict[tuple[str, str, str, int], list[ResultRow]]:
-    """Rows by draft, training text, checkpoint and gamma, with all seeds of each."""
-    found: dict[tuple[str, str, str, int], list[ResultRow]] = {}
-    for row in rows:
-        given = row.setting
-        draft = str(given.get("draft", "unaligned"))
-        place = (draft, str(given.get("trained_on", "")), str(given["label"]), int(given["gamma"]))
-        found.setdefault(place, []).append(row)
-    return found
-
-
 def _over_steps(lines: Sequence[Row], where: str, source: Source) -> Figure:
     """Acceptance over steps; the shared initial draft is step 0 of every curve."""
     starts = [line for line in lines if line["label"] == "start"]
-    names = dict.fromkeys(line["name"] for line in lines if line["label"] != "start")
+    trained = [line for line in lines if line["label"] != "start"]
+    names = dict.fromkeys(line["name"] for line in trained)
     drawn = [line | {"name": name, "step": 0} for name in names for line in starts[:1]]
-    drawn += [line for line in lines if line["label"] != "start"]
-    drawn.sort(key=lambda line: (line["name"], line["step"]))
-    chart = charts.curves(drawn, _STEP, _ACCEPTANCE, "name")
+    drawn = sorted([*drawn, *trained], key=lambda line: (line["name"], line["step"]))
     text = "Means over seeds; bands are 95% intervals over texts of the target."
-    return Figure(f"Acceptance over training: {where}", text, [Panel(chart)], drawn, source)
+    title, columns = f"Acceptance over training: {where}", ("step", _ACCEPTANCE)
+    return plotted(title, text, drawn, charts.curves, *columns, group="name", source=source)
+
+
+def _own_quality(rows: Sequence[ResultRow]) -> Figure:
+    """Quality of each draft's own answers and its tau, a point per draft."""
+    gamma = max(int(row.setting["gamma"]) for row in rows)
+    lines = _draft_lines([row for row in rows if row.has(gamma=gamma)], _TAU, _QUALITY)
+    text = (
+        f"A point per draft, means over seeds of training; gamma {gamma}. Bars are 95% "
+        f"intervals over n = {len(rows[0].units):,} examples."
+    )
+    title = f"Quality of drafts and tokens per target call: {_where(rows, 'part', 'task')}"
+    settings: Row = {"group": "trained on", "labels": ["draft"], "source": _source(rows)}
+    return plotted(title, text, lines, charts.points, _QUALITY, _TAU, **settings)
 
 
 def _name(side: Side) -> str:
     """The draft of a side; an initial draft has no name."""
-    draft = side.where.get("draft", "unaligned")
-    return draft if isinstance(draft, str) else str(draft)
+    return str(side.where.get("draft", "unaligned"))
 
 
 def _dominance(finding: Finding, rows: Sequence[ResultRow]) -> list[Figure]:
@@ -268,36 +204,29 @@ def _dominance(finding: Finding, rows: Sequence[ResultRow]) -> list[Figure]:
     samples = {name: list(values.values()) for name, values in sides.items() if values}
     if len(samples) < 2:
         return []
-    drawn = charts.dominance_rows(samples, "tau", "draft")
-    axis = Axis("tau", "tokens per target call of an example", ".2f")
+    counts = dict.fromkeys(f"n = {len(values):,} examples" for values in samples.values())
     text = (
         f"{finding.claim.here} A curve further right has larger values at every rank. Verdict: "
-        f"{finding.verdict}."
+        f"{finding.verdict}. {' and '.join(counts)} of each draft."
     )
-    counts = dict.fromkeys(f"n = {len(values):,} examples" for values in samples.values())
-    panel = Panel(charts.dominance(drawn, axis, "draft"), f"{' and '.join(counts)} of each draft")
-    source = _source(select(rows, test.rows, test.first.where))
-    return [Figure(f"Tau per example: {finding.claim.id}", text, [panel], drawn, source)]
+    drawn = charts.dominance_rows(samples, "tau", "draft")
+    axis = Axis("tau", "tokens per target call of an example", ".2f")
+    title = f"Tau per example: {finding.claim.id}"
+    settings: Row = {"source": _source(select(rows, test.rows, test.first.where))}
+    return [plotted(title, text, drawn, charts.dominance, axis, group="draft", **settings)]
 
 
-def _grids(rows: Sequence[ResultRow]) -> list[Block]:
-    """Heat maps of sweeps: mean acceptance over seeds."""
-    blocks: list[Block] = []
-    by_stage: dict[str, list[ResultRow]] = {}
-    for row in rows:
-        by_stage.setdefault(row.source.stage, []).append(row)
-    for stage, group in by_stage.items():
-        lines: list[Row] = []
-        for row in group:
-            values = [v for v in row.sums.get("expected_acceptance", ()) if v is not None]
-            mean = mean_interval(torch.tensor(values)) if len(values) > 1 else None
-            value = {"acceptance": math.nan} if mean is None else bounded("acceptance", mean)
-            lines.append({"row": row.setting["row"], "column": row.setting["column"]} | value)
-        chart = charts.heat_map(lines, "row", "column", _ACCEPTANCE)
-        text = f"Means over {len(group[0].units)} seeds of training."
-        title = f"Expected acceptance by recipe and text: {stage}"
-        blocks.append(Figure(title, text, [Panel(chart)], lines, _source(group)))
-    return blocks
+def _grid(stage: str, rows: Sequence[ResultRow]) -> Figure:
+    """A heat map of a sweep: mean acceptance over seeds."""
+
+    def mean(_: str, row: ResultRow) -> Interval:
+        values = [v for v in row.sums.get(_ACCEPTANCE, ()) if v is not None]
+        return mean_interval(torch.tensor(values)) if len(values) > 1 else Interval(*_UNKNOWN)
+
+    lines = lines_of(rows, ("row", "column"), (_ACCEPTANCE,), measure=mean)
+    text = f"Means over {len(rows[0].units)} seeds of training."
+    title, columns = f"Expected acceptance by recipe and text: {stage}", ("row", "column")
+    return plotted(title, text, lines, charts.heat_map, *columns, _ACCEPTANCE, source=_source(rows))
 
 
 def _frontier(rows: Sequence[ResultRow]) -> list[Block]:
@@ -305,51 +234,30 @@ def _frontier(rows: Sequence[ResultRow]) -> list[Block]:
     frontier = frontier_of(rows, _NUM_RESAMPLES)
     if frontier is None or "score" not in frontier.target.sums:
         return []
-    lines: list[Row] = []
-    for curve in ordered_curves(frontier):
-        for cell in curve.cells:
-            rejection = frontier.measure("rejection_rate", cell)
-            line: Row = {"family": family_of(cell), "setting": cell.setting.get("setting", "-")}
-            line |= bounded("quality", frontier.measure("relative_quality", cell))
-            line |= bounded("calls", frontier.measure("deferral_rate", cell))
-            lines.append(line | bounded("rejection", rejection))
-    examined = [line for line in lines if line["rejection"] == line["rejection"]]
-    if not examined:
+    lines = lines_of(ordered_cells(frontier), NAMES, _FRONTIER, measure=frontier.measure)
+    if all(is_unknown(line["rejection rate"]) for line in lines):
         return []
-    panels = [
-        Panel(
-            charts.frontier(
-                examined, _REJECTION, _QUALITY, "family", labels=["setting"], reference=(None, 1.0)
-            ),
-            "against the rejection rate",
-        ),
-        Panel(
-            charts.frontier(
-                lines, _CALLS, _QUALITY, "family", labels=["setting"], reference=(None, 1.0)
-            ),
-            "against the fraction of target calls",
-        ),
-    ]
     where = _where(rows, "part", "pair", "model", "draft", "task")
     text = (
         f"{frontier.num_examples:,} examples. Further left is cheaper, further up is better; the "
         "dashed line is the target's quality. Bars are 95% intervals over examples."
     )
-    return [Figure(f"Quality and cost: {where}", text, panels, lines, _source(rows))]
+    return [frontier_figure(f"Quality and cost: {where}", text, lines, _source(rows))]
 
 
 def _bounds(rows: Sequence[ResultRow]) -> Table:
     """Acceptance and its bounds, regret and its bounds, as means. The rows are of one stage."""
     lines: list[Row] = []
     for row in rows:
+        setting = row.setting
         if "proven" in row.sums:
-            measured = _mean([row], "acceptance", None, ())
-            if measured is not None:
-                lines.append({"": "acceptance, measured"} | bounded("value", measured))
-        given = row.setting
-        rule = f" of {given['rule']} {given['alpha']:g}" if "rule" in given else ""
-        for figure in figures_of(row):
-            lines.append({"": f"{figure.words}{rule}"} | bounded("value", figure.measure(row)))
+            accepted_N = torch.tensor(row.sums["acceptance"])
+            lines.append({"": "acceptance, measured"} | bounded("value", mean_interval(accepted_N)))
+        rule = f" of {setting['rule']} {setting['alpha']:g}" if "rule" in setting else ""
+        lines += [
+            {"": f"{figure.words}{rule}"} | bounded("value", figure.measure(row))
+            for figure in figures_of(row)
+        ]
     length = rows[0].setting.get("max_new_tokens")
     title = f"Bounds, at most {length} tokens ({rows[0].source.stage})"
     return Table(title, lines, _source(rows))

@@ -6,20 +6,22 @@ import dataclasses
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from paceline.studies.verdicts import (
-    CHECKS,
-    DECIDED,
-    FAILS,
-    HOLDS,
-    HOLDS_SMALL,
-    SMALL,
-    UNDECIDED,
-    UNMEASURED,
-    VERDICTS,
-)
+from paceline.studies import verdicts
+from paceline.studies.claim_file import Paired
 from paceline.train.sweep import SEEDS
 from paceline.view.definitions import PAPERS
-from paceline.view.page import Fact, Figure, Mark, Page, Section, Source, Table, bounded
+from paceline.view.page import (
+    Fact,
+    Figure,
+    Mark,
+    Page,
+    Section,
+    Source,
+    Table,
+    bounded,
+    grouped,
+    interval_text,
+)
 from paceline.view.study_background import (
     NO_BACKGROUND,
     commands,
@@ -28,19 +30,29 @@ from paceline.view.study_background import (
     terms_of_rows,
 )
 from paceline.view.study_figures import study_blocks
-from paceline.view.summary import interval_text, is_ratio, summary, tone_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from paceline.results.row import Row as ResultRow
+    from paceline.studies.claim_file import Claim
     from paceline.studies.verdicts import Finding
-    from paceline.view.page import Block, Row
+    from paceline.view.page import Block, Row, Tone
     from paceline.view.study_background import Background
-    from paceline.view.study_figures import Question
 
 _TERMS = ("verdict", "block efficiency", "gamma", "expected acceptance")
-_CLAIM_TERMS = ("claim's interval",)
+_SIGNS: dict[str, tuple[str, Tone]] = {
+    verdicts.HOLDS: ("✓", "good"),
+    verdicts.HOLDS_SMALL: ("✓", "neutral"),
+    verdicts.CONFIRMED: ("✓", "good"),
+    verdicts.VACUOUS: ("○", "neutral"),
+    verdicts.FAILS: ("✗", "bad"),
+    verdicts.VIOLATED: ("✗", "bad"),
+    verdicts.SMALL: ("≈", "neutral"),
+    verdicts.ALGEBRA: ("=", "neutral"),
+    verdicts.UNDECIDED: ("?", "neutral"),
+    verdicts.UNMEASURED: ("-", "neutral"),
+}
 _STATISTICS = {
     "curve": "quality / target's at equal cost",
     "cost_at_quality": "saving at the quality",
@@ -48,12 +60,16 @@ _STATISTICS = {
     "quality_at_low_cost": "best quality / target's at low cost",
     "width": "range of costs",
 }
+_COLUMNS = ("task", "temperature")  # places that are columns; others are rows
+_TOGETHER = "all together"
+_SHORT = 0.095  # effects from here on have no decimals of a percent
+_SAYS = "what the paper says, and what was tested"
 _WORDS = {  # of one claim, and of several
-    HOLDS: ("holds", "hold"),
-    HOLDS_SMALL: ("holds with a small effect", "hold with a small effect"),
-    FAILS: ("does not hold here", "do not hold here"),
-    SMALL: ("has an effect too small to matter", "have an effect too small to matter"),
-    UNDECIDED: ("is undecided", "are undecided"),
+    verdicts.HOLDS: ("holds", "hold"),
+    verdicts.HOLDS_SMALL: ("holds with a small effect", "hold with a small effect"),
+    verdicts.FAILS: ("does not hold here", "do not hold here"),
+    verdicts.SMALL: ("has an effect too small to matter", "have an effect too small to matter"),
+    verdicts.UNDECIDED: ("is undecided", "are undecided"),
 }
 
 
@@ -74,29 +90,17 @@ def study_page(
     Raises:
         UsageError: rows of one figure measure different examples.
     """
-    measured = dict.fromkeys(row.study for row in rows)
-    order = [one.claim.study for one in findings]  # as in the file of claims
-
-    def place(name: str) -> int:
-        return order.index(name) if name in order else len(order)
-
-    studies = sorted(measured, key=place)
-    sections = [
-        Section(
-            "What was tested, and with what?",
-            [
-                setup(name, [row for row in rows if row.study == name], background)
-                for name in studies
-            ],
-        ),
-        *_summaries(findings),
-    ]
+    order = dict.fromkeys(one.claim.study for one in findings)  # as in the file of claims
+    by_study = grouped(rows, lambda row: row.study)
+    studies = [name for name in order if name in by_study]
+    by_study = {name: by_study[name] for name in dict.fromkeys([*studies, *by_study])}
+    texts = [setup(name, own, background) for name, own in by_study.items()]
+    sections = [Section("What was tested, and with what?", texts), *_summaries(findings)]
     files = background.studies
-    known = [commands(name, files[name]) for name in studies if name in files]
-    if known:
+    if known := [commands(name, files[name]) for name in by_study if name in files]:
         sections.append(Section("How do I run it on my own models?", known))
     sections += _claim_sections(findings)
-    sections += _figure_sections(studies, rows, findings, background)
+    sections += _figure_sections(by_study, findings, background)
     return Page(
         title=title,
         verdict=_verdict(findings),
@@ -112,32 +116,29 @@ def _verdict(findings: Sequence[Finding]) -> str:
     found = [one for one in findings if not one.claim.is_check]
     checks = Counter(one.verdict for one in findings if one.claim.is_check)
     counts = Counter(one.verdict for one in found)
-    tested = [verdict for verdict in VERDICTS if verdict != UNMEASURED and counts[verdict]]
-    parts = [f"{counts[verdict]} {_WORDS[verdict][counts[verdict] > 1]}" for verdict in tested]
+    parts = [
+        f"{counts[verdict]} {_WORDS[verdict][counts[verdict] > 1]}"
+        for verdict in verdicts.VERDICTS
+        if verdict != verdicts.UNMEASURED and counts[verdict]
+    ]
+    sentences: list[str] = []
     if parts:
-        number = (
-            f"{len(found) - counts[UNMEASURED]} of {len(found)} claims were tested: "
-            f"{_listed(parts)}."
-        )
+        number = len(found) - counts[verdicts.UNMEASURED]
+        sentences.append(f"{number} of {len(found)} claims were tested: {_listed(parts)}.")
     elif found:
-        number = f"None of {len(found)} claims was tested: their studies have not run."
-    else:
-        number = ""
-    named = [f"{checks[name]} {name}" for name in (*CHECKS, UNMEASURED) if checks[name]]
-    if named:
-        number = f"{number} Theorems, identities and algebra: {_listed(named)}.".lstrip()
+        sentences.append(f"None of {len(found)} claims was tested: their studies have not run.")
+    names = (*verdicts.CHECKS, verdicts.UNMEASURED)
+    if named := [f"{checks[name]} {name}" for name in names if checks[name]]:
+        sentences.append(f"Theorems, identities and algebra: {_listed(named)}.")
     ratios = [
         (one.effect, one.claim.here)
         for one in found
-        if one.verdict == HOLDS and one.effect is not None and is_ratio(one)
+        if one.verdict == verdicts.HOLDS and one.effect is not None and _is_ratio(one)
     ]
-    if not ratios:
-        return number
-    effect, here = max(ratios, key=lambda one: one[0].low)
-    return (
-        f"{number} The clearest effect is {effect.value:+.0%} ({effect.low:+.0%} to "
-        f"{effect.high:+.0%}): {here}"
-    )
+    if ratios:
+        effect, here = max(ratios, key=lambda one: one[0].low)
+        sentences.append(f"The clearest effect is {interval_text(effect, '+.0%')}: {here}")
+    return " ".join(sentences)
 
 
 def _listed(parts: Sequence[str]) -> str:
@@ -146,7 +147,7 @@ def _listed(parts: Sequence[str]) -> str:
 
 def _facts(rows: Sequence[ResultRow], findings: Sequence[Finding]) -> list[Fact]:
     found = [one for one in findings if not one.claim.is_check]
-    decided = sum(one.verdict in DECIDED for one in found)
+    decided = sum(one.verdict in verdicts.DECIDED for one in found)
     examples = {
         (row.population, unit) for row in rows if row.population != SEEDS for unit in row.units
     }
@@ -159,113 +160,57 @@ def _facts(rows: Sequence[ResultRow], findings: Sequence[Finding]) -> list[Fact]
 
 def _summaries(findings: Sequence[Finding]) -> list[Section]:
     """The findings of all papers in one section."""
-    papers = dict.fromkeys(one.claim.paper for one in findings)
-    found = [(paper, summary(paper, findings, _claim_source(findings))) for paper in papers]
-    tables = [(paper, table) for paper, table in found if table is not None]
-    if not tables:
+    papers = grouped(findings, lambda one: one.claim.paper)
+    known = [paper for paper in papers if _tested(findings, paper)]
+    if not known:
         return []
-    tested = [one for one in findings if one.verdict != UNMEASURED]
-    terms = (*(paper for paper, _ in tables), *_TERMS, *terms_of_findings(tested))
-    untested = Counter(one.claim.study for one in findings if one.verdict == UNMEASURED)
-    studies = ", ".join(f"{name} ({count})" for name, count in untested.items())
+    tables = [summary(paper, findings, _claim_source(findings)) for paper in known]
+    untested = [one for one in findings if one.verdict == verdicts.UNMEASURED]
+    found = [one for one in findings if one.verdict != verdicts.UNMEASURED]
+    counts = Counter(one.claim.study for one in untested).items()
+    studies = ", ".join(f"{name} ({count})" for name, count in counts)
     note = f"Claims that are not tested yet, by study: {studies}." if untested else ""
-    return [Section("Are the papers' claims true here?", [one for _, one in tables], terms, note)]
-
-
-def _claim_source(findings: Sequence[Finding]) -> Source:
-    """The claims with their tests, as a file of claims."""
-    claims = [one.claim.model_dump(mode="json", exclude_unset=True) for one in findings]
-    note = "Each claim with its test, in the form of docs/claims.yaml."
-    return Source("paceline claims --file claims.yaml", {"claims": claims}, note=note)
+    terms = (*known, *_TERMS, *terms_of_findings(found))
+    return [Section("Are the papers' claims true here?", list(filter(None, tables)), terms, note)]
 
 
 def _claim_sections(findings: Sequence[Finding]) -> list[Section]:
-    papers = dict.fromkeys(one.claim.paper for one in findings if one.verdict != UNMEASURED)
+    papers = dict.fromkeys(one.claim.paper for one in findings)
     return [
         Section(
             f"What was measured for each claim of {paper}?",
             [_claims(paper, findings)],
-            _CLAIM_TERMS,
+            ("claim's interval",),
             f"{PAPERS[paper].authors}: {PAPERS[paper].title}.",
         )
         for paper in papers
+        if _tested(findings, paper)
     ]
 
 
-def _claims(paper: str, findings: Sequence[Finding]) -> Table:
-    """The tested claims of a paper by sentence."""
-    own = [one for one in findings if one.claim.paper == paper and one.verdict != UNMEASURED]
-    return Table(
-        title=f"Claims of {paper}",
-        rows=[_claim(one) for one in own],
-        source=_claim_source(findings),
-        text=(
-            "Each claim is a statement on result rows. The interval is the claim's own: any "
-            "verdict of a paper is wrong with at most 5% probability. Intervals of claims on "
-            "recipes are for other runs of training, too; others are about the models here."
-        ),
-        is_stacked=True,
-    )
-
-
-def _claim(one: Finding) -> Row:
-    claim = one.claim
-    size = f" Size in the paper: {claim.size.text}" + (f" ({one.size})." if one.size else ".")
-    percent = interval_text(one.effect) if one.effect and is_ratio(one) else ""
-    reason = ". ".join(filter(None, (one.reason, one.note, claim.remark, one.margins)))
-    return {
-        "claim": claim.here,
-        "what the paper says": f"{claim.item}: {claim.says}{size}",
-        **bounded("effect", one.effect),
-        "effect is": f"{percent} {_effect_name(one)}".strip(),
-        "n": one.num_units or None,
-        "verdict": Mark(one.verdict, tone_of(one.verdict), detail=reason),
-        "command": f"paceline study run {claim.study}",
-    }
-
-
-def _effect_name(one: Finding) -> str:
-    test = one.claim.test
-    if test.kind == "pointwise":
-        return "violations"
-    least = f"{test.matters:.0%}" if is_ratio(one) else f"{test.matters:g}"
-    matters = f"smallest that matters {least}"
-    match test.kind:
-        case "paired":
-            words = "first / second - 1" if test.compare == "ratio" else "first - second"
-            return f"{words}; {matters}"
-        case "frontier":
-            return f"{_STATISTICS[test.statistic]}, first - second; {matters}"
-        case "dominance":
-            return f"largest gap of the distribution functions; {matters}"
-        case "correlation":
-            words = "rank correlation" if test.ranks else "correlation"
-            return f"{words} - {test.than:g}; {matters}"
-
-
 def _figure_sections(
-    studies: Sequence[str],
-    rows: Sequence[ResultRow],
+    by_study: Mapping[str, Sequence[ResultRow]],
     findings: Sequence[Finding],
     background: Background,
 ) -> list[Section]:
     """A section per study and question; the study is named where several ask the same."""
-    found: list[tuple[str, Question, list[Block]]] = []
-    for name in studies:
-        own = [row for row in rows if row.study == name]
-        blocks = study_blocks(own, [one for one in findings if one.claim.study == name])
-        found += [(name, question, each) for question, each in blocks.items()]
+    found = [
+        (name, question, blocks)
+        for name, rows in by_study.items()
+        for question, blocks in study_blocks(
+            rows, [one for one in findings if one.claim.study == name]
+        ).items()
+    ]
     count = Counter(question for _, question, _ in found)
     sections: list[Section] = []
     for name, question, blocks in found:
-        own = [row for row in rows if row.study == name]
         study = background.studies.get(name)
-        words = name.replace("_", " ")
+        words = f" ({name.replace('_', ' ')})" if count[question] > 1 else ""
         sections.append(
             Section(
-                f"{question.text} ({words})" if count[question] > 1 else question.text,
+                f"{question.text}{words}",
                 [_configured(block, background) for block in blocks],
-                (*question.terms, *terms_of_rows(own)),
+                (*question.terms, *terms_of_rows(by_study[name])),
                 f"Study {name}" + ("." if study is None else f": {study.title}."),
             )
         )
@@ -281,3 +226,135 @@ def _configured(block: Block, background: Background) -> Block:
         return block
     source = dataclasses.replace(block.source, config=known.config, note=known.note)
     return dataclasses.replace(block, source=source)
+
+
+def _is_ratio(finding: Finding) -> bool:
+    """Whether the effect is first / second - 1."""
+    test = finding.claim.test
+    return isinstance(test, Paired) and test.compare == "ratio"
+
+
+def _tested(findings: Sequence[Finding], paper: str) -> list[Finding]:
+    """The findings on claims of a paper that were tested."""
+    own = [one for one in findings if one.claim.paper == paper]
+    return [one for one in own if one.verdict != verdicts.UNMEASURED]
+
+
+def _claim_source(findings: Sequence[Finding]) -> Source:
+    """The claims with their tests, as a file of claims."""
+    claims = [one.claim.model_dump(mode="json", exclude_unset=True) for one in findings]
+    note = "Each claim with its test, in the form of docs/claims.yaml."
+    return Source("paceline claims --file claims.yaml", {"claims": claims}, note=note)
+
+
+def summary(paper: str, findings: Sequence[Finding], source: Source) -> Table | None:
+    """The tested claims of a paper; None if none was tested."""
+    own = _tested(findings, paper)
+    if not own:
+        return None
+    names = dict.fromkeys(_column(one.claim) for one in own)
+    columns = sorted(names, key=lambda name: (name == _TOGETHER, name))
+    lines: list[Row] = []
+    for (_, place), group in grouped(own, _line_of).items():
+        claim = group[0].claim
+        text = claim.pattern or claim.here
+        detail = f"{claim.item}; size: {claim.size.text}. Tested: {place}{text}"
+        marks = {_column(one.claim): _mark(one) for one in group}
+        row: Row = {_SAYS: Mark(claim.says, detail=detail)}
+        lines.append(row | {name: marks.get(name, "") for name in columns})
+    return Table(
+        title=f"Findings of {paper}",
+        text=(
+            "A row per sentence of the paper, a column per task and temperature T. The numbers are "
+            "the effect with its interval, and the figures that are compared. Three dots stand for "
+            "what the column or the place says."
+        ),
+        rows=lines,
+        source=source,
+        is_stacked=True,
+    )
+
+
+def _line_of(finding: Finding) -> tuple[str, str]:
+    """The sentence of a claim, and its place besides the columns."""
+    claim = finding.claim
+    place = ", ".join(name for key, name in claim.place.items() if key not in _COLUMNS)
+    return claim.sentence or claim.id, f"{place}: " if place else ""
+
+
+def _column(claim: Claim) -> str:
+    names = [claim.place[key] for key in _COLUMNS if key in claim.place]
+    return ", ".join(names) or _TOGETHER
+
+
+def _mark(finding: Finding) -> Mark:
+    detail = _numbers(finding)
+    if finding.verdict == verdicts.VACUOUS:
+        detail = f"the bound is {finding.second:.2f}"
+    if finding.size:
+        detail += f"; the paper's size is {finding.size}"
+    sign, tone = _SIGNS[finding.verdict]
+    return Mark(finding.verdict, tone, sign, detail)
+
+
+def _numbers(finding: Finding) -> str:
+    """The effect with its interval, and from where to where a paired figure changes."""
+    effect, test = finding.effect, finding.claim.test
+    if effect is None:
+        return finding.reason
+    form = "+.0%" if _is_ratio(finding) else "+.2f"
+    more = "+.1%" if _is_ratio(finding) and abs(effect.value) < _SHORT else form
+    text = f"{effect.value:{more}} ({effect.low:{form}} to {effect.high:{form}})"
+    if isinstance(test, Paired) and finding.first is not None and finding.second is not None:
+        text += f": {finding.second:.3g} → {finding.first:.3g}"
+    return text
+
+
+def _claims(paper: str, findings: Sequence[Finding]) -> Table:
+    """The tested claims of a paper by sentence."""
+    return Table(
+        title=f"Claims of {paper}",
+        rows=[_claim(one) for one in _tested(findings, paper)],
+        source=_claim_source(findings),
+        text=(
+            "Each claim is a statement on result rows. The interval is the claim's own: any "
+            "verdict of a paper is wrong with at most 5% probability. Intervals of claims on "
+            "recipes are for other runs of training, too; others are about the models here."
+        ),
+        is_stacked=True,
+    )
+
+
+def _claim(one: Finding) -> Row:
+    claim = one.claim
+    size = f" Size in the paper: {claim.size.text}" + (f" ({one.size})." if one.size else ".")
+    percent = interval_text(one.effect, "+.1%") if one.effect and _is_ratio(one) else ""
+    reason = ". ".join(filter(None, (one.reason, one.note, claim.remark, one.margins)))
+    return {
+        "claim": claim.here,
+        "what the paper says": f"{claim.item}: {claim.says}{size}",
+        **bounded("effect", one.effect),
+        "effect is": f"{percent} {_effect_name(one)}".strip(),
+        "n": one.num_units or None,
+        "verdict": Mark(one.verdict, _SIGNS[one.verdict][1], detail=reason),
+        "command": f"paceline study run {claim.study}",
+    }
+
+
+def _effect_name(one: Finding) -> str:
+    test = one.claim.test
+    if test.kind == "pointwise":
+        return "violations"
+    least = f"{test.matters:.0%}" if _is_ratio(one) else f"{test.matters:g}"
+    matters = f"smallest that matters {least}"
+    match test.kind:
+        case "paired":
+            words = "first / second - 1" if test.compare == "ratio" else "first - second"
+            return f"{words}; {matters}"
+        case "frontier":
+            return f"{_STATISTICS[test.statistic]}, first - second; {matters}"
+        case "dominance":
+            return f"largest gap of the distribution functions; {matters}"
+        case "correlation":
+            words = "rank correlation" if test.ranks else "correlation"
+            return f"{words} - {test.than:g}; {matters}"

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.core.bootstrap import Interval
 from paceline.measure.trajectory import START, draft_name, gain_of
-from paceline.results.figures import FIGURES as REGISTRY
+from paceline.results.figures import FIGURES
 from paceline.train.sweep import Sweep
 from paceline.view import charts
-from paceline.view.charts import Axis
-from paceline.view.definitions import FIGURES, words_of
+from paceline.view.charts import Axis, plotted
+from paceline.view.definitions import TERMS_OF_WORDS, words_of
 from paceline.view.page import (
     Fact,
     Figure,
@@ -23,7 +22,9 @@ from paceline.view.page import (
     about,
     bounded,
     case_of,
+    grouped,
     interval_text,
+    lines_of,
     sentence,
     source_of,
 )
@@ -35,7 +36,7 @@ from paceline.view.tables import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from paceline.results.row import Row as ResultRow
@@ -49,13 +50,6 @@ _EVALUATED = (
     *("block_efficiency", "greedy_agreement", "rule_tvd"),
 )
 _MOST_POINTS = 240
-_BOUNDS = ("_low", "_high")
-_STEP = Axis("step", "optimizer step", "d", whole=True)
-_SECONDS = Axis("seconds", "seconds of training", ".0f")
-_TAU = Axis(words_of("block_efficiency"), format=".2f", bounds=True)
-_QUALITY = Axis("quality", "mean score of its own answers", ".3f", bounds=True)
-_GAIN = Axis("gain", "gain over the initial draft", ".2f", bounds=True)
-_BLOCK_EFFICIENCY = REGISTRY["block_efficiency"]
 
 
 def training_page(
@@ -109,13 +103,13 @@ def _change(points: Sequence[tuple[int, Figures]], known: Sequence[str], spent: 
         return f"Trained for {spent}."
     before, after = first[name], last[name]
     changed = "rose" if after > before else "fell" if after < before else "stayed"
-    texts = [_with_bounds(figures, name) for figures in (first, last)]
+    texts = [interval_text(_interval(figures, name), ".3f") for figures in (first, last)]
     return f"On held-out text, {words_of(name)} {changed} from {texts[0]} to {texts[1]} in {spent}."
 
 
-def _with_bounds(figures: Figures, name: str) -> str:
-    ends = (figures.get(f"{name}{end}", math.nan) for end in _BOUNDS)
-    return interval_text(Interval(figures[name], *ends), ".3f")
+def _interval(figures: Figures, name: str) -> Interval:
+    ends = (figures.get(f"{name}_{end}", math.nan) for end in ("low", "high"))
+    return Interval(figures[name], *ends)
 
 
 def _duration(seconds: float) -> str:
@@ -125,19 +119,16 @@ def _duration(seconds: float) -> str:
 
 
 def _held_out(points: Sequence[tuple[int, Figures]], known: Sequence[str]) -> Section:
-    rows: list[Row] = []
-    panels: list[Panel] = []
-    for name in known:
-        words = words_of(name)
-        own: list[Row] = [
-            {"figure": words, "step": step, "value": figures[name]}
-            | {f"value{end}": figures.get(f"{name}{end}") for end in _BOUNDS}
-            for step, figures in points
-            if name in figures
-        ]
-        y = Axis("value", words, ".3~f", bounds=True)
-        panels.append(Panel(charts.curves(own, _STEP, y, "figure"), sentence(words)[:-1]))
-        rows += own
+    rows: list[Row] = [
+        {"figure": words_of(name), "step": step} | bounded("value", _interval(figures, name))
+        for name in known
+        for step, figures in points
+        if name in figures
+    ]
+    panels = [
+        Panel(charts.curves(own, "step", Axis("value", words), "figure"), sentence(words)[:-1])
+        for words, own in grouped(rows, lambda row: row["figure"]).items()
+    ]
     text = (
         "Before training, at each evaluation, and of the saved model. Bands are 95% intervals over "
         "texts, where they are recorded."
@@ -145,7 +136,7 @@ def _held_out(points: Sequence[tuple[int, Figures]], known: Sequence[str]) -> Se
     blocks: list[Block] = [Figure("Held-out figures over training", text, panels, rows)]
     if len(points) > 1:
         blocks.append(before_and_after(points[0][1], points[-1][1], known, "Before and after"))
-    terms = [FIGURES[name].term for name in known]
+    terms = [TERMS_OF_WORDS[words_of(name)] for name in known]
     return Section("On held-out text", blocks, [*terms, "95% interval"])
 
 
@@ -162,19 +153,19 @@ def _loss(steps: Sequence[Mapping[str, Any]]) -> Section:
         row |= {"gradient norm": _mean(part, "gradient_norm")}
         row |= {"learning rate": part[-1].get("learning_rate")}
         rows.append(row | {"tokens per s": _mean(part, "tokens_per_s")})
-    loss = Axis("loss", "loss", bounds=size > 1)
-    norm, rate = Axis("gradient norm"), Axis("tokens per s", "tokens per second", "~s")
-
-    def panel(title: str, x: Axis, y: Axis) -> Panel:
-        return Panel(charts.curves(rows, x, y, "curve", size=24), title)
 
     each = f" Each point is the mean of {size} steps, the band their range." if size > 1 else ""
     text = f"Training loss per token, on text that changes from step to step.{each}"
-    panels = [panel("Over steps", _STEP, loss), panel("Over time", _SECONDS, loss)]
-    more = [panel("Gradient norm", _STEP, norm), panel("Tokens per second", _STEP, rate)]
+    over = {"Over steps": "step", "Over time": "seconds"}
+    rate = Axis("tokens per s", "tokens per second", "~s")
+    more = {"Gradient norm": "gradient norm", "Tokens per second": rate}
+    small = {"group": "curve", "size": 24}
+    title, means = "Gradient norm and throughput", "Means of the same steps."
     blocks = [
-        Figure("Loss over training", text, panels, rows),
-        Figure("Gradient norm and throughput", "Means of the same steps.", more, rows),
+        plotted(
+            "Loss over training", text, rows, charts.curves, over, Axis("loss", "loss"), **small
+        ),
+        plotted(title, means, rows, charts.curves, "step", more, **small),
     ]
     return Section("Loss", blocks, ("loss",))
 
@@ -188,17 +179,14 @@ def trajectory_page(rows: Sequence[ResultRow], manifest: Mapping[str, Any] | Non
     """The page of measured checkpoints; `manifest` None if it is unknown."""
     manifest = manifest or {}
     source = source_of("trajectory", manifest.get("config"), manifest.get("environment"))
-    cases: dict[str, list[ResultRow]] = {}
-    for row in rows:
-        cases.setdefault(case_of(row), []).append(row)
-    sections = [_case(where, own) for where, own in cases.items()]
+    sections = [_case(where, own) for where, own in grouped(rows, case_of).items()]
     gains = [(gain, row) for row in rows if (gain := gain_of(row, rows)) is not None]
     verdict, facts = "No run has a checkpoint after its initial draft.", []
     if gains:
         gain, row = max(gains, key=lambda pair: pair[0].low)
         label = row.setting["label"]
         draft = "final draft" if label == "end" else f"draft of {label}"
-        tau = _BLOCK_EFFICIENCY.value(row)
+        tau = FIGURES["block_efficiency"].value(row)
         verdict = (
             f"Of {len(gains)} gains in tokens per target call, the one with the largest lower "
             f"bound is {interval_text(gain, '.2f', 'x')}: the {draft} of {draft_name(row)} on "
@@ -216,54 +204,41 @@ def trajectory_page(rows: Sequence[ResultRow], manifest: Mapping[str, Any] | Non
 def _case(where: str, rows: Sequence[ResultRow]) -> Section:
     """The figures of one task and sampling, a panel per gamma."""
     lines: list[Row] = []
-    for run in dict.fromkeys(row.source.run for row in rows):
-        own = [row for row in rows if row.source.run == run and not row.has(label=START)]
+    for place, every in grouped(rows, lambda row: row.source.run).items():
+        own = [row for row in every if not row.has(label=START)]
         begun = {row.source.fingerprints["start"] for row in own}
         starts = [
             row
             for row in rows
             if row.has(label=START)
-            and (row.source.fingerprints["draft"] in begun if own else row.source.run == run)
+            and (row.source.fingerprints["draft"] in begun if own else row.source.run == place)
         ]
-        name = draft_name((own or starts)[0])
-        lines += [{"run": name, **_line(row, rows)} for row in (*starts, *own)]
+        run = draft_name((own or starts)[0])
+        lines += [_line(run, row) | checkpoint_line(row, rows) for row in (*starts, *own)]
     first = [line for line in lines if line["gamma"] == lines[0]["gamma"]]
     last = {(line["run"], line["gamma"]): line for line in lines}
     ends = [line for line in lines if line["gain"] is not None and line in last.values()]
-
-    def over_steps(own: Sequence[Row], y: Axis) -> dict[str, Any]:
-        return charts.curves(own, _STEP, y, "run", labels=["draft"])
-
     text = (
         f"{len(rows[0].units)} texts of the target; step 0 is the initial draft. Bands are 95% "
         "intervals over texts. Select a run in the legend to see it alone."
     )
-    panels = _by_gamma(lines, lambda own: over_steps(own, _TAU))
-    blocks = [Figure(f"Tokens per target call over training: {where}", text, panels, lines)]
+    title = f"Tokens per target call over training: {where}"
+    tau, by_run = ("step", "block_efficiency"), {"group": "run", "labels": ["draft"]}
+    blocks = [plotted(title, text, lines, charts.curves, *tau, by="gamma", **by_run)]
     if "score" in rows[0].sums:
+        title = f"Quality over training: {where}"
         text = "Of the answers that each draft writes by itself, without the target."
-        panels = [Panel(over_steps(first, _QUALITY))]
-        blocks.append(Figure(f"Quality over training: {where}", text, panels, first))
+        blocks.append(plotted(title, text, first, charts.curves, "step", "quality", **by_run))
     if ends:
+        title = f"Gain over the initial draft: {where}"
         text = "Of the last draft of each run, on the same texts. Right of 1 the draft is better."
-        panels = _by_gamma(ends, lambda own: charts.intervals(own, "run", _GAIN, reference=1.0))
-        blocks.append(Figure(f"Gain over the initial draft: {where}", text, panels, ends))
-    return Section(where, blocks, ("block efficiency", "95% interval"))
+        blocks.append(plotted(title, text, ends, charts.intervals, "run", "gain", by="gamma"))
+    return Section(where, blocks, ("95% interval",))
 
 
-def _by_gamma(
-    lines: Sequence[Row], draw: Callable[[Sequence[Row]], Mapping[str, Any]]
-) -> list[Panel]:
-    gammas = sorted({line["gamma"] for line in lines})
-    return [
-        Panel(draw([line for line in lines if line["gamma"] == gamma]), f"gamma {gamma}")
-        for gamma in gammas
-    ]
-
-
-def _line(row: ResultRow, rows: Sequence[ResultRow]) -> Row:
-    names = {"draft": row.setting["label"], "step": row.setting.get("step", 0)}
-    return names | {"seconds": row.totals["elapsed_s"]} | checkpoint_line(row, rows)
+def _line(run: str, row: ResultRow) -> Row:
+    names: Row = {"run": run, "draft": row.setting["label"], "step": row.setting.get("step", 0)}
+    return names | {"seconds": row.totals["elapsed_s"]}
 
 
 def draw_trajectories(rows: Sequence[ResultRow], path: Path) -> None:
@@ -272,21 +247,16 @@ def draw_trajectories(rows: Sequence[ResultRow], path: Path) -> None:
     Successive runs are concatenated along the axis. Raises StorageError.
     """
     lines: list[Row] = []
-    curves: dict[tuple[str, Any], list[ResultRow]] = {}
-    for row in rows:
-        curves.setdefault((case_of(row), row.setting["gamma"]), []).append(row)
-    for (name, gamma), own in curves.items():
+    for own in grouped(rows, lambda row: (case_of(row), row.setting["gamma"])).values():
         places = zip(own, along(own, "step"), along(own, "elapsed_s"), strict=True)
-        lines += [
-            {"line": name, "gamma": gamma, "step": step, "seconds": seconds}
-            | bounded(_TAU.field, _BLOCK_EFFICIENCY.measure(row))
-            for row, step, seconds in places
-        ]
-    panels = [
-        panel
-        for x in (_STEP, _SECONDS)
-        for panel in _by_gamma(lines, partial(charts.curves, x=x, y=_TAU, group="line"))
+        named = [{"line": case_of(row), "step": step, "seconds": s} for row, step, s in places]
+        figures = lines_of(own, ("gamma",), ("block_efficiency",))
+        lines += [name | line for name, line in zip(named, figures, strict=True)]
+    over = [
+        plotted("", "", lines, charts.curves, x, "block_efficiency", group="line", by="gamma")
+        for x in ("step", "seconds")
     ]
+    panels = [panel for one in over for panel in one.panels]
     charts.save(panels, path, columns=len(panels) // 2)
 
 
@@ -359,20 +329,19 @@ def _figure_of_sweep(sweep: Sweep) -> Section:
     name, reference = words_of(sweep.figure), sweep.reference
     cells = sweep_cells(sweep)
     text = f"Mean over {sweep.num_seeds} seeds of the aligned draft on held-out text."
-    heat = charts.heat_map(cells, "row", "column", Axis(name, format=".3f", bounds=True))
-    title = sentence(name)[:-1]
-    blocks = [Figure(f"{title} of each cell", text, [Panel(heat)], cells)]
+    heading = sentence(name)[:-1]
+    axes = ("row", "column", name)
+    blocks = [plotted(f"{heading} of each cell", text, cells, charts.heat_map, *axes)]
     rows = sweep_differences(sweep)
     if rows:
-        x = Axis("difference", f"difference to {_words(reference)}", "+.3f", bounds=True)
-        chart = charts.intervals(rows, "row", x, group="column", reference=0.0)
+        x = Axis("difference", f"difference to {_words(reference)}", "+.3f", at=0.0)
         text = (
             f"Row - {_words(reference)}, paired by column and seed, with the 95% interval over "
             "seeds. A difference whose interval crosses the dashed line is not established."
         )
-        heading = f"Difference in {name} to {_words(reference)}"
-        blocks.append(Figure(heading, text, [Panel(chart)], rows))
-    return Section(title, blocks, (FIGURES[sweep.figure].term, "95% interval"))
+        title = f"Difference in {name} to {_words(reference)}"
+        blocks.append(plotted(title, text, rows, charts.intervals, "row", x, group="column"))
+    return Section(heading, blocks, ("95% interval",))
 
 
 def _run(row: ResultRow, place: int, figures: Sequence[str]) -> Row:

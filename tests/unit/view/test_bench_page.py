@@ -14,7 +14,7 @@ from paceline.decode.strategies import BigLittle, Oracle, ResponseByResponse
 from paceline.errors import UsageError
 from paceline.results.frontier import Frontier
 from paceline.results.row import Row
-from paceline.view.bench_run import curves
+from paceline.view.bench_run import ordered_cells
 from paceline.view.page import Page
 from paceline.view.read import read_page
 from support import reports
@@ -200,13 +200,14 @@ def test_a_line_joins_the_cells_of_one_gamma_or_fallback_by_their_threshold():
         for fallback in (0.3, 0.7)
         for rollback in (4.0, 1.0)
     ]
-    found = curves(Frontier([steady(ALONE), *cells]))
-    assert [(curve.name, curve.length) for curve in found] == [
+    found = [cell.setting for cell in ordered_cells(Frontier([steady(ALONE), *cells]))]
+    lines = [(one["family"], one.get("gamma", one.get("fallback"))) for one in found]
+    assert list(dict.fromkeys(lines)) == [
         *(("chow", 1), ("chow", 4), ("big_little", 0.3), ("big_little", 0.7)),
     ]
-    settings = [[cell.setting for cell in curve.cells] for curve in found]
-    assert [one["alpha"] for one in settings[0]] == [0.1, 0.5, 0.9]
-    assert [one["rollback"] for one in settings[2]] == [1.0, 4.0]
+    assert lines == sorted(lines, key=list(dict.fromkeys(lines)).index)
+    assert [one["alpha"] for one in found[:6]] == [0.1, 0.5, 0.9] * 2
+    assert [one["rollback"] for one in found[6:]] == [1.0, 4.0] * 2
 
 
 def test_a_family_has_one_colour_in_all_charts_and_an_oracle_has_no_speed(tmp_path: Path):

@@ -1,20 +1,23 @@
 """Specifications of charts: what is drawn, and what is left out where it is unknown."""
 
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from paceline.results import FIGURES
 from paceline.view import charts
 from paceline.view.charts import Axis
 from paceline.view.page import Panel
 
-X, Y = Axis("x", "cost", bounds=True), Axis("y", "quality", bounds=True)
+X, Y = Axis("x", "cost"), Axis("y", "quality")
 ROWS = [
     {"x": 1.0, "x_low": 0.9, "x_high": 1.1, "y": 2.0, "y_low": 1.0, "y_high": 3.0, "g": "one"},
     {"x": 2.0, "x_low": None, "x_high": None, "y": 1.0, "y_low": 0.5, "y_high": 1.5, "g": "two"},
 ]
+EXACT = [{name: one[name] for name in one if name not in ("x_low", "x_high")} for one in ROWS]
 UNKNOWN = [{"x": 1.0, "y": 2.0, "g": "one"}, {"x": 2.0, "y": float("nan"), "g": "one"}]
 SIDES = [
     {"n": name, "g": side, "x": 1.0, "x_low": 0.5, "x_high": 1.5}
@@ -27,14 +30,14 @@ SIDES = [
     ("chart", "marks"),
     [
         (
-            charts.frontier(ROWS, X, Y, "g", reference=(1.0, None)),
+            charts.frontier(ROWS, replace(X, at=1.0), Y, "g"),
             ["rule", "rule", "rule", "line", "point"],
         ),
-        (charts.curves(ROWS, Axis("x"), Y, "g"), ["area", "rule", "line", "point"]),
+        (charts.curves(EXACT, X, Y, "g"), ["area", "rule", "line", "point"]),
         (charts.curves(UNKNOWN, X, Y, "g"), ["line", "point"]),
         (charts.points(ROWS, X, Y, "g", diagonal=True), ["line", "rule", "rule", "point"]),
-        (charts.intervals(SIDES, "n", X, group="g", reference=0.0), ["rule", "rule", "point"]),
-        (charts.columns(UNKNOWN[:1], X, Y, reference=4, band=(3, 5)), ["rect", "bar", "rule"]),
+        (charts.intervals(SIDES, "n", replace(X, at=0.0), group="g"), ["rule", "rule", "point"]),
+        (charts.columns(UNKNOWN[:1], X, replace(Y, at=4), band=(3, 5)), ["rect", "bar", "rule"]),
         (charts.heat_map(ROWS, "g", "g", Y), ["rect", "text"]),
     ],
 )
@@ -90,6 +93,39 @@ def test_an_empirical_distribution_ends_at_one_and_keeps_the_ends_of_a_large_sam
     many = charts.dominance_rows({"a": [float(n) for n in range(1, 1001)]}, "time", "side")
     assert len(many) == 200
     assert (many[0]["time"], many[-1]["time"], many[-1]["share"]) == (5.0, 1000.0, 1.0)
+
+
+def test_the_axis_of_a_figure_is_that_of_the_registry_by_its_name_or_words():
+    for column in ("block_efficiency", "tokens per target call"):
+        axis = charts.axis_of(column)
+        assert (axis.field, axis.title) == (
+            "tokens per target call",
+            "tokens per target call (tau)",
+        )
+        assert axis.format == FIGURES["block_efficiency"].format
+    known = {name: charts.axis_of(name).at for name in ("speedup", "quality", "gain")}
+    assert known == {"speedup": 1.0, "quality": None, "gain": 1.0}
+    assert charts.axis_of("step").title == "optimizer step"
+    assert charts.axis_of(Y) is Y
+
+
+def test_a_figure_has_a_chart_for_each_value_of_a_column_with_the_same_colours():
+    figure = charts.plotted("Title", "Text.", ROWS, charts.points, X, Y, group="g", by="x")
+    assert [panel.title for panel in figure.panels] == ["x 1.0", "x 2.0"]
+    drawn = [panel.chart["data"]["values"] for panel in figure.panels]
+    assert [[row["y"] for row in rows] for rows in drawn] == [[2.0], [1.0]]
+    layers = [layer for panel in figure.panels for layer in panel.chart["layer"]]
+    colours = [layer["encoding"]["color"]["scale"] for layer in layers]
+    assert all(one["domain"] == ["one", "two"] for one in colours)
+
+
+def test_a_figure_has_a_chart_for_each_column_that_has_values():
+    rows = [row | {"nowhere": None, "once": place or None} for place, row in enumerate(ROWS)]
+    columns = {"Cost": "x", "Missing": "nowhere", "Once": "once", "Absent": "absent"}
+    figure = charts.plotted("Title", "Text.", rows, charts.frontier, columns, Y, group="g")
+    assert [panel.title for panel in figure.panels] == ["Cost", "Once"]
+    assert [len(panel.chart["data"]["values"]) for panel in figure.panels] == [2, 1]
+    assert figure.rows == rows
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from paceline.core.bootstrap import Interval
 from paceline.results import figures
 from paceline.view import charts, render
 from paceline.view.charts import Axis
-from paceline.view.definitions import DEFINITIONS, FIGURES, PAPERS
+from paceline.view.definitions import DEFINITIONS, PAPERS
 from paceline.view.page import (
     Figure,
     Mark,
@@ -192,7 +192,7 @@ def test_definitions_use_the_names_of_the_notation_and_are_complete():
     ours |= {"needed_block_efficiency", "perplexity", "g_statistic", "p_value"}
     assert {name for name, one in figures.FIGURES.items() if not one.ratios} - ours <= known
     assert all(one.definition.endswith(".") for one in DEFINITIONS.values())
-    assert {one.better for one in FIGURES.values()} == {"more", "less"}
+    assert {one.better for one in figures.FIGURES.values()} == {"more", "less"}
 
 
 def test_colours_come_from_the_style_sheet_alone(tmp_path: Path):

@@ -15,6 +15,7 @@ from support.results import claim, claims_page, study_row
 
 UNITS = 12
 STUDY = "tiny"
+TAU = "tokens per target call"
 
 
 def drafts(tau: float, **setting: Any) -> Row:
@@ -94,7 +95,7 @@ def test_a_claim_shows_what_the_paper_says_and_the_command(page: Page):
 def test_drafts_have_their_tau_over_seeds_and_acceptance_over_steps(page: Page):
     figures = {one.title: one for one in blocks(page, Figure)}
     tau = figures["Tokens per target call: sums, temperature 1"]
-    names = {row["name"]: row["tau"] for row in tau.rows}
+    names = {row["name"]: row[TAU] for row in tau.rows}
     assert set(names) == {"unaligned", "gkd, sums"}
     assert names["unaligned"] == pytest.approx(1.52, abs=0.001)
     assert names["gkd, sums"] == pytest.approx(2.07, abs=0.001)
@@ -172,7 +173,7 @@ def test_figures_of_drafts_share_an_axis_and_the_colours_of_training_texts(whole
     scales = [{key: one[key]["scale"] for key in ("x", "color", "shape")} for one in encodings]
     assert all(one == scales[0] for one in scales)
     assert scales[0]["color"]["domain"] == ["not trained", "code", "documentation"]
-    values = [row["tau"] for one in figures for row in one.rows]
+    values = [row[TAU] for one in figures for row in one.rows]
     low, high = scales[0]["x"]["domain"]
     assert low <= min(values) < max(values) <= high
 
@@ -211,8 +212,8 @@ def test_quality_of_drafts_is_a_point_each_and_a_correlation_a_claim():
     file = validate(ClaimFile, {"claims": [claim(test, id="weak", study=STUDY)]})
     page = study_page("Study tiny", made, judge(file, made))
     (figure,) = [one for one in blocks(page, Figure) if one.title.startswith("Quality of drafts")]
-    assert [row["score"] for row in figure.rows] == pytest.approx([0.5, 0.4, 0.3, 0.2])
-    assert [row["tau"] for row in figure.rows] == pytest.approx([1.52, 1.77, 2.02, 2.27], abs=1e-3)
+    assert [row["quality"] for row in figure.rows] == pytest.approx([0.5, 0.4, 0.3, 0.2])
+    assert [row[TAU] for row in figure.rows] == pytest.approx([1.52, 1.77, 2.02, 2.27], abs=1e-3)
     (row,) = claims_of(page)
     assert row["verdict"].word == "holds"
     assert row["effect is"] == "correlation - 0.5; smallest that matters 0.1"

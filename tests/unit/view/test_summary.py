@@ -18,7 +18,7 @@ from paceline.studies.verdicts import (
     judge,
 )
 from paceline.view.page import Mark, Source, Table
-from paceline.view.summary import summary
+from paceline.view.study_page import summary
 from support.results import claim, study_row
 
 UNITS = 12

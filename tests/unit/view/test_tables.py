@@ -7,8 +7,9 @@ import pytest
 from rich.console import Console
 
 from paceline.cli.tables import printed
+from paceline.core.bootstrap import Interval
 from paceline.results import FIGURES, Row, Source
-from paceline.view.page import Table, table_of
+from paceline.view.page import Table, lines_of, table_of
 
 COUNT = 12
 DRAWN = np.random.default_rng(1)
@@ -26,7 +27,7 @@ def row(gamma: int, **totals: float) -> Row:
     )
 
 
-def lines_of(table: Table, width: int) -> list[str]:
+def printed_lines(table: Table, width: int) -> list[str]:
     seen = StringIO()
     Console(file=seen, width=width).print(printed(table))
     assert "…" not in seen.getvalue()
@@ -47,6 +48,19 @@ def test_a_line_has_the_settings_and_figures_that_are_named_with_their_intervals
         assert list(line.values())[2:] == [pytest.approx(value), low, high]
 
 
+def test_lines_of_rows_take_figures_from_a_measure_and_leave_out_what_no_row_has():
+    def measure(name: str, one: Row) -> Interval | None:
+        gamma = float(one.setting["gamma"])
+        return Interval(gamma, gamma - 1, gamma + 1) if name == "quality" else None
+
+    figures = ("quality", "block_efficiency")
+    found = lines_of([row(1), row(2)], ("gamma", "task"), figures, measure=measure)
+    assert found == [
+        {"gamma": 1, "quality": 1.0, "quality_low": 0.0, "quality_high": 2.0},
+        {"gamma": 2, "quality": 2.0, "quality_low": 1.0, "quality_high": 3.0},
+    ]
+
+
 def test_a_figure_that_some_rows_lack_is_unknown_there():
     found = table_of([row(1), row(2, accuracy=0.25)], ("gamma",), ("accuracy",))
     assert [line["accuracy"] for line in found.cells()] == ["-", "0.250"]
@@ -63,7 +77,7 @@ def test_the_terminal_prints_each_definition_of_the_registry_once(width: int):
         bare=("mbsu",),
         units="prompts",
     )
-    lines = lines_of(found, width)
+    lines = printed_lines(found, width)
     assert max(map(len, lines)) <= width
     text = " ".join(lines)
     for name in figures:
@@ -79,13 +93,13 @@ def test_seven_columns_of_numbers_fit_sixty_characters():
     figures += ("block_cost_ratio", "expected_speedup")
     totals = {"cost_ratio": 0.2, "break_even_acceptance": 0.4}
     rows = [row(12, block_cost=1.25, block_cost_ratio=1.1, **totals)]
-    lines = lines_of(table_of(rows, ("gamma",), figures, bare=figures), 60)
+    lines = printed_lines(table_of(rows, ("gamma",), figures, bare=figures), 60)
     (numbers,) = (line.split() for line in lines if line.split()[:1] == ["12"])
     assert numbers[1:] == [f"{FIGURES[name].value(rows[0]):.3f}" for name in figures]
 
 
 def test_a_column_that_is_no_figure_has_the_definition_and_format_of_the_table():
     columns, formats = {"pass": "seconds of a pass."}, {"pass": ".1f"}
-    lines = lines_of(Table("", [{"pass": 0.25}], columns=columns, formats=formats), 60)
+    lines = printed_lines(Table("", [{"pass": 0.25}], columns=columns, formats=formats), 60)
     assert [line.split() for line in lines[:2]] == [["pass"], ["0.2"]]
     assert lines[2] == "pass: seconds of a pass"
