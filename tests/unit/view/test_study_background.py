@@ -302,8 +302,7 @@ def test_what_the_tests_and_texts_of_claims_name_is_explained():
     said = {"says": "TVD++ beats KLD, and TVDs do not.", "here": "MBSU is larger."}
     texts = finding(paired({"draft": "a"}, {"draft": "b"}), **said)
     assert terms_of_findings([texts]) == ["MBSU", "TVD++", "TVD", "KLD"]
-    formula = paired({"draft": "kld"}, {"label": "start"})
-    formula["first"]["transform"] = {"formula": "mbsu", "gamma": 3}
-    assert terms_of_findings([finding(formula)]) == ["KLD", "MBSU", "unaligned"]
+    formula = paired({"draft": "kld"}, {"label": "start"}, figure="mbsu")
+    assert terms_of_findings([finding(formula)]) == ["MBSU", "KLD", "unaligned"]
     every = [study_row({"regret": [1.0]}, draft=name, alpha=0.1) for name in OCCURRING]
     assert set(terms_of_rows(every)) <= set(DEFINITIONS)
