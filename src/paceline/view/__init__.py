@@ -5,10 +5,10 @@ page.py               the model of a page: a verdict, and sections of charts, ta
 charts.py             charts by Vega-Altair: frontiers, curves, heat maps, dominance, intervals
 render.py             page -> HTML by the template
 read.py               a run directory or a result file -> its page
-measure_tables.py     tables of a measurement, for its page and the terminal
+tables.py             tables of results, for pages and the terminal
 *_pages.py            the pages of each kind of run, study_page.py: of studies
 
-Modules other than `definitions`, `page` and `measure_tables` import the libraries of the extra
+Modules other than `definitions`, `page` and `tables` import the libraries of the extra
 `report`; call `require` first.
 """
 
