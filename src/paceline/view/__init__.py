@@ -7,7 +7,7 @@ charts.py             charts by Vega-Altair: frontiers, curves, heat maps, domin
                       `plotted` makes a figure from lines and the names of their columns
 render.py             page -> HTML by the template
 read.py               a run directory or a result file -> its page
-measure_tables.py     tables of a measurement, for its page and the terminal
+tables.py             tables of results, for pages and the terminal
 *_pages.py            the pages of each kind of run, study_page.py: of studies
 
 A new chart is a call, whose words, unit, format and definitions are those of the registry:
@@ -15,7 +15,7 @@ A new chart is a call, whose words, unit, format and definitions are those of th
     lines = lines_of(rows, ("draft", "step", "gamma"), ("block_efficiency",))
     plotted(title, text, lines, curves, "step", "block_efficiency", group="draft", by="gamma")
 
-Modules other than `definitions`, `page` and `measure_tables` import the libraries of the extra
+Modules other than `definitions`, `page` and `tables` import the libraries of the extra
 `report`; call `require` first.
 """
 
