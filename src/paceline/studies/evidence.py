@@ -447,13 +447,13 @@ def _compared(test: Paired, name: str, row: Row, one: Estimate, two: Estimate) -
 def measured(row: Row, *names: str | None) -> Row:
     """The row without the units in which one of these sums was not measured."""
     columns = [row.sums[name] for name in names if name in row.sums]
+    if not any(None in values for values in columns):
+        return row
     kept = [
         place
         for place in range(len(row.units))
         if all(values[place] is not None for values in columns)
     ]
-    if len(kept) == len(row.units):
-        return row
     sums = {name: tuple(values[place] for place in kept) for name, values in row.sums.items()}
     return row.model_copy(update={"units": tuple(row.units[place] for place in kept), "sums": sums})
 
@@ -508,7 +508,7 @@ def _iid_tau(gamma: int, rate: Estimate) -> Estimate:
 def column(row: Row, name: str) -> Tensor:
     """A named sum of each unit, [N]; raises UsageError if the row lacks it or a value."""
     values = row.sums.get(name)
-    if values is None or any(value is None for value in values):
+    if values is None or None in values:
         problem = "is missing in some units" if values is not None else "is not in the rows"
         raise UsageError(
             f"{name} {problem} of {row.study}; name one of {', '.join(sorted(row.sums))}"
