@@ -29,7 +29,7 @@ STUDY = ("study", "run", "tiny.yaml")
 
 # Files of a stage in progress, in the order in which one worker makes them. A study is killed when
 # the first file of a kind appears.
-MOMENTS = ("logs/align.log", "align/checkpoints/*", "align/draft/*", "tau-0/*", "cells/*")
+MOMENTS = ("logs/align.log", "align/checkpoints/*", "align/draft/*", "tau/*", "cells/*")
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_rows_have_their_units_their_figures_and_their_source(whole: Path):
     assert sorted(labels) == ["end"] * 2 + ["start"] * 2 + ["step 5"] * 2
     assert all(row.units == tuple(range(12)) for row in drafts)
     assert all(row.covers == ("DistillSpec Table C.1",) for row in drafts)
-    written = (whole / "runs/tiny/tau-0/rows.jsonl").read_text().splitlines()
+    written = (whole / "runs/tiny/tau/rows.jsonl").read_text().splitlines()
     assert [json.loads(line)["sums"]["calls"] for line in written] == [
         list(row.sums["calls"]) for row in drafts
     ]
@@ -95,7 +95,7 @@ def test_a_second_run_executes_nothing_and_writes_the_same_rows(
     assert (folder / "runs/tiny/rows.jsonl").read_bytes() == rows
     _, out, _ = run("study", "show", "tiny.yaml", "--json")
     done = {stage["stage"]: stage["done"] for stage in json.loads(out)}
-    assert done == {"align": True, "tau-look-0": True, "cells": True, "tau-look-1": False}
+    assert done == {"align": True, "tau": True, "cells": True}
 
 
 def wait_for(study: subprocess.Popen[str], has_come: Callable[[], bool]) -> None:
@@ -172,10 +172,10 @@ def test_a_dry_run_prints_stages_minutes_and_disk_and_writes_nothing(
     code, out, _ = run(*STUDY, "--dry-run")
     assert code == 0
     lines = [line.split() for line in out.splitlines()]
-    for stage in ("align", "tau-look-0", "cells", "tau-look-1"):
+    for stage in ("align", "tau", "cells"):
         (line,) = (line for line in lines if line and line[0] == stage)
         assert line[2:] == ["to", "run", "0.01", "0.01", "1"]
-    assert ["to", "run,", "in", "all", "0.04", "0.04", "4"] in lines
+    assert ["to", "run,", "in", "all", "0.03", "0.03", "3"] in lines
     assert sorted(folder.rglob("*")) == before
 
 
@@ -191,7 +191,7 @@ def test_the_smoke_scale_leaves_results_alone(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("run", "tiny.yaml", "--set", "lookz=1"), "lookz: unknown key; did you mean looks?"),
+        (("run", "tiny.yaml", "--set", "workerz=1"), "workerz: unknown key; did you mean workers?"),
         (("run", "distilspec"), "no study distilspec: there is no configs/studies here"),
         (("run",), "run needs the name of a study"),
         (("list",), "there is no configs/studies here"),
@@ -202,7 +202,7 @@ def test_the_smoke_scale_leaves_results_alone(
         ),
         (
             ("run", "tiny.yaml", "--set", "stages.tau.set.output=elsewhere"),
-            "stage tau-look-0 writes to elsewhere, which is not a directory of its own",
+            "stage tau writes to elsewhere, which is not a directory of its own",
         ),
     ],
 )
@@ -225,9 +225,9 @@ def test_a_stage_whose_input_is_gone_is_named_and_nothing_is_lost(
     folder = copied(whole, tmp_path, monkeypatch)
     (folder / "data/prompts.jsonl").unlink()
     line = refused(run, *STUDY)
-    said = "stage tau-look-0 needs data/prompts.jsonl, which is not there; make the tiny models"
+    said = "stage tau needs data/prompts.jsonl, which is not there; make the tiny models"
     assert said in line
-    assert (folder / "runs/tiny/tau-0/rows.jsonl").exists()
+    assert (folder / "runs/tiny/tau/rows.jsonl").exists()
 
 
 def test_a_task_without_references_fails_its_stage_alone(
@@ -253,11 +253,11 @@ def test_rows_of_an_older_schema_are_named_and_stay(
     run: Run, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     folder = copied(whole, tmp_path, monkeypatch)
-    file = folder / "runs/tiny/tau-0/rows.jsonl"
+    file = folder / "runs/tiny/tau/rows.jsonl"
     file.write_text(file.read_text().replace('"schema_version": 1', '"schema_version": 0'))
     older = file.read_bytes()
     line = refused(run, *STUDY)
-    said = "runs/tiny/tau-0/rows.jsonl row 1 has schema_version 0, this Paceline reads 1; run the"
+    said = "runs/tiny/tau/rows.jsonl row 1 has schema_version 0, this Paceline reads 1; run the"
     assert said in line
     assert file.read_bytes() == older
 

@@ -105,7 +105,7 @@ def test_which_family_reaches_a_floor_by_luck_is_in_the_interval_of_their_differ
     families is 0 in truth; of 100 benches, fewer than 90% hold it once in 30 seeds if 95% do.
     """
     rng = torch.Generator().manual_seed(2)
-    statistic = AtQuality("", "", SPEEDUP, (1.0,))
+    statistic = AtQuality(SPEEDUP, 1.0)
     covered, by_mutant = 0, 0
     for _ in range(100):
         right_CN = (torch.rand(5, 80, generator=rng) < 0.8).float().tolist()
@@ -120,9 +120,9 @@ def test_which_family_reaches_a_floor_by_luck_is_in_the_interval_of_their_differ
             frontier = Frontier([alone, *cells], num_resamples=500)
             if is_mutant:
                 fixed_choice(frontier)
-            found = compare(frontier, Group("opt"), Group("chow"), statistic, 1)
+            found = compare(frontier, Group("opt"), Group("chow"), statistic)
             assert found is not None
-            holds = found.difference.low <= 0 <= found.difference.high
+            holds = found.difference().low <= 0 <= found.difference().high
             covered += holds and not is_mutant
             by_mutant += holds and is_mutant
     assert covered >= 90

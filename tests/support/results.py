@@ -227,7 +227,7 @@ def claims_page() -> Page:
     background = Background(
         {_STUDY: _study()}, {_PAGE_SOURCE.command: StageConfig(_CONFIG, "As it ran.")}
     )
-    return study_page("Claims, tested", rows, judge(file, rows, {_STUDY: 1}), background)
+    return study_page("Claims, tested", rows, judge(file, rows), background)
 
 
 def _drafts() -> list[Row]:

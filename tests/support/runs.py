@@ -199,7 +199,6 @@ def tiny_study() -> dict[str, Any]:
     return {
         "title": "Tiny",
         "output": "runs/tiny",
-        "looks": 2,
         "prepare": "make the tiny models",
         "variables": {"data": "data"},
         "stages": {"align": alignment(), "tau": taus(), "cells": cells()},
@@ -241,10 +240,10 @@ def taus() -> dict[str, Any]:
             "num_prompts": 12,
             "max_prompt_tokens": 8,
             "max_new_tokens": 8,
-            "output": "$output/tau-$look",
+            "output": "$output/tau",
         },
         "inputs": [WEIGHTS[0], ALIGNED, "$data/prompts.jsonl"],
-        "outputs": ["$output/tau-$look/rows.jsonl"],
+        "outputs": ["$output/tau/rows.jsonl"],
         "covers": ["DistillSpec Table C.1"],
     }
 

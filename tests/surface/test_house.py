@@ -1,6 +1,7 @@
 """The house keeps its own rules: sizes, names, randomness, pins, commands that documents name."""
 
 import ast
+import pkgutil
 import re
 import sys
 import tomllib
@@ -55,6 +56,19 @@ def test_no_function_is_longer_than_80_lines():
         if node.end_lineno is not None
     }
     assert {name: size for name, size in sizes.items() if size > 80} == {}
+
+
+PACKAGES = (
+    "cli|view|export|studies|bench|measure|train|tasks|results|engines|decode|models|native|core"
+)
+
+
+@pytest.mark.parametrize("path", [*SOURCES, *DOCUMENTS], ids=name_of)
+def test_what_a_text_names_is_there(path: Path):
+    """Such as `core.sampling.to_probs` in a docstring; CHANGELOG names what is gone, too."""
+    if path.name != "CHANGELOG.md":
+        for name in re.findall(rf"`((?:{PACKAGES})(?:\.\w+)+)`", path.read_text("utf-8")):
+            pkgutil.resolve_name(f"paceline.{name}")
 
 
 @pytest.mark.parametrize("word", ["TODO", "FIXME", "XXX", "NotImplementedError"])

@@ -1,1 +1,1 @@
-"""The command line, one file per command. Commands import torch lazily to keep `--help` fast."""
+"""The command line, one file per group of commands. Commands import torch lazily to keep `--help` fast."""

@@ -66,11 +66,7 @@ def stage_table(study: StudyConfig, found: Sequence[StageState]) -> Group:
     sums[0] /= study.workers  # stages run at the same time
     table.add_row("to run, in all", "", "", *(f"{number:g}" for number in sums))
     covers = f"covers: {', '.join(covered(study))}"
-    looks = (
-        f"stages with -look-N measure other examples, up to {study.looks} times, while a claim is "
-        "undecided"
-    )
-    return Group(study.title, table, covers, *([looks] if study.looks > 1 else []))
+    return Group(study.title, table, covers)
 
 
 def states_as_json(found: Sequence[StageState]) -> list[dict[str, Any]]:

@@ -156,11 +156,3 @@ def token_weights(mask_BT: Tensor, *, mean: Mean, total: Tensor | float | None =
         return mask / units
     lengths = mask.sum(-1, keepdim=True).clamp(min=1)
     return mask / lengths / units
-
-
-def reduce_loss(
-    loss_BT: Tensor, mask_BT: Tensor, *, mean: Mean, total: Tensor | float | None = None
-) -> Tensor:
-    """Mean of the unmasked losses, a scalar; masked values may be infinite or NaN."""
-    weights = token_weights(mask_BT, mean=mean, total=total)
-    return (torch.where(mask_BT.bool(), loss_BT, 0.0) * weights).sum()

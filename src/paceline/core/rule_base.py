@@ -145,7 +145,7 @@ class Rule(ABC):
         target_raw: Tensor | None = None,
         draft_raw: Tensor | None = None,
     ) -> Tensor:
-        """`accept_at` these probabilities, [..., V] -> [..., V]; `*_raw` None: untempered."""
+        """`accept_at` these probabilities, [..., V] -> [..., V]; `*_raw` None: as the others."""
         return self.accept_at(Position.of(target_probs, draft_probs, target_raw, draft_raw))
 
     def residual(

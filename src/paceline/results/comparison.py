@@ -13,7 +13,7 @@ a plot is above. It changes little when a quality does, so that it needs fewer e
 least cost at a floor of quality, which jumps from one cell to another.
 """
 
-# C cells, F floors or levels, P points, R resamples
+# C cells, P points, R resamples
 from __future__ import annotations
 
 from math import comb
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from paceline.results.row import Row
 
 HIGH = 0.75
-FLOORS = (1.0, 0.98, 0.95, 0.9)  # of quality / target's
-_TAIL = 0.025
 _NUM_POINTS = 32
 _TINY = 1e-12
 
@@ -85,31 +83,26 @@ ACCEPTED = Cost("rejection_rate", is_saving=True, alone=0.0, is_timed=False)
 
 
 class AtQuality(NamedTuple):
-    """For each floor: the largest gain of the cells with at least that quality / target's.
+    """The largest gain of the cells with at least a quality / target's of `floor`.
 
     If no cell of the family reaches the floor, the gain of the target alone.
     """
 
-    name: str
-    source: str
     cost: Cost
-    floors: tuple[float, ...]
+    floor: float
 
     def values(self, frontier: Frontier, places: Sequence[int], count: int) -> Tensor:
-        """The expected best of `count` of the cells at these places, [F, 1 + R]."""
+        """The expected best of `count` of the cells at these places, [1 + R]."""
         alone = self.cost.alone
         halves = [_Half.of(half, places, self.cost) for half in frontier.halves]
 
-        def best(floor: float, choosing: _Half, reporting: _Half) -> Tensor:
-            counts_CR = (choosing.quality_CR >= floor) & (choosing.gain_CR > alone)
+        def best(choosing: _Half, reporting: _Half) -> Tensor:
+            counts_CR = (choosing.quality_CR >= self.floor) & (choosing.gain_CR > alone)
             ranks_CR = choosing.gain_CR.where(counts_CR, -torch.inf)
             values_CR = reporting.gain_CR.where(counts_CR, alone)
             return best_of(ranks_CR, values_CR, count)
 
-        turns = halves, halves[::-1]
-        return torch.stack(
-            [torch.stack([best(floor, *turn) for turn in turns]).mean(0) for floor in self.floors]
-        )
+        return torch.stack([best(*halves), best(*halves[::-1])]).mean(0)
 
 
 class QualityAt(NamedTuple):
@@ -118,13 +111,11 @@ class QualityAt(NamedTuple):
     `level` None: the upper quartile of the gains, without the target alone and oracles.
     """
 
-    name: str
-    source: str
     cost: Cost
     level: float | None
 
     def values(self, frontier: Frontier, places: Sequence[int], count: int) -> Tensor:
-        """The expected best of `count` of the cells at these places, [1, 1 + R]."""
+        """The expected best of `count` of the cells at these places, [1 + R]."""
         halves = [_Half.of(half, places, self.cost) for half in frontier.halves]
 
         def best(which: int) -> Tensor:
@@ -133,7 +124,7 @@ class QualityAt(NamedTuple):
             ranks_CR = choosing.quality_CR.where(counts_CR, -torch.inf)
             return best_of(ranks_CR, reporting.quality_CR.where(counts_CR, 0.0), count)
 
-        return torch.stack([best(0), best(1)]).mean(0)[None]
+        return torch.stack([best(0), best(1)]).mean(0)
 
     def least_gain(self, frontier: Frontier, which: int = 0) -> Tensor:
         """The least gain in each resample of a choosing half, the first or the second, [1 + R]."""
@@ -151,16 +142,14 @@ class QualityAt(NamedTuple):
 class Width(NamedTuple):
     """The range of the gains of a family whose settings were chosen before, on all examples."""
 
-    name: str
-    source: str
     cost: Cost
 
     def values(self, frontier: Frontier, places: Sequence[int], count: int) -> Tensor:
-        """The largest gain less the smallest, [1, 1 + R]; raises UsageError for other settings."""
+        """The largest gain less the smallest, [1 + R]; raises UsageError for other settings."""
         if len(places) != count:
             raise UsageError("a width needs the same settings on both sides; name them in rows")
         gain_CR = self.cost.gain(frontier, [frontier.rows[place] for place in places])
-        return (gain_CR.amax(0) - gain_CR.amin(0))[None]
+        return gain_CR.amax(0) - gain_CR.amin(0)
 
 
 class _Half(NamedTuple):
@@ -178,43 +167,31 @@ class _Half(NamedTuple):
 
 Statistic = AtQuality | QualityAt | Width
 
-ACCEPTED_AT_QUALITY = AtQuality("acceptance rate", "", ACCEPTED, FLOORS)
-CALLS_AT_QUALITY = AtQuality("target calls saved per token", "", CALLS_SAVED, FLOORS)
-QUALITY_AT_FEW_CALLS = QualityAt("quality at few target calls", "", CALLS_SAVED, None)
-
-
-class Side(NamedTuple):
-    """Value of one family; `by_floor`: at each floor, if there are several."""
-
-    name: str
-    num_cells: int
-    value: Interval
-    by_floor: tuple[Interval, ...]
-
 
 class Comparison(NamedTuple):
     """Two families compared by one statistic.
 
     Attributes:
-        num_compared: Number of cells of each family that count.
-        difference: First - second, with its 95% interval.
-        strict: The same with the interval corrected for the number of comparisons (Bonferroni).
+        first: Value of the first family.
+        second: Value of the second family.
         difference_R: First - second in the data and then in each resample.
         overlap: Of curves: the costs that both reach as a part of the longer one.
     """
 
-    first: Side
-    second: Side
-    num_compared: int
-    difference: Interval
-    strict: Interval
+    first: float
+    second: float
     difference_R: Tensor
     overlap: float = 1.0
 
+    def difference(self, tail: float = 0.025) -> Interval:
+        """First - second; `tail`: probability on either side of the interval."""
+        return percentile_interval(self.difference_R, tail)
+
     @property
     def is_untried(self) -> bool:
-        """True if the interval is [0, 0]: neither family reaches the condition."""
-        return self.difference.low == self.difference.high == 0
+        """True if the 95% interval is [0, 0]: neither family reaches the condition."""
+        difference = self.difference()
+        return difference.low == difference.high == 0
 
 
 def compare(
@@ -222,14 +199,11 @@ def compare(
     first: Group,
     second: Group,
     statistic: Statistic,
-    num_comparisons: int,
-    tail: float = _TAIL,
     other: Frontier | None = None,
 ) -> Comparison | None:
     """First - second; None if one of them has no finished cell.
 
-    `tail`: probability on either side of the intervals of differences. `other`: the cells of the
-    second family, on the same examples; None: those of `frontier`.
+    `other`: the cells of the second family, on the same examples; None: those of `frontier`.
     """
     frontiers = frontier, frontier if other is None else other
     groups = [
@@ -241,19 +215,7 @@ def compare(
     values = [
         statistic.values(one, places, count) for one, places in zip(frontiers, groups, strict=True)
     ]
-    sides = [
-        Side(
-            group.name,
-            len(places),
-            percentile_interval(values_FR.mean(0)),
-            tuple(map(percentile_interval, values_FR)) if len(values_FR) > 1 else (),
-        )
-        for group, places, values_FR in zip((first, second), groups, values, strict=True)
-    ]
-    difference_R = values[0].mean(0) - values[1].mean(0)
-    strict = percentile_interval(difference_R, tail / num_comparisons)
-    difference = percentile_interval(difference_R, tail)
-    return Comparison(sides[0], sides[1], count, difference, strict, difference_R)
+    return Comparison(float(values[0][0]), float(values[1][0]), values[0] - values[1])
 
 
 def best_of(ranks_CR: Tensor, values_CR: Tensor, count: int) -> Tensor:
@@ -275,8 +237,6 @@ def compare_curves(
     first: Group,
     second: Group,
     cost: Cost,
-    num_comparisons: int,
-    tail: float,
     other: Frontier | None = None,
 ) -> Comparison | None:
     """Mean quality / target's of first - that of second, over the gains that both reach.
@@ -286,8 +246,6 @@ def compare_curves(
         first: One family.
         second: The other.
         cost: The gain in cost.
-        num_comparisons: Correct `strict` for this number.
-        tail: Probability on either side of the intervals of differences.
         other: The cells of the second family, on the same examples; None: those of `frontier`.
 
     Returns:
@@ -313,18 +271,9 @@ def compare_curves(
         along(gain_CR, quality_CR, points_PR).mean(0)
         for gain_CR, quality_CR in zip(gains, qualities, strict=True)
     ]
-    sides = [
-        Side(group.name, len(cells), percentile_interval(mean_R), ())
-        for group, cells, mean_R in zip((first, second), groups, means, strict=True)
-    ]
-    difference_R = means[0] - means[1]
     whole = max(float(gain_CR[:, 0].amax() - gain_CR[:, 0].amin()) for gain_CR in gains)
     overlap = float(high_R[0] - low_R[0]) / whole if whole else 1.0
-    difference = percentile_interval(difference_R, tail)
-    strict = percentile_interval(difference_R, tail / num_comparisons)
-    count = min(map(len, groups))
-    first_side, second_side = sides
-    return Comparison(first_side, second_side, count, difference, strict, difference_R, overlap)
+    return Comparison(float(means[0][0]), float(means[1][0]), means[0] - means[1], overlap)
 
 
 def along(gain_CR: Tensor, quality_CR: Tensor, points_PR: Tensor) -> Tensor:

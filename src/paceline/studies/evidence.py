@@ -8,7 +8,8 @@ in the tail, where rare units decide. A difference of two scores is between -1 a
 figures, the sample shows how far a unit can be; if all N units show one effect, up to a fraction
 1 - tail^(1 / N) of all units may differ, each by a whole unit.
 
-Error rates in simulations are in tests/statistical/test_sequential_claims.py and test_far_tails.py.
+Error rates in simulations are in tests/statistical/test_error_rate_of_claims.py and
+test_far_tails.py.
 """
 
 # N units
@@ -296,8 +297,8 @@ class _Group(NamedTuple):
                 values[unit] = values.get(unit, 0.0) + value / len(strata)
         if {len(stratum.units) for stratum in own} != {len(values)}:
             raise UsageError(
-                f"settings of one claim measure different examples of {population}; run the study "
-                "again, so that all have the same looks"
+                f"settings of one claim measure different examples of {population}; give their "
+                "stages the same examples and run the study again"
             )
         values_N = torch.tensor([values[unit] for unit in sorted(values)], dtype=torch.float64)
         effects = [stratum.effect for stratum in own]
@@ -375,7 +376,7 @@ def _without(conditions: Mapping[str, T], keys: Collection[str]) -> dict[str, T]
 
 
 def _row_at(at: Mapping[str, object], rows: Sequence[Row]) -> Row | None:
-    """The row of a stratum, with the units of all looks.
+    """The row of a stratum, with the units of all rows that have its setting.
 
     A row without a setting belongs to all strata of it: an unaligned draft has no seed.
     """
@@ -404,8 +405,8 @@ def _stratum(test: Paired, name: str, first: Row, second: Row) -> Stratum:
     second = measured(second, test.second.over or test.over, test.second.under or test.under)
     if set(first.units) != set(second.units) or first.population != second.population:
         raise UsageError(
-            f"the sides of a claim measure different examples of {first.population}; run the study "
-            "again, so that both have the same looks"
+            f"the sides of a claim measure different examples of {first.population}; give their "
+            "stages the same examples and run the study again"
         )
     one, two = figure(test, test.first, first), figure(test, test.second, second)
     places = {unit: place for place, unit in enumerate(second.units)}

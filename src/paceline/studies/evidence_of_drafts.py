@@ -12,7 +12,7 @@ or, as all drafts share the examples, too large. So the expected sums of squares
 errors are subtracted first. A correlation of ranks is that of the figures as measured, which errors
 can only lower on average. Intervals are over examples; the drafts are all there are.
 
-Error rates in simulations are in tests/statistical/test_sequential_claims.py.
+Error rates in simulations are in tests/statistical/test_error_rate_of_claims.py.
 """
 
 # N units, D drafts, R resamples, X points
@@ -167,10 +167,10 @@ def correlation_effect(
     Raises:
         UsageError: the rows do not have a sum, or have different examples.
     """
-    looks: dict[str, list[Row]] = {}
+    groups: dict[str, list[Row]] = {}
     for row in select(rows, test.rows):
-        looks.setdefault(str(sorted(row.setting.items())), []).append(row)
-    drafts = [pooled(group) for group in looks.values()]
+        groups.setdefault(str(sorted(row.setting.items())), []).append(row)
+    drafts = [pooled(group) for group in groups.values()]
     if len(drafts) < _LEAST_DRAFTS or len(drafts[0].units) < LEAST_UNITS:
         return None
     if any(

@@ -105,7 +105,7 @@ def _part(
 
     values = [
         sum(
-            sign * (one.first if side == 0 else one.second).value.value
+            sign * (one.first if side == 0 else one.second)
             for one, sign in zip(there, (1, -1), strict=False)
         )
         for side in (0, 1)
@@ -119,16 +119,16 @@ def _compared(
     cost = _COSTS[test.cost]
     match test.statistic:
         case "curve":
-            return compare_curves(one, first, second, cost, 1, 0.025, other=two)
+            return compare_curves(one, first, second, cost, two)
         case "cost_at_quality":
-            statistic = AtQuality("", "", cost, (test.floor,))
+            statistic = AtQuality(cost, test.floor)
         case "quality_at_cost":
-            statistic = QualityAt("", "", cost, cost.alone)
+            statistic = QualityAt(cost, cost.alone)
         case "quality_at_low_cost":
-            statistic = QualityAt("", "", cost, None)
+            statistic = QualityAt(cost, None)
         case "width":
-            statistic = Width("", "", cost)
-    return compare_best(one, first, second, statistic, 1, other=two)
+            statistic = Width(cost)
+    return compare_best(one, first, second, statistic, two)
 
 
 _kept: dict[tuple[object, ...], tuple[Sequence[Row], Frontier | None]] = {}
@@ -188,8 +188,8 @@ def frontier_of(
     for row in found:
         if row.population != targets[0].population or set(row.units) != set(targets[0].units):
             raise UsageError(
-                f"settings of a frontier measure different examples of {row.population}; run the "
-                "study again, so that all have the same looks"
+                f"settings of a frontier measure different examples of {row.population}; give "
+                "their stages the same examples and run the study again"
             )
     kept = [unit for unit in targets[0].units if units is None or unit in units]
     return Frontier([row.only(kept) for row in found], num_resamples=num_resamples)

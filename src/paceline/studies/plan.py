@@ -1,4 +1,4 @@
-"""Turns a study into concrete stages: configurations with variables filled in, one per look."""
+"""Turns a study into concrete stages: configurations with variables filled in."""
 
 from __future__ import annotations
 
@@ -31,28 +31,18 @@ SCHEMAS: dict[Command, type[StrictModel]] = {
     "bounds": BoundsConfig,
 }
 FOLDERS = ("stages", "logs", "replaced")  # of the study itself, in its directory
-# number of examples, and number of examples to skip
-_EXAMPLES: dict[str, tuple[str, str]] = {
-    "bench": ("num_examples", "skip_examples"),
-    "trajectory": ("num_prompts", "skip_prompts"),
-    "bounds": ("num_prompts", "skip_prompts"),
-}
 
 
 class PlannedStage(NamedTuple):
     """A stage with its final configuration.
 
     Attributes:
-        name: Of the stage, with the look if it is drawn again, such as `bench-look-1`.
-        stage: Its name in the study file.
-        look: Number of the look, from 0.
+        name: Of the stage in the study file.
         config: The checked configuration, as plain values.
         folder: The directory that the command writes.
     """
 
     name: str
-    stage: str
-    look: int
     command: Command
     config: dict[str, Any]
     folder: Path
@@ -65,19 +55,13 @@ class PlannedStage(NamedTuple):
     disk_mb: float
 
 
-def plan(study: StudyConfig, scale: Scale = "cpu", looks: int | None = None) -> list[PlannedStage]:
-    """The stages of the first `looks` looks, in the order of the file; None: of all looks.
+def plan(study: StudyConfig, scale: Scale = "cpu") -> list[PlannedStage]:
+    """The stages, in the order of the file.
 
     Raises:
         ConfigError: a stage's configuration is wrong, or two stages write the same file.
     """
-    count = study.looks if looks is None else looks
-    stages = [
-        _planned(study, name, stage, scale, look)
-        for look in range(count)
-        for name, stage in study.stages.items()
-        if look == 0 or stage.is_drawn_again
-    ]
+    stages = [_planned(study, name, stage, scale) for name, stage in study.stages.items()]
     _check_places(study.output, stages)
     return stages
 
@@ -99,7 +83,7 @@ def _check_places(output: Path, stages: list[PlannedStage]) -> None:
         if is_shared or not is_own:
             raise ConfigError(
                 f"stage {one.name} writes to {one.folder}, which is not a directory of its own in "
-                f"the study's; set its output to $output/{one.stage}"
+                f"the study's; set its output to $output/{one.name}"
             )
         if any(one.folder not in place.parents for place in one.outputs):
             raise ConfigError(
@@ -107,8 +91,8 @@ def _check_places(output: Path, stages: list[PlannedStage]) -> None:
             )
 
 
-def _planned(study: StudyConfig, name: str, stage: Stage, scale: Scale, look: int) -> PlannedStage:
-    variables = study.variables | {"output": str(study.output), "look": str(look)}
+def _planned(study: StudyConfig, name: str, stage: Stage, scale: Scale) -> PlannedStage:
+    variables = study.variables | {"output": str(study.output)}
     values = read_yaml(stage.config) if stage.config is not None else {}
     for changes in (stage.set, stage.scales.get(scale, {})):
         for key, value in changes.items():
@@ -120,8 +104,6 @@ def _planned(study: StudyConfig, name: str, stage: Stage, scale: Scale, look: in
         raise ConfigError(
             f"stage {name}: {stage.config} has a $ that is no variable of the study; write $$"
         ) from None
-    if stage.is_drawn_again:
-        _advance(name, stage.command, values, look)
     schema = SCHEMAS[stage.command]
     try:
         config = validate(schema, values)
@@ -130,9 +112,7 @@ def _planned(study: StudyConfig, name: str, stage: Stage, scale: Scale, look: in
     folder: Path | None = getattr(config, "output", None) or getattr(config, "out", None)
     assert folder is not None, "each of these commands has an output"
     return PlannedStage(
-        name=f"{name}-look-{look}" if stage.is_drawn_again else name,
-        stage=name,
-        look=look,
+        name=name,
         command=stage.command,
         config=values,
         folder=folder,
@@ -153,15 +133,3 @@ def _files(inputs: Iterable[str]) -> tuple[Path, ...]:
         is_model = (path / "config.json").is_file()
         found += sorted(one for one in path.iterdir() if one.is_file()) if is_model else [path]
     return tuple(found)
-
-
-def _advance(name: str, command: str, values: dict[str, Any], look: int) -> None:
-    """Skip the examples of the earlier looks."""
-    if command not in _EXAMPLES:
-        raise ConfigError(
-            f"stage {name}: $look is for {' and '.join(_EXAMPLES)}, not {command}; remove it"
-        )
-    count, skip = _EXAMPLES[command]
-    if not isinstance(values.get(count), int):
-        raise ConfigError(f"stage {name}: $look needs {count}; set it")
-    values[skip] = values.get(skip, 0) + look * values[count]

@@ -1,4 +1,4 @@
-"""Runs a study: its stages look by look, until its claims are decided or its looks end."""
+"""Runs the stages of a study that are not up to date."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paceline.studies.execute import LocalRunner, RayRunner, StageFolder, execut
 from paceline.studies.plan import PlannedStage, plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -38,16 +38,14 @@ def run_study(
     study: StudyConfig,
     scale: Scale = "cpu",
     progress: Progress = silent,
-    is_decided: Callable[[Sequence[PlannedStage]], bool] = lambda _: False,
     runner: Runner | None = None,
 ) -> list[PlannedStage]:
-    """Run the stages that are not up to date. -> the stages of all looks that were needed.
+    """Run the stages that are not up to date. -> all stages.
 
     Args:
         study: The study.
         scale: Its size.
         progress: Gets the expected minutes of finished stages.
-        is_decided: Gets the stages so far, after each look; true ends the study early.
         runner: Runs commands; None: as `study.runner` says.
 
     Raises:
@@ -55,16 +53,12 @@ def run_study(
         StudyError: a stage failed; finished stages are kept.
     """
     stages = plan(study, scale)
-    check_inputs(study, stages)  # of all looks, before anything runs
+    check_inputs(study, stages)
     with RunDirectory(study.output).alone():
         _refuse_other_files(study.output)
         runner = runner or (RayRunner() if study.runner == "ray" else LocalRunner(study.workers))
         try:
-            for looks in range(1, study.looks + 1):
-                stages = plan(study, scale, looks)
-                _run(study, stages, runner, progress)
-                if is_decided(stages):
-                    break
+            _run(study, stages, runner, progress)
         finally:
             runner.stop()
     return stages
@@ -84,7 +78,7 @@ def _refuse_other_files(output: Path) -> None:
 
 
 def states(study: StudyConfig, scale: Scale = "cpu") -> list[StageState]:
-    """The stages of all looks; one that reads the output of an outdated stage is outdated too."""
+    """All stages; one that reads the output of an outdated stage is outdated too."""
     stale: set[Path] = set()
     folder = StageFolder(study.output)
     found: list[StageState] = []

@@ -195,11 +195,11 @@ def _places(
     run: Run,
     measure: Measure,
 ) -> list[_Place]:
-    looks: dict[str, list[Row]] = {}
+    groups: dict[str, list[Row]] = {}
     for row in rows:
-        looks.setdefault(f"{row.study} {sorted(row.setting.items())}", []).append(row)
+        groups.setdefault(f"{row.study} {sorted(row.setting.items())}", []).append(row)
     found: dict[str, dict[str, dict[Label, tuple[float, Tensor]]]] = {}
-    for group in looks.values():
+    for group in groups.values():
         row = pooled(group)
         setting, given = row.setting, measure(row, run)
         if given is None:

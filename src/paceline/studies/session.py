@@ -1,4 +1,4 @@
-"""Runs a study until its claims are decided and keeps its rows; judges all claims from rows."""
+"""Runs a study and keeps its rows; judges all claims from rows."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from typing import TYPE_CHECKING
 from paceline.config import as_written
 from paceline.errors import UsageError
 from paceline.progress import Progress, silent
+from paceline.records import RunDirectory
 from paceline.results.row import Row, read_rows, write_rows
 from paceline.studies.claim_file import FILE, read_claims
 from paceline.studies.collect import collect
 from paceline.studies.published import read_verdicts
 from paceline.studies.run import run_study
-from paceline.studies.study_file import FOLDER, find_studies, read_study
-from paceline.studies.verdicts import UNDECIDED, Finding, judge
+from paceline.studies.verdicts import Finding, judge
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.studies.execute import Runner
-    from paceline.studies.plan import PlannedStage
     from paceline.studies.study_file import Scale, StudyConfig
 
 
@@ -35,9 +34,9 @@ def run_and_judge(
     claims: Path = FILE,
     runner: Runner | None = None,
 ) -> tuple[list[Row], list[Finding]]:
-    """Run the study; draw examples again while a claim of it is undecided.
+    """Run the study, write its rows to `rows.jsonl`, and judge its claims.
 
-    Writes `rows.jsonl` after each look, before the claims are judged. `runner`: as in `run_study`.
+    `runner`: as in `run_study`.
 
     Returns:
         Its rows, and the verdicts on its claims; none if there is no file of claims.
@@ -47,20 +46,13 @@ def run_and_judge(
         StudyError: a stage failed; finished stages are kept.
     """
     file = read_claims(claims) if claims.exists() else None
-    rows: list[Row] = []
-    findings: list[Finding] = []
-
-    def judge_look(stages: Sequence[PlannedStage]) -> bool:
-        """Fill `rows` and `findings`. -> whether no claim of the study is undecided."""
-        rows[:] = collect(name, study.output, stages)
+    stages = run_study(study, scale, progress, runner)
+    with RunDirectory(study.output).alone():  # no other process moves the outputs of stages away
+        rows = collect(name, study.output, stages)
         write_rows(study.output / "rows.jsonl", rows)
-        if file is not None:  # with the claims of other studies: a paper's share its error rate
-            found = judge(file, rows, {name: study.looks})
-            findings[:] = [one for one in found if one.claim.study == name]
-        return all(one.verdict != UNDECIDED for one in findings)
-
-    run_study(study, scale, progress, judge_look, runner)
-    return rows, findings
+    # with the claims of other studies: a paper's share its error rate
+    findings = [] if file is None else judge(file, rows)
+    return rows, [one for one in findings if one.claim.study == name]
 
 
 def current_verdicts(
@@ -96,11 +88,9 @@ def judge_all(rows: Sequence[Row], claims: Path = FILE) -> list[Finding]:
         claims: File of claims.
 
     Raises:
-        UsageError: the file of claims is missing or malformed, or a study with claims and rows is
-            not in configs/studies.
+        UsageError: the file of claims is missing or malformed.
     """
-    looks = {name: read_study(path).looks for name, path in find_studies(FOLDER).items()}
-    return judge(read_claims(claims), rows, looks)
+    return judge(read_claims(claims), rows)
 
 
 def study_rows(places: Sequence[Path] | None = None) -> list[Row]:

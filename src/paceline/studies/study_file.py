@@ -1,8 +1,7 @@
 """Study files: stages of Paceline commands with declared inputs and outputs.
 
 A study is a YAML file in configs/studies. Texts of a stage may contain variables of the study, such
-as `$target`, and two more: `$output`, the study's directory, and `$look`, the number of the batch
-of examples. A stage with `$look` in its output measures other examples at each look.
+as `$target`, and `$output`, the study's directory.
 """
 
 from __future__ import annotations
@@ -63,11 +62,6 @@ class Stage(StrictModel):
     disk_mb: float = Field(ge=0)
     scales: dict[Scale, dict[str, Any]] = Field(default_factory=dict)
 
-    @property
-    def is_drawn_again(self) -> bool:
-        """True if each look measures other examples."""
-        return any("look" in Template(output).get_identifiers() for output in self.outputs)
-
 
 class StudyConfig(StrictModel):
     """A study.
@@ -78,7 +72,6 @@ class StudyConfig(StrictModel):
         variables: Values of `$name` in the stages.
         prepare: How to make the inputs that no stage writes; ends the error about a missing one.
         output: Directory of the study.
-        looks: Number of times that examples are drawn, at most; fewer if all claims are decided.
         stages: The stages by name.
         workers: Number of stages that run at the same time and share the threads.
         runner: `local` runs stages here, `ray` on the nodes of a Ray cluster with shared files.
@@ -89,7 +82,6 @@ class StudyConfig(StrictModel):
     variables: dict[str, str] = Field(default_factory=dict)
     prepare: str = ""
     output: Path
-    looks: int = Field(default=1, ge=1, le=100)
     stages: dict[Annotated[str, Field(pattern=r"^[a-z0-9_-]+$")], Stage] = Field(min_length=1)
     workers: int = Field(default=1, ge=1)
     runner: Literal["local", "ray"] = Field(
@@ -98,9 +90,8 @@ class StudyConfig(StrictModel):
 
     @model_validator(mode="after")
     def _variables_are_known(self) -> StudyConfig:
-        reserved = {"output", "look"} & set(self.variables)
-        if reserved:
-            raise ValueError(f"variables has {sorted(reserved)[0]}, which is reserved; rename it")
+        if "output" in self.variables:
+            raise ValueError("variables has output, which is reserved; rename it")
         for name, stage in self.stages.items():
             for text in texts_of(stage.model_dump(mode="json")):
                 self._check_variables(name, text)
@@ -108,7 +99,7 @@ class StudyConfig(StrictModel):
 
     def _check_variables(self, stage: str, text: str) -> None:
         template = Template(text)
-        known = {*self.variables, "output", "look"}
+        known = {*self.variables, "output"}
         if not template.is_valid():
             raise ValueError(f"stage {stage}: {text!r} has a $ without a name; write $$ for a $")
         for name in template.get_identifiers():

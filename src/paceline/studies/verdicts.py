@@ -1,9 +1,8 @@
-"""Verdicts on claims, with error rates that hold for all claims of a paper and all looks.
+"""Verdicts on claims, with error rates that hold for all claims of a paper.
 
-Claims are judged after each look at more examples. No more are drawn once no claim of the study is
-undecided, or the looks end. Each look uses an equal part of the claim's error rate, and each claim
-an equal part of its paper's (Bonferroni), so that the probability of any wrong verdict is at most
-the error rate, whatever the dependence. tests/statistical/test_sequential_claims.py simulates it.
+Each claim has an equal part of its paper's error rate (Bonferroni), so that the probability of any
+wrong verdict is at most the error rate, whatever the dependence.
+tests/statistical/test_error_rate_of_claims.py simulates it.
 
 Intervals are over examples, given the models; those of claims on recipes are over runs of training,
 too (`studies.seeds`).
@@ -130,18 +129,13 @@ class Finding(NamedTuple):
         return text
 
 
-def judge(file: ClaimFile, rows: Sequence[Row], looks: dict[str, int]) -> list[Finding]:
-    """The verdict on each claim. `looks`: the planned number of looks of each study."""
+def judge(file: ClaimFile, rows: Sequence[Row]) -> list[Finding]:
+    """The verdict on each claim by the rows of its study."""
     found: list[Finding] = []
     for claim in file.claims:
         own = [row for row in rows if row.study == claim.study]
-        if own and claim.study not in looks:
-            raise UsageError(
-                f"the number of looks of study {claim.study} is not known; judge claims where its "
-                "file is in configs/studies"
-            )
         level = file.level.get(claim.paper, file.error_rate)
-        found.append(judge_one(claim, own, level / looks.get(claim.study, 1) / 2, rows))
+        found.append(judge_one(claim, own, level / 2, rows))
     return found
 
 

@@ -1,6 +1,6 @@
 """Training objectives: one divergence or a weighted sum of divergences.
 
-The formulas are in `core.divergences`, `core.tvd_plus_plus` and `core.rule_losses`. TVD++ also
+The formulas are in `core.divergences` and `core.tvd_plus_plus`. TVD++ also
 needs token draws and reward moments of the whole batch, which `Policies` computes before the loss.
 """
 

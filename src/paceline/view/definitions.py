@@ -88,7 +88,7 @@ _OTHERS = (
      "a claim of no less holds if the interval is above minus that effect. Undecided: the examples "
      "do not tell."),
     ("claim's interval", "wider than 95%: the probability that any claim of a paper gets a wrong "
-     "verdict is at most 5%, however often more examples were drawn."),
+     "verdict is at most 5%."),
     ("regret", "expected loss of a rule minus that of the best rule, which knows the true "
      "distribution."),
     ("dominance", "if one curve is above the other everywhere, its values are smaller at every "

@@ -268,7 +268,7 @@ def _cell(row: Row, name: str, form: str, between: str) -> str | Mark:
 
 @dataclass(frozen=True)
 class Token:
-    """A piece of decoded text; `source` as in `decode.result.Source`, `block` counts from 0."""
+    """A piece of decoded text; `source` as in `decode.text.Source`, `block` counts from 0."""
 
     text: str
     source: str

@@ -203,7 +203,7 @@ def _count(parameters: int) -> str:
 
 
 def _examples(rows: Sequence[ResultRow]) -> list[str]:
-    """Number of examples of each population; a study's looks add to it."""
+    """Number of examples of each population; the same one in several rows counts once."""
     units: dict[str, set[int]] = {}
     for row in rows:
         units.setdefault(_DIGEST.sub("", row.population), set()).update(row.units)
@@ -263,21 +263,13 @@ def _versions(sources: Sequence[RowSource]) -> list[str]:
 
 
 def _cost(study: StudyConfig) -> list[str]:
-    """Expected minutes in the study file: of each stage, and of all stages in one look."""
+    """Expected minutes in the study file: of each stage, and of all stages."""
     stages = study.stages.items()
     cpu, gpu = (sum(getattr(one.minutes, kind) for _, one in stages) for kind in ("cpu", "gpu"))
     each = ", ".join(f"{name} {stage.minutes.cpu:g}" for name, stage in stages)
     lines = [f"expected: {cpu:g} minutes on two CPU cores, {gpu:g} on a GPU"]
     if len(study.stages) > 1:
         lines.append(f"minutes of each stage on two cores: {each}")
-    if study.looks > 1 and any(one.is_drawn_again for one in study.stages.values()):
-        again = sum(one.minutes.cpu for one in study.stages.values() if one.is_drawn_again)
-        lines.append(
-            f"{again:g} minutes more each time that claims are undecided and more "
-            f"examples are drawn; {study.looks - 1} at most"
-            if study.looks > 2
-            else f"{again:g} minutes more if claims are undecided and more examples are drawn"
-        )
     return lines
 
 

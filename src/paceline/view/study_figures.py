@@ -232,7 +232,7 @@ def _own_quality(rows: Sequence[ResultRow]) -> list[Block]:
 
 
 def _by_draft(rows: Sequence[ResultRow]) -> dict[tuple[str, str, str, int], list[ResultRow]]:
-    """Rows by draft, training text, checkpoint and gamma, with all looks and seeds of each."""
+    """Rows by draft, training text, checkpoint and gamma, with all seeds of each."""
     found: dict[tuple[str, str, str, int], list[ResultRow]] = {}
     for row in rows:
         given = row.setting

@@ -24,14 +24,12 @@ from paceline.results.frontier import Frontier
 from paceline.results.row import Row
 from support.results import ALONE, example, row, steady
 
-LADDER = AtQuality("speed", "ours", SPEEDUP, (1.0, 0.98, 0.95, 0.9))
-
 
 def compared(
     statistic: AtQuality | QualityAt, *cells: Row, names: tuple[str, str] = ("opt", "chow")
 ) -> Comparison:
     alone = steady(ALONE, count=len(cells[0].units))
-    found = compare(Frontier([alone, *cells]), *map(Group, names), statistic, 1)
+    found = compare(Frontier([alone, *cells]), *map(Group, names), statistic)
     assert found is not None
     return found
 
@@ -52,30 +50,32 @@ def test_the_expected_best_of_some_cells_is_the_mean_over_all_choices():
         measured = [max(choice)[1] for choice in choices]
         measured += [max(choice, key=lambda pair: pair[1])[0] for choice in choices]
         others = [steady(Chow(number / 10), count=40) for number in range(count)]
-        found = compared(AtQuality("", "", SPEEDUP, (1.0,)), *map(cell, range(5)), *others)
-        assert found.first.value.value == pytest.approx(sum(measured) / len(measured))
+        found = compared(AtQuality(SPEEDUP, 1.0), *map(cell, range(5)), *others)
+        assert found.first == pytest.approx(sum(measured) / len(measured))
 
 
-def test_a_ladder_is_the_mean_of_the_best_speeds_at_the_floors():
+@pytest.mark.parametrize(
+    ("floor", "speeds"),
+    [(1.0, (2.0, 1.0)), (0.98, (2.0, 1.0)), (0.95, (3.0, 1.5)), (0.9, (4.0, 1.5))],
+)
+def test_the_best_speed_is_that_of_the_cells_that_reach_the_floor(
+    floor: float, speeds: tuple[float, float]
+):
     """At 1 only the slowest, at 0.98 too, at 0.95 the middle one, at 0.9 the fastest."""
     first = [steady(Opt(0.1), 1.0, 2.0), steady(Opt(0.5), 0.96, 3.0), steady(Opt(0.9), 0.9, 4.0)]
     second = [steady(Chow(alpha), 0.95, 1.5) for alpha in (0.1, 0.2, 0.3)]
-    found = compared(LADDER, *first, *second)
-    assert [one.value for one in found.first.by_floor] == pytest.approx([2.0, 2.0, 3.0, 4.0])
-    assert found.first.value.value == pytest.approx((2 + 2 + 3 + 4) / 4)
-    assert [one.value for one in found.second.by_floor] == pytest.approx([1.0, 1.0, 1.5, 1.5])
-    assert found.difference == pytest.approx((2.75 - 1.25,) * 3)
+    found = compared(AtQuality(SPEEDUP, floor), *first, *second)
+    assert (found.first, found.second) == pytest.approx(speeds)
+    assert found.difference() == pytest.approx((speeds[0] - speeds[1],) * 3)
 
 
 def test_the_larger_family_counts_with_the_best_of_as_many_cells_as_the_smaller_one():
     """Of speeds 1.2, 1.4, 1.6, two at a time: the best are 1.4, 1.6 and 1.6."""
     larger = [steady(Opt(speed), 1.0, speed) for speed in (1.2, 1.4, 1.6)]
     smaller = [steady(Chow(0.1), 1.0, 1.5), steady(Chow(0.2), 1.0, 1.1)]
-    found = compared(AtQuality("", "", SPEEDUP, (1.0,)), *larger, *smaller)
-    assert found.num_compared == 2
-    assert (found.first.num_cells, found.second.num_cells) == (3, 2)
-    assert found.first.value.value == pytest.approx((1.4 + 1.6 + 1.6) / 3)
-    assert found.second.value.value == pytest.approx(1.5)
+    found = compared(AtQuality(SPEEDUP, 1.0), *larger, *smaller)
+    assert found.first == pytest.approx((1.4 + 1.6 + 1.6) / 3)
+    assert found.second == pytest.approx(1.5)
 
 
 @pytest.mark.slow
@@ -88,7 +88,7 @@ def test_a_family_of_lucky_cells_is_no_better_than_one_of_steady_cells():
     """
     draws = torch.Generator().manual_seed(5)
     fair, unfair, covered = [], [], 0
-    statistic = AtQuality("", "", SPEEDUP, (1.0,))
+    statistic = AtQuality(SPEEDUP, 1.0)
     for _ in range(150):
         cells = []
         for number in range(8):
@@ -97,10 +97,10 @@ def test_a_family_of_lucky_cells_is_no_better_than_one_of_steady_cells():
             rule = Opt(number / 10) if number < 4 else Chow(number / 10)
             cells.append(row(rule, [example(seconds=one) for one in seconds]))
         frontier = Frontier([steady(ALONE, count=40), *cells])
-        found = compare(frontier, Group("opt"), Group("chow"), statistic, 1)
+        found = compare(frontier, Group("opt"), Group("chow"), statistic)
         assert found is not None
-        fair.append(found.difference.value)
-        covered += found.difference.low <= 0 <= found.difference.high
+        fair.append(found.difference().value)
+        covered += found.difference().low <= 0 <= found.difference().high
         best = [max(frontier.value("speedup", cell) for cell in cells[at:][:4]) for at in (0, 4)]
         unfair.append(best[0] - best[1])
     spread = torch.tensor(fair).std().item() / math.sqrt(150)
@@ -110,8 +110,10 @@ def test_a_family_of_lucky_cells_is_no_better_than_one_of_steady_cells():
 
 
 def test_a_cell_slower_than_the_target_counts_as_the_target():
-    found = compared(LADDER, steady(Opt(0.1), 1.0, 0.4), steady(Chow(0.2), 1.0, 2.0))
-    assert found.first.value == Interval(1.0, 1.0, 1.0)
+    slower, faster = steady(Opt(0.1), 1.0, 0.4), steady(Chow(0.2), 1.0, 2.0)
+    found = compared(AtQuality(SPEEDUP, 0.95), slower, faster)
+    assert (found.first, found.second) == (1.0, 2.0)
+    assert found.difference() == Interval(-1.0, -1.0, -1.0)
 
 
 def test_target_calls_saved_are_counted_and_not_timed():
@@ -119,28 +121,26 @@ def test_target_calls_saved_are_counted_and_not_timed():
     quick = row(
         Opt(0.1), [example(seconds=9.0, calls=4, baseline_s=None)] + [example(calls=4)] * 19
     )
-    found = compared(
-        AtQuality("", "", CALLS_SAVED, (1.0, 0.9)), quick, row(Chow(0.2), [example(calls=7)] * 20)
-    )
-    assert found.first.value.value == pytest.approx(0.6)
-    assert found.difference.value == pytest.approx(0.7 - 0.4)
+    found = compared(AtQuality(CALLS_SAVED, 0.9), quick, row(Chow(0.2), [example(calls=7)] * 20))
+    assert found.first == pytest.approx(0.6)
+    assert found.difference().value == pytest.approx(0.7 - 0.4)
 
 
 def test_a_family_without_the_quality_saves_no_call_and_no_rejection():
     bad = row(Opt(0.1), [example(0.5, calls=2, examined=8, rejected=1)] * 20)
     good = row(Chow(0.1), [example(1.0, calls=8, examined=10, rejected=3)] * 20)
-    calls = compared(AtQuality("", "", CALLS_SAVED, (1.0,)), bad, good)
-    assert (calls.first.value.value, calls.second.value.value) == pytest.approx((0.0, 0.2))
-    accepted = compared(AtQuality("", "", ACCEPTED, (1.0,)), bad, good)
-    assert (accepted.first.value.value, accepted.second.value.value) == pytest.approx((0.0, 0.7))
+    calls = compared(AtQuality(CALLS_SAVED, 1.0), bad, good)
+    assert (calls.first, calls.second) == pytest.approx((0.0, 0.2))
+    accepted = compared(AtQuality(ACCEPTED, 1.0), bad, good)
+    assert (accepted.first, accepted.second) == pytest.approx((0.0, 0.7))
 
 
 def test_quality_within_the_targets_latency_is_that_of_cells_no_slower():
     first = [steady(Opt(0.1), 1.2, 0.9), steady(Opt(0.2), 0.8, 1.0)]
     second = [steady(Chow(0.1), 1.3, 0.8), steady(Chow(0.2), 1.1, 0.5)]
-    found = compared(QualityAt("", "", SPEEDUP, 1.0), *first, *second)
-    assert found.first.value.value == pytest.approx(0.8)
-    assert found.second.value.value == 0.0
+    found = compared(QualityAt(SPEEDUP, 1.0), *first, *second)
+    assert found.first == pytest.approx(0.8)
+    assert found.second == 0.0
 
 
 def test_quality_at_high_speed_is_that_of_cells_at_the_upper_quartile():
@@ -153,25 +153,24 @@ def test_quality_at_high_speed_is_that_of_cells_at_the_upper_quartile():
         steady(TokenByToken(alpha=0.9), 0.5, 5.0),
         steady(Oracle(rule=Diff(0.2)), 1.0, 9.0),
     ]
-    statistic = QualityAt("", "", SPEEDUP, None)
+    statistic = QualityAt(SPEEDUP, None)
     found = compared(statistic, *cells, names=("token_cascade", "chow"))
-    assert found.first.value.value == pytest.approx(0.5)
-    assert found.second.value.value == pytest.approx(0.3 / 4), "one of four cells is so fast"
+    assert found.first == pytest.approx(0.5)
+    assert found.second == pytest.approx(0.3 / 4), "one of four cells is so fast"
     frontier = Frontier([steady(ALONE), *cells])
     assert statistic.least_gain(frontier)[0] == pytest.approx(4.0)
 
 
 def test_a_family_without_a_cell_is_not_compared():
     frontier = Frontier([steady(ALONE), steady(Opt(0.1))])
-    assert compare(frontier, Group("opt"), Group("chow"), LADDER, 1) is None
+    assert compare(frontier, Group("opt"), Group("chow"), AtQuality(SPEEDUP, 1.0)) is None
 
 
-def test_an_interval_for_many_comparisons_is_wider():
+def test_an_interval_with_smaller_tails_is_wider():
     noisy = row(Opt(0.1), [example(seconds=0.3 + number / 50) for number in range(20)])
-    frontier = Frontier([steady(ALONE), noisy, steady(Chow(0.1), 1.0, 2.0)])
-    found = compare(frontier, Group("opt"), Group("chow"), LADDER, 5)
-    assert found is not None
-    assert found.strict.low < found.difference.low < found.difference.high < found.strict.high
+    found = compared(AtQuality(SPEEDUP, 1.0), noisy, steady(Chow(0.1), 1.0, 2.0))
+    narrow, wide = found.difference(), found.difference(0.005)
+    assert wide.low < narrow.low < narrow.high < wide.high
 
 
 CELLS: dict[str, AnyStrategy | object] = {

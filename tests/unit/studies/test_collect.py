@@ -30,7 +30,7 @@ ENVIRONMENT = {
 
 def planned(folder: Path, command: Any, **config: Any) -> PlannedStage:
     return PlannedStage(
-        f"{command}-look-0", command, 0, command, config, folder / command, (), (), ("Table 1",),
+        f"{command}-1", command, config, folder / command, (), (), ("Table 1",),
         {"pair": "small"}, 1.0, 1.0, 1.0,
     )  # fmt: skip
 
@@ -60,10 +60,8 @@ def test_rows_of_commands_get_the_settings_and_the_items_of_their_stage(tmp_path
         "mine", ("Table 1",), "prompts of translation"
     )  # fmt: skip
     source = row.source
-    assert source.stage == "trajectory-look-0"
-    assert source.command == (
-        f"paceline trajectory --config {tmp_path}/stages/trajectory-look-0.yaml"
-    )
+    assert source.stage == "trajectory-1"
+    assert source.command == (f"paceline trajectory --config {tmp_path}/stages/trajectory-1.yaml")
     assert source.fingerprints == of_draft.source.fingerprints
 
 

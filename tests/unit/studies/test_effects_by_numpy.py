@@ -34,9 +34,8 @@ def rows(study: str) -> list[dict[str, Any]]:
 
 @cache
 def findings() -> dict[str, Finding]:
-    own = read_rows(SAMPLE)
-    looks = dict.fromkeys((row.study for row in own), 1)
-    return {one.claim.id: one for one in judge(read_claims(ROOT / "docs/claims.yaml"), own, looks)}
+    found = judge(read_claims(ROOT / "docs/claims.yaml"), read_rows(SAMPLE))
+    return {one.claim.id: one for one in found}
 
 
 def effect(claim: str) -> float:

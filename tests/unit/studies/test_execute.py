@@ -51,7 +51,7 @@ def planned(tmp_path: Path) -> Callable[..., PlannedStage]:
     def make(command: Any = "align", **config: Any) -> PlannedStage:
         folder = tmp_path / "study/run"
         return PlannedStage(
-            "stage", "stage", 0, command, config, folder, (tmp_path / "in",), (folder / "file",),
+            "stage", command, config, folder, (tmp_path / "in",), (folder / "file",),
             (), {}, 1.0, 1.0, 1.0,
         )  # fmt: skip
 

@@ -93,12 +93,12 @@ def test_a_damaged_compressed_file_is_one_line(tmp_path: Path):
         read_rows(file)
 
 
-def test_looks_are_pooled_in_their_order():
-    looks = [
+def test_rows_of_other_examples_are_pooled_in_their_order():
+    rows = [
         study_row({"tokens": [5, 6]}, [2, 3], task="text"),
         study_row({"tokens": [7, 8]}, [0, 1], task="text"),
     ]
-    found = pooled(looks)
+    found = pooled(rows)
     assert dict(zip(found.units, found.sums["tokens"], strict=True)) == {2: 5, 3: 6, 0: 7, 1: 8}
 
 

@@ -1,4 +1,4 @@
-"""A study's looks, its inputs and its failures, with a runner that starts no process."""
+"""A study's stages, its inputs and its failures, with a runner that starts no process."""
 
 import json
 import threading
@@ -70,7 +70,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StudyConfig:
         (tmp_path / "data" / name).touch()
     for name in ("corpus.jsonl", "prompts.jsonl"):
         (tmp_path / "data" / name).touch()
-    return validate(StudyConfig, tiny_study() | {"looks": 3})
+    return validate(StudyConfig, tiny_study())
 
 
 @pytest.fixture
@@ -87,28 +87,11 @@ def stoppable(command: Callable[[Sequence[str], Path], int], writer: Writer) -> 
     return runner
 
 
-@pytest.mark.parametrize(("looks_needed", "last"), [(1, 0), (2, 1), (9, 2)])
-def test_examples_are_drawn_until_the_claims_are_decided(
-    study: StudyConfig, writer: Writer, looks_needed: int, last: int
-):
-    asked: list[int] = []
-
-    def is_decided(stages: Sequence[PlannedStage]) -> bool:
-        asked.append(max(stage.look for stage in stages))
-        return len(asked) == looks_needed
-
-    stages = run_study(study, is_decided=is_decided)
-    assert asked == list(range(last + 1))
-    assert sorted(writer.ran) == sorted(stage.name for stage in stages)
-    assert {stage.look for stage in stages} == set(range(last + 1))
-    assert writer.was_stopped
-
-
 class Again:
-    """A study of one look: which of its stages run again."""
+    """Which stages of a study run again."""
 
     def __init__(self, study: StudyConfig, writer: Writer) -> None:
-        self.study, self.writer = study.model_copy(update={"looks": 1}), writer
+        self.study, self.writer = study, writer
 
     def run(self) -> list[str]:
         """-> the stages that ran."""
@@ -127,7 +110,7 @@ def again(study: StudyConfig, writer: Writer) -> Again:
 
 def test_nothing_runs_again_if_nothing_changed(again: Again):
     assert again.done() == [False] * 3
-    assert sorted(again.run()) == ["align", "cells", "tau-look-0"]
+    assert sorted(again.run()) == ["align", "cells", "tau"]
     assert again.done() == [True] * 3
     assert again.run() == []
 
@@ -137,7 +120,7 @@ def test_another_content_runs_the_stage_and_those_that_depend_on_it(again: Again
     Path("data/corpus.jsonl").write_text("another")
     again.writer.written["align"] = "another draft"
     assert again.done() == [False, False, True]
-    assert again.run() == ["align", "tau-look-0"]
+    assert again.run() == ["align", "tau"]
 
 
 def test_a_stage_whose_inputs_are_made_again_as_they_were_is_left_alone(again: Again):
@@ -155,7 +138,7 @@ def test_a_new_date_of_the_same_content_runs_nothing(again: Again):
 
 def test_another_setting_runs_its_stage(again: Again):
     again.run()
-    values = tiny_study() | {"looks": 1}
+    values = tiny_study()
     values["stages"]["cells"]["set"]["num_examples"] = 9
     again.study = validate(StudyConfig, values)
     assert again.done() == [True, True, False]
@@ -197,7 +180,7 @@ def test_a_study_that_is_stopped_leaves_no_stage_running(
 
     monkeypatch.setattr(module, "LocalRunner", lambda _: stoppable(command, writer))
     with pytest.raises(KeyboardInterrupt):
-        run_study(study.model_copy(update={"looks": 1, "workers": 2}))
+        run_study(study.model_copy(update={"workers": 2}))
     assert ended.is_set()
 
 
@@ -212,13 +195,13 @@ def test_a_failure_names_its_stage_and_keeps_the_others(study: StudyConfig, writ
     with pytest.raises(
         StudyError, match=r"stage cells failed: no more memory; .* fix the cause and run the"
     ):
-        run_study(study, is_decided=lambda _: True)
+        run_study(study)
     assert writer.was_stopped
     done = {state.stage.name: state.is_done for state in states(study)}
     assert (done["align"], done["cells"]) == (True, False)
     writer.failing.clear()
     writer.ran.clear()
-    run_study(study, is_decided=lambda _: True)
+    run_study(study)
     assert "align" not in writer.ran
     assert "cells" in writer.ran
 
@@ -292,34 +275,47 @@ def test_a_claim_that_does_not_fit_the_rows_is_not_measured_and_costs_no_row(
     assert read_rows(study.output / "rows.jsonl") == rows
 
 
-def test_a_look_is_added_while_a_claim_of_the_study_is_undecided(
+def test_rows_of_all_stages_are_written_and_its_claims_are_judged_once(
     study: StudyConfig, writer: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Effects that are noisy in the first look and even in the second."""
-    looks = [
+    """Two stages measure other examples at the same setting, and the first alone is noisy."""
+    made = [
         study_row({"tau": [0.5 + 1.2 * (n % 2) for n in range(8)]}, range(8)),
         study_row({"tau": [2.5] * 200}, range(8, 208)),
     ]
+    judged: list[Sequence[Row]] = []
 
-    def collected(_name: str, _output: Path, stages: Sequence[PlannedStage]) -> Any:
-        return looks[: max(stage.look for stage in stages) + 1]
+    def collected(_name: str, _output: Path, stages: Sequence[PlannedStage]) -> list[Row]:
+        assert sorted(writer.ran) == sorted(stage.name for stage in stages)
+        assert writer.was_stopped
+        with (
+            pytest.raises(ConfigError, match="another process"),
+            RunDirectory(study.output).alone(),
+        ):
+            pass
+        return made
+
+    def counted(file: Any, rows: Sequence[Row]) -> list[Finding]:
+        assert read_rows(study.output / "rows.jsonl") == made
+        judged.append(rows)
+        return judge(file, rows)
 
     monkeypatch.setattr(session, "collect", collected)
+    monkeypatch.setattr(session, "judge", counted)
     other = claim(TEST, id="other", study="unmeasured")
     rows, findings = run_and_judge(study, "tiny", claims=claims_file(tmp_path, claim(TEST), other))
-    assert len(rows) == 2
+    assert rows == made
+    assert judged == [made]
     assert [(one.claim.id, one.verdict) for one in findings] == [("one", HOLDS)]
-    assert {"tau-look-1"} <= set(writer.ran)
-    assert "tau-look-2" not in writer.ran
 
 
-def test_a_study_without_claims_has_one_look_and_no_verdicts(
+def test_a_study_without_claims_has_no_verdicts(
     study: StudyConfig, writer: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(session, "collect", lambda *_: [study_row({"tau": [1.0]})])
     _, findings = run_and_judge(study, "tiny", claims=tmp_path / "none.yaml")
     assert findings == []
-    assert "tau-look-1" not in writer.ran
+    assert sorted(writer.ran) == ["align", "cells", "tau"]
 
 
 def test_a_later_place_overrides_an_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -341,7 +337,7 @@ def test_published_verdicts_stand_for_studies_without_rows(
     monkeypatch.chdir(tmp_path)
     rows = [study_row({"tau": [2.0 + n / 100 for n in range(20)]})]
     file = claims_file(tmp_path, claim(TEST), claim(TEST, id="changed"), claim(TEST, id="new"))
-    findings = judge(read_claims(file), rows, {"tiny": 1})
+    findings = judge(read_claims(file), rows)
     monkeypatch.setattr(session, "VERDICTS", tmp_path / "verdicts.json")
     write_verdicts(findings[:2], tmp_path)
     changed = claim(TEST | {"matters": 0.5}, id="changed")
@@ -373,46 +369,13 @@ def test_a_directory_counts_only_for_the_study_of_its_name_unless_it_is_given(
     assert study_rows([Path("runs/studies")]) == [other, own]
 
 
-def test_the_evidence_of_a_look_is_judged_once(
-    study: StudyConfig, writer: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    judged: list[int] = []
-
-    def counting(file: Any, rows: Sequence[Row], looks: dict[str, int]) -> list[Finding]:
-        judged.append(len(rows))
-        return judge(file, rows, looks)
-
-    monkeypatch.setattr(session, "judge", counting)
-    noisy = study_row({"tau": [0.5 + 1.2 * (n % 2) for n in range(8)]})
-    looks = [noisy, noisy.model_copy(update={"units": tuple(range(8, 16))})]
-    monkeypatch.setattr(
-        session, "collect", lambda _name, _output, stages: looks[: _num_looks(stages)]
-    )
-    file = claims_file(tmp_path, claim(TEST))
-    two = study.model_copy(update={"looks": 2})
-    rows, findings = run_and_judge(two, "tiny", claims=file)
-    assert (judged, rows) == ([1, 2], looks)
-    assert [one.verdict for one in findings] == [UNDECIDED]
-    assert read_rows(study.output / "rows.jsonl") == looks
-
-
-def _num_looks(stages: Sequence[PlannedStage]) -> int:
-    return max(stage.look for stage in stages) + 1
-
-
 def test_all_claims_are_judged_from_rows_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "configs/studies"
-    folder.mkdir(parents=True)
-    (folder / "tiny.yaml").write_text(yaml.safe_dump(tiny_study()))
     write_rows(tmp_path / "rows.jsonl", [study_row({"tau": [0.5, 1.7] * 4})])
     file = claims_file(tmp_path, claim(TEST), claim(TEST, id="two", study="other"))
     rows = study_rows([tmp_path / "rows.jsonl"])
     findings = judge_all(rows, file)
     assert [one.verdict for one in findings] == [UNDECIDED, UNMEASURED]
-    (folder / "tiny.yaml").unlink()
-    with pytest.raises(UsageError, match="the number of looks of study tiny is not known"):
-        judge_all(rows, file)
     assert json.loads((tmp_path / "rows.jsonl").read_text())["study"] == "tiny"
 
 
@@ -444,5 +407,5 @@ def test_a_study_that_was_killed_early_goes_on(study: StudyConfig, writer: Write
     for name in left:
         (study.output / name).parent.mkdir(parents=True, exist_ok=True)
         (study.output / name).write_text('{"digest": "0", "folder": "align"}')
-    run_study(study, is_decided=lambda _: True)
+    run_study(study)
     assert "align" in writer.ran

@@ -45,19 +45,9 @@ def test_a_variable_that_is_not_known_is_named_with_its_stage(stage: dict[str, A
         validate(StudyConfig, study(stage))
 
 
-@pytest.mark.parametrize("name", ["output", "look"])
-def test_the_names_of_output_and_look_are_reserved(name: str):
-    with pytest.raises(ConfigError, match=f"variables has {name}, which is reserved; rename it"):
-        validate(StudyConfig, study(variables={name: "x", "target": "m"}))
-
-
-@pytest.mark.parametrize(
-    ("output", "again"),
-    [("$output/tau-$look/x", True), ("$output/${look}/x", True), ("$output/x", False)],
-)
-def test_a_stage_is_drawn_again_if_its_outputs_name_the_look(output: str, again: bool):
-    found = validate(StudyConfig, study({"outputs": [output]}))
-    assert found.stages["tau"].is_drawn_again is again
+def test_the_name_of_output_is_reserved():
+    with pytest.raises(ConfigError, match="variables has output, which is reserved; rename it"):
+        validate(StudyConfig, study(variables={"output": "x", "target": "m"}))
 
 
 def test_an_unknown_key_is_one_line_with_the_file_and_the_key_that_was_meant(tmp_path: Path):

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.config import validate
 from paceline.core.bootstrap import Interval
-from paceline.errors import ConfigError, UsageError
+from paceline.errors import ConfigError
 from paceline.studies import verdicts
 from paceline.studies.claim_file import Claim, ClaimFile
 from paceline.studies.evidence import Evidence, Part
@@ -253,9 +253,7 @@ def test_violations_are_counted_at_positions_and_identities_are_exact():
         assert judge_one(validate(Claim, claim(equal)), rows, 0.01).verdict == verdict
 
 
-def test_a_claim_has_an_equal_part_of_its_papers_rate_at_each_look(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_a_claim_has_an_equal_part_of_its_papers_rate(monkeypatch: pytest.MonkeyPatch):
     """Checks take no part: they have no error rate."""
     tails: list[float] = []
 
@@ -271,19 +269,17 @@ def test_a_claim_has_an_equal_part_of_its_papers_rate_at_each_look(
     theorem = {"kind": "pointwise", "violations": "bad", "positions": "tokens"}
     claims.append(claim(theorem, id="theorem"))
     file = validate(ClaimFile, {"error_rate": 0.06, "claims": claims})
-    judge(file, [study_row({"tau": [1.0]})], {"tiny": 3})
-    assert tails == pytest.approx([0.06 / 2 / 3 / 2, 0.06 / 2 / 1 / 2, 0.06 / 1 / 3 / 2])
-    with pytest.raises(UsageError, match="the number of looks of study tiny is not known"):
-        judge(file, [study_row({"tau": [1.0]})], {})
+    judge(file, [study_row({"tau": [1.0]})])
+    assert tails == pytest.approx([0.06 / 2 / 2, 0.06 / 2 / 2, 0.06 / 1 / 2])
 
 
 def test_claims_use_the_rows_of_their_own_study_and_name_a_command():
     file = validate(ClaimFile, {"claims": [claim(PAIRED)]})
     rows = [study_row({"tau": [1.5 + n / 100 for n in range(20)]}, study=s) for s in ("tiny", "o")]
-    (found,) = judge(file, rows, {"tiny": 1, "o": 1})
+    (found,) = judge(file, rows)
     assert (found.verdict, found.num_units) == (HOLDS, 20)
     assert found.command == "paceline trajectory --config tau.yaml"
-    (found,) = judge(file, rows[1:], {"tiny": 1, "o": 1})
+    (found,) = judge(file, rows[1:])
     assert (found.verdict, found.command) == (UNMEASURED, "")
     assert found.reason == "a side has no rows, or fewer than 8 examples"
 

@@ -221,11 +221,8 @@ def test_a_run_of_so_many_seconds_ends_with_them(folder: Path, tmp_path: Path):
     run = align(
         align_config(folder, tmp_path / "run", num_steps=None, max_seconds=1.0, optimizer=LINEAR)
     )
-    rates = [row["learning_rate"] for row in read_jsonl(run / "metrics.jsonl")]
-    assert 0 < rates[0] < max(rates) < 1e-3, "no step is thrown away"
-    elapsed = [row["elapsed_s"] for row in read_jsonl(run / "metrics.jsonl")]
-    assert elapsed[-1] >= 1.0
-    assert elapsed[-2] <= 1.0  # written to the millisecond
+    *before, last = [row["elapsed_s"] for row in read_jsonl(run / "metrics.jsonl")]
+    assert max(before, default=0.0) <= 1.0 <= last  # written to the millisecond
 
 
 def test_under_a_budget_of_seconds_the_schedule_moves_with_the_seconds_of_steps_alone(

@@ -40,14 +40,14 @@ def study(output: str, **changes: Any) -> dict[str, Any]:
             "target": "$target",
             "runs": ["runs/one"],
             "tasks": {"sums": "sums.jsonl"},
-            "output": "$output/tau/look-$look",
+            "output": "$output/tau",
             "num_prompts": 10,
         },
-        "outputs": ["$output/tau/look-$look/rows.jsonl"],
+        "outputs": ["$output/tau/rows.jsonl"],
         "minutes": {"cpu": 1, "gpu": 1},
         "disk_mb": 1,
     }
-    values = {"title": "Tiny", "output": output, "looks": 2, "variables": {"target": "models/t"}}
+    values = {"title": "Tiny", "output": output, "variables": {"target": "models/t"}}
     return values | {"stages": {"tau": stage}} | changes
 
 
@@ -70,23 +70,21 @@ def studies(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_study_file_gives_the_configuration_of_each_look(tmp_path: Path, studies: Path):
-    for look in (0, 1):
-        config = f"'runs/my studies/tiny/stages/tau-look-{look}.yaml'"
-        rows, place = written(tmp_path / str(look), config)
-        found = read_background(rows, [place], studies)
-        assert set(found.studies) == {"tiny"}
-        assert found.config(rows[0].source)["target"] == "models/t"
-        assert found.config(rows[0].source)["skip_prompts"] == 10 * look
-        assert found.stages[rows[0].source.command].note.startswith("From the study file")
+def test_the_study_file_gives_the_configuration_of_a_stage(tmp_path: Path, studies: Path):
+    rows, place = written(tmp_path, "'runs/my studies/tiny/stages/tau.yaml'")
+    found = read_background(rows, [place], studies)
+    assert set(found.studies) == {"tiny"}
+    assert found.config(rows[0].source)["target"] == "models/t"
+    assert found.config(rows[0].source)["num_prompts"] == 10
+    assert found.stages[rows[0].source.command].note.startswith("From the study file")
 
 
 @pytest.mark.parametrize(("owner", "is_read"), [("tiny", True), ("another", False)])
 def test_the_file_beside_the_rows_is_what_ran_if_it_is_of_their_study(
     owner: str, is_read: bool, tmp_path: Path, studies: Path
 ):
-    rows, place = written(tmp_path, f"elsewhere/{owner}/stages/tau-look-0.yaml")
-    (place / "stages/tau-look-0.yaml").write_text("target: models/mine\n")
+    rows, place = written(tmp_path, f"elsewhere/{owner}/stages/tau.yaml")
+    (place / "stages/tau.yaml").write_text("target: models/mine\n")
     found = read_background(rows, [place], studies)
     assert found.config(rows[0].source) == ({"target": "models/mine"} if is_read else {})
     assert [stage.note.startswith("As it ran") for stage in found.stages.values()].count(True) == (
@@ -116,7 +114,7 @@ def test_a_study_that_names_a_missing_file_is_known_without_its_stages(tmp_path:
     values = study("runs/tiny")
     values["stages"]["tau"]["config"] = "missing.yaml"
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(values))
-    rows, place = written(tmp_path, "runs/tiny/stages/tau-look-0.yaml")
+    rows, place = written(tmp_path, "runs/tiny/stages/tau.yaml")
     found = read_background(rows, [place], tmp_path)
     assert set(found.studies) == {"tiny"}
     assert not found.stages
@@ -173,7 +171,7 @@ def test_a_model_has_one_line(prints: Any, configs: Any, lines: list[str]):
     assert entries(*rows, background=known(**configs))["models"] == lines
 
 
-def test_examples_are_counted_once_and_looks_add():
+def test_examples_of_several_rows_are_counted_once():
     code = {"population": "examples of code 0123456789abcdef"}
     rows = [
         study_row({"tokens": [1.0] * 3}, [0, 1, 2], **code),
@@ -208,18 +206,17 @@ def test_settings_machine_and_days_are_listed():
     assert entries(study_row({"tokens": [1.0]}))["date"] == ["not recorded in these rows"]
 
 
-def test_the_minutes_of_further_looks_are_those_of_stages_that_are_drawn_again():
+def test_the_minutes_of_stages_add():
     stage = {"command": "bounds", "disk_mb": 1, "minutes": {"cpu": 2, "gpu": 1}}
     stages = {
         "train": stage | {"outputs": ["$output/a/x"]},
-        "tau": stage | {"outputs": ["$output/b/look-$look/x"], "minutes": {"cpu": 3, "gpu": 1}},
+        "tau": stage | {"outputs": ["$output/b/x"], "minutes": {"cpu": 3, "gpu": 1}},
     }
     made = validate(StudyConfig, study("runs/tiny", stages=stages))
     found = entries(study_row({"tokens": [1.0]}), background=Background({"tiny": made}, {}))
     assert found["cost"] == [
         "expected: 5 minutes on two CPU cores, 2 on a GPU",
         "minutes of each stage on two cores: train 2, tau 3",
-        "3 minutes more if claims are undecided and more examples are drawn",
     ]
 
 

@@ -62,7 +62,7 @@ def claims() -> ClaimFile:
 
 @pytest.fixture
 def page() -> Page:
-    return study_page("Study tiny", rows(), judge(claims(), rows(), {STUDY: 1}))
+    return study_page("Study tiny", rows(), judge(claims(), rows()))
 
 
 def blocks(page: Page, kind: type) -> list[Any]:
@@ -187,7 +187,7 @@ def test_a_figure_names_the_command_and_the_configuration_of_its_own_rows(whole:
     sweep = study_row({"tau": [1.0, 2.0]}, row="gkd", column="sums")
     source = sweep.source.model_copy(update={"command": "paceline sweep --config sweep.yaml"})
     first = sweep.model_copy(update={"source": source})
-    found = study_page("Tiny", [first, *rows()], judge(claims(), rows(), {STUDY: 1}))
+    found = study_page("Tiny", [first, *rows()], judge(claims(), rows()))
     titles = {one.title: one.source.command for one in blocks(found, Figure)}
     assert titles["Tau per example: dominates"] == "paceline trajectory --config tau.yaml"
 
@@ -209,7 +209,7 @@ def test_quality_of_drafts_is_a_point_each_and_a_correlation_a_claim():
         "expect": "less",
     }
     file = validate(ClaimFile, {"claims": [claim(test, id="weak", study=STUDY)]})
-    page = study_page("Study tiny", made, judge(file, made, {STUDY: 1}))
+    page = study_page("Study tiny", made, judge(file, made))
     (figure,) = [one for one in blocks(page, Figure) if one.title.startswith("Quality of drafts")]
     assert [row["score"] for row in figure.rows] == pytest.approx([0.5, 0.4, 0.3, 0.2])
     assert [row["tau"] for row in figure.rows] == pytest.approx([1.52, 1.77, 2.02, 2.27], abs=1e-3)

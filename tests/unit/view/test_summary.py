@@ -76,7 +76,7 @@ def marks_of(row: dict[str, Any]) -> dict[str, Mark]:
 
 
 def judged(claims: list[dict[str, Any]], found: list[Row]) -> list[Finding]:
-    return judge(validate(ClaimFile, {"claims": claims}), found, {"tiny": 1})
+    return judge(validate(ClaimFile, {"claims": claims}), found)
 
 
 def test_a_sentence_is_one_row_with_a_column_per_task_and_temperature():
