@@ -1,5 +1,6 @@
 """Settings of all tests: no network, one thread, float32. Loads tests/support/fixtures.py."""
 
+import gc
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before huggingface_hub is imported
@@ -17,4 +18,5 @@ def pytest_configure(config: pytest.Config) -> None:
     """Load the fixtures, except in xdist's controller: it runs no test, and they import models."""
     is_controller = config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput")
     if not is_controller:
+        gc.disable()  # until the tests are collected: what imports make stays
         config.pluginmanager.import_plugin("support.fixtures")

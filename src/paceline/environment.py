@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import os
 import platform
@@ -21,7 +22,7 @@ def environment() -> dict[str, Any]:
     versions = {"paceline": __version__}
     for package in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
+            versions[package] = package_version(package)
     return {
         "versions": versions,
         "python": platform.python_version(),
@@ -32,6 +33,16 @@ def environment() -> dict[str, Any]:
         "cpu_count": os.cpu_count(),
         "git": _git_state(),
     } | _gpu()
+
+
+@functools.cache
+def package_version(name: str) -> str:
+    """Version of an installed package; to read one takes milliseconds.
+
+    Raises:
+        PackageNotFoundError: it is not installed.
+    """
+    return importlib.metadata.version(name)
 
 
 def _gpu() -> dict[str, str]:

@@ -16,8 +16,9 @@ from support.processes import finish, start
 from support.runs import align_config, losses, write_corpus, write_pair
 
 # argv: a JSON file of [config file, moments]; a moment is [place, how many times it is passed].
+# A run without moments is not killed.
 _NURSERY = textwrap.dedent("""
-    import json, os, signal, sys, time
+    import gc, json, os, signal, sys, time
     from pathlib import Path
     from paceline.config import load_config
     from paceline.train import AlignConfig, align, checkpoint, loop, step
@@ -77,15 +78,16 @@ _NURSERY = textwrap.dedent("""
             os._exit(0)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
-    codes = {}
-    for name, file, moments in json.load(open(sys.argv[1])):
+    codes = []
+    for file, moments in json.load(open(sys.argv[1])):
         config = load_config(AlignConfig, Path(file))
-        if name == "whole":
+        if not moments:
             # here, not in a fork: what the libraries import late is then there for all forks
             align(config)
-            codes[name] = [0]
+            codes.append([0])
+            gc.freeze()  # a collection in a fork would else copy all that the imports left
             continue
-        codes[name] = [run(config, moment, resume=True) for moment in [*moments, None]]
+        codes.append([run(config, moment, resume=True) for moment in [*moments, None]])
     print(json.dumps(codes))
 """)
 
@@ -106,11 +108,28 @@ _SIGKILL = -9
 pytestmark = pytest.mark.first
 
 
-@pytest.fixture(scope="module", params=["llama", "t5_v1_1"])
-def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every run of MOMENTS, ended; the directory that holds them by name."""
-    folder = write_pair(tmp_path_factory.mktemp("killed"), architecture=request.param)
-    encodes = request.param != "llama"
+ARCHITECTURES = ("llama", "t5_v1_1")
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Every run of MOMENTS, ended; the directories that hold them by name, by architecture."""
+    folders = {name: tmp_path_factory.mktemp(f"killed-{name}") for name in ARCHITECTURES}
+    # one process for both architectures, as it imports for seconds
+    runs = [run for name, folder in folders.items() for run in planned(name, folder)]
+    plan = folders["llama"] / "plan.json"
+    plan.write_text(json.dumps([[str(file), moments] for file, moments in runs]))
+    done = finish(start(_NURSERY, plan))
+    assert done.returncode == 0, done.stderr
+    codes = [[_SIGKILL] * len(moments) + [0] for _, moments in runs]
+    assert json.loads(done.stdout) == codes, (runs, done.stderr)
+    return folders
+
+
+def planned(architecture: str, folder: Path) -> list[tuple[Path, list[tuple[str, int]]]]:
+    """Models, texts and configurations of the runs. -> each configuration, and its moments."""
+    write_pair(folder, architecture=architecture)
+    encodes = architecture != "llama"
     if encodes:
         words = ["the rain", "in an inn", "another man", "a thin thread", "the tin"]
         rows = [{"prompt": word, "completion": f"{word} and {word}"} for word in words]
@@ -129,19 +148,18 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         "checkpoints": {"every_steps": 3, "keep": 1},
         "num_steps": 10,
     }
-    plan = []
+    runs = []
     for name, moments in MOMENTS.items():
         config = align_config(folder, folder / name, **settings)
         file = folder / f"{name}.yaml"
         file.write_text(json.dumps(config.model_dump(mode="json")))
-        plan.append([name, str(file), moments])
-    (folder / "plan.json").write_text(json.dumps(plan))
-    done = finish(start(_NURSERY, folder / "plan.json"))
-    assert done.returncode == 0, done.stderr
-    codes = json.loads(done.stdout)
-    for name, moments in MOMENTS.items():
-        assert codes[name] == [_SIGKILL] * len(moments) + [0], (name, done.stderr)
-    return folder
+        runs.append((file, moments))
+    return runs
+
+
+@pytest.fixture(params=ARCHITECTURES)
+def runs(request: pytest.FixtureRequest, ended: dict[str, Path]) -> Path:
+    return ended[request.param]
 
 
 @pytest.mark.parametrize("name", [name for name in MOMENTS if name != "whole"])

@@ -20,7 +20,7 @@ from support.runs import write_corpus, write_pair
 # argv: the configuration of the whole run, that of the killed one, and what decides the moments of
 # the kills: "time", or "answers", of which each run adds one to five
 _NURSERY = textwrap.dedent("""
-    import json, os, random, signal, sys, time
+    import gc, json, os, random, signal, sys, time
     from pathlib import Path
     from pyarrow import parquet
     from paceline.config import load_config
@@ -33,6 +33,7 @@ _NURSERY = textwrap.dedent("""
     started = time.monotonic()
     generate_data(whole.model_copy(update={"output": Path(str(whole.output) + "-timed")}))
     seconds = time.monotonic() - started
+    gc.freeze()  # a collection in a fork would else copy all that the imports left
 
     def held():
         files = [parquet.read_metadata(path).num_rows for path in data.glob("*.parquet")]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -15,31 +15,39 @@ from paceline.models.drafts.layers import layer_list
 from paceline.models.drafts.restricted_head import limit_vocabulary
 from paceline.models.drafts.save import save_draft
 from paceline.native import compiled
-from paceline.train import align
+from paceline.records import read_jsonl
+from paceline.train import AlignConfig, align
 from paceline.train.step import StepFigures, Stepper
 from support.runs import align_config, losses, two_processes, write_corpus, write_pair
 
 RowsOfSteps = list[list[Row]]
 
 
-@pytest.fixture(scope="module", params=["llama", "t5_v1_1", "marian"])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+ARCHITECTURES = ("llama", "t5_v1_1", "marian")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Pairs of unequal lengths, so that means of means would differ from the mean."""
     # small weights: rounding must not grow until another token is drawn
     small = {"t5_v1_1": {"initializer_factor": 0.7}, "marian": {"init_std": 0.3}}
-    folder = write_pair(
-        tmp_path_factory.mktemp(request.param),
-        rounded_to=torch.float32,
-        architecture=request.param,
-        **small.get(request.param, {}),
-    )
     words = ["the", "rain", "in", "an inn", "another man", "ran there", "a", "the thin thread"]
     rows = [
         {"prompt": word, "completion": " and ".join([word] * (1 + index))}
         for index, word in enumerate(words)
     ]
-    write_corpus(folder / "corpus.jsonl", rows)
-    return folder
+    found: dict[str, Path] = {}
+    for architecture in ARCHITECTURES:
+        place, own = tmp_path_factory.mktemp(architecture), small.get(architecture, {})
+        write_pair(place, rounded_to=torch.float32, architecture=architecture, **own)
+        write_corpus(place / "corpus.jsonl", rows)
+        found[architecture] = place
+    return found
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def folder(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Path:
+    return folders[request.param]
 
 
 @pytest.fixture
@@ -288,30 +296,97 @@ IN_TWO_PROCESSES: dict[str, dict[str, Any]] = {
 }
 
 
-def test_two_processes_are_one(folder: Path, tmp_path: Path):
+SHARDS = [["target"], ["draft", "target"]]
+STEADY = {"learning_rate": 3e-3, "warmup_fraction": 0, "schedule": {"kind": "constant"}}
+IN_SHARDS = changes(
+    mean="token",
+    gradient_accumulation_steps=2,
+    optimizer={"kind": "adamw"} | STEADY,
+)
+
+
+class TwoProcesses(NamedTuple):
+    """Runs on two processes: the directory that holds them, and the bytes that they held.
+
+    Attributes:
+        runs: `architecture/name` for each of IN_TWO_PROCESSES, `recorded`, one for each of SHARDS.
+        held: For each of SHARDS, what `two_processes` returns.
+    """
+
+    runs: Path
+    held: list[list[list[int]]]
+
+
+@pytest.fixture(scope="module")
+def recorded(folders: dict[str, Path]) -> dict[str, Any]:
+    """Settings of a step on recorded scores, which some positions of a batch do not have."""
+    rows = [
+        ([8, 9, 10], [[8, 3], [], [10, 4]]),
+        ([11, 12], [[], []]),
+        ([13], [[13, 5]]),
+        ([8, 9, 10], [[8, 3], [], [10, 4]]),
+    ]
+    corpus = folders["llama"] / "recorded.jsonl"
+    write_corpus(
+        corpus,
+        [
+            {
+                "prompt_tokens": [5, 6, 7],
+                "completion_tokens": completion,
+                "stop_reason": "length",
+                "top_tokens": tops,
+                "top_log_probs": [[-0.7, -1.6][: len(each)] for each in tops],
+            }
+            for completion, tops in rows
+        ],
+    )
+    data = {"data": {"train": str(corpus)}, "objective": "top_k_tail"}
+    return data | {"num_steps": 1, "batch_size": len(rows), "mean": "token"}
+
+
+@pytest.fixture(scope="module")
+def in_two(
+    folders: dict[str, Path],
+    recorded: dict[str, Any],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> TwoProcesses:
     """One start of the processes makes all runs: imports take longer than training."""
+    runs = tmp_path_factory.mktemp("two")
+    plain = [
+        configured(folders[architecture], runs / architecture / name, name)
+        for architecture in ARCHITECTURES
+        for name in IN_TWO_PROCESSES
+    ]
+    plain.append(align_config(folders["llama"], runs / "recorded", **recorded))
+    in_shards = [  # stopped after four steps, and resumed
+        align_config(
+            folders["llama"],
+            runs / " and ".join(shard),
+            **IN_SHARDS | {"num_steps": steps, "shard": shard},
+        )
+        for steps in (4, 6)
+        for shard in SHARDS
+    ]
+    held = two_processes([*plain, *in_shards], runs)
+    return TwoProcesses(runs, held[-len(SHARDS) :])
+
+
+def configured(folder: Path, output: Path, name: str) -> AlignConfig:
     known = {"train": str(folder / "corpus.jsonl")}
     if not encodes(folder):
         known |= {"pretraining": str(folder / "corpus.jsonl"), "pretraining_fraction": 0.5}
     common = {"data": known, "batch_size": 8, "gradient_accumulation_steps": 2}
-    configs = {
-        (name, where): align_config(
-            folder,
-            tmp_path / name / where,
-            **changes(**objective, **common, mean="token", num_steps=6),
-        )
-        for name, objective in IN_TWO_PROCESSES.items()
-        for where in ("one", "two")
-    }
-    alone = {
-        name: losses(align(config)) for (name, where), config in configs.items() if where == "one"
-    }
-    two_processes([config for (_, where), config in configs.items() if where == "two"], tmp_path)
-    for name, expected in alone.items():
-        assert losses(tmp_path / name / "two") == pytest.approx(expected, rel=1e-4), name
+    settings = changes(**IN_TWO_PROCESSES[name], **common, mean="token", num_steps=6)
+    return align_config(folder, output, **settings)
 
 
-SHARDS = [["target"], ["draft", "target"]]
+# Tests that start together stay in one worker, so the fixture makes the runs once.
+@pytest.mark.first
+@pytest.mark.parametrize("name", IN_TWO_PROCESSES)
+def test_two_processes_are_one(name: str, folder: Path, in_two: TwoProcesses, tmp_path: Path):
+    alone = losses(align(configured(folder, tmp_path / "one", name)))
+    (architecture,) = (each for each in ARCHITECTURES if folder.name.startswith(each))
+    assert losses(in_two.runs / architecture / name) == pytest.approx(alone, rel=1e-4)
 
 
 @pytest.mark.parametrize("shard", SHARDS, ids=str)
@@ -324,26 +399,29 @@ def test_weights_of_encoder_decoders_are_not_shared_out(
             align(config)
 
 
-def test_two_processes_that_share_the_weights_out_are_one(folder: Path, tmp_path: Path):
-    """Both in parts of their weights, stopped on the way; one process from start to end."""
-    if encodes(folder):
-        return
-    steady = {"learning_rate": 3e-3, "warmup_fraction": 0, "schedule": {"kind": "constant"}}
-    settings = changes(
-        mean="token",
-        gradient_accumulation_steps=2,
-        optimizer={"kind": "adamw"} | steady,
+@pytest.mark.first
+def test_two_processes_count_the_positions_with_scores_of_both(
+    folders: dict[str, Path], recorded: dict[str, Any], in_two: TwoProcesses, tmp_path: Path
+):
+    """By hand for one process: tests/unit/train/test_positions_without_scores.py."""
+    alone = align(align_config(folders["llama"], tmp_path / "one", **recorded))
+    (expected,), (step,) = (
+        [row for row in read_jsonl(run / "metrics.jsonl") if "loss" in row]
+        for run in (alone, in_two.runs / "recorded")
     )
-    alone = align(align_config(folder, tmp_path / "one", **settings | {"num_steps": 6}))
-    outputs = [tmp_path / " and ".join(shard) for shard in SHARDS]
-    held: list[list[list[int]]] = []
-    for steps in (4, 6):
-        configs = [
-            align_config(folder, output, **settings | {"num_steps": steps, "shard": shard})
-            for output, shard in zip(outputs, SHARDS, strict=True)
-        ]
-        held = two_processes(configs, tmp_path)
-    for output, shard, of_processes in zip(outputs, SHARDS, held, strict=True):
+    assert step["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+    assert step["num_tokens"] == expected["num_tokens"] == 5
+
+
+@pytest.mark.first
+def test_two_processes_that_share_the_weights_out_are_one(
+    folders: dict[str, Path], in_two: TwoProcesses, tmp_path: Path
+):
+    """Both in parts of their weights, stopped on the way; one process from start to end."""
+    folder = folders["llama"]
+    alone = align(align_config(folder, tmp_path / "one", **IN_SHARDS | {"num_steps": 6}))
+    for shard, of_processes in zip(SHARDS, in_two.held, strict=True):
+        output = in_two.runs / " and ".join(shard)
         assert losses(output) == pytest.approx(losses(alone), rel=1e-4), shard
         drafts = [load_model(run / "draft", dtype="float32") for run in (alone, output)]
         for one, two in zip(*(draft.hf.parameters() for draft in drafts), strict=True):

@@ -31,6 +31,7 @@ def pytest_collection_finish() -> None:
 
     It spent a third of the time of many tests, most of it on what imports have left, which stays.
     """
+    gc.enable()
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 10, 10)

@@ -175,10 +175,24 @@ def log_distance(value: float, bound: float) -> float:
 
 def resample_counts(num_units: int, num_resamples: int, rng: torch.Generator) -> Tensor:
     """How often each unit is in each resample, drawn with replacement. -> [R, N] float64."""
+    counts_RN, after = _drawn_counts(num_units, num_resamples, rng.get_state().numpy().tobytes())
+    rng.set_state(after)
+    return counts_RN.double()
+
+
+# Results of equal size share their seed, and to draw takes most of the time of an interval.
+@functools.lru_cache(maxsize=32)
+def _drawn_counts(num_units: int, num_resamples: int, state: bytes) -> tuple[Tensor, Tensor]:
+    """Counts [R, N] from this state of a generator, and its state afterwards.
+
+    The counts are bytes: that a unit is drawn 256 times has a probability below 1e-500.
+    """
+    rng = torch.Generator()
+    rng.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
     picks_RN = torch.randint(num_units, (num_resamples, num_units), generator=rng)
-    counts_RN = torch.zeros(num_resamples, num_units, dtype=torch.int32)  # faster than floats
-    ones_RN = torch.ones(1, 1, dtype=torch.int32).expand_as(counts_RN)
-    return counts_RN.scatter_add_(1, picks_RN, ones_RN).double()
+    counts_RN = torch.zeros(num_resamples, num_units, dtype=torch.uint8)
+    ones_RN = torch.ones(1, 1, dtype=torch.uint8).expand_as(counts_RN)
+    return counts_RN.scatter_add_(1, picks_RN, ones_RN), rng.get_state()
 
 
 def resampled_means(columns_NP: Tensor, num_resamples: int, rng: torch.Generator) -> Tensor:
@@ -266,13 +280,14 @@ def _studentised(
     errors_R, error = variances_R.clamp(min=0).sqrt(), _log_error(ratios)
     shifts_R = torch.log1p(means_RP) @ signs_P
     scores_R = shifts_R / errors_R.where(errors_R > DEGENERATE * error, 0.0)
-    scores_R = scores_R[~scores_R.isnan()].sort().values
+    scores_R = scores_R[~scores_R.isnan()]
     if not len(scores_R):
         return -math.inf, math.inf
     tail = int((1 - confidence) / 2 * (len(scores_R) - 1))
-    factors = (scores_R[[-1 - tail, tail]] * -error).exp()
+    least, most = (scores_R.kthvalue(k).values for k in (1 + tail, len(scores_R) - tail))
+    factors = (torch.stack([most, least]) * -error).exp()
     value = math.prod(float(tops_N.sum() / bottoms_N.sum()) for tops_N, bottoms_N in ratios)
-    high = float(factors[1]) if scores_R[-1 - tail].isfinite() else math.inf
+    high = float(factors[1]) if most.isfinite() else math.inf
     return value * float(factors[0]), value * high
 
 

@@ -25,6 +25,7 @@ bounded random variable", section 3; Efron and Tibshirani 1993, section 12.5 (bo
 # N values, R draws
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING
 
@@ -175,8 +176,8 @@ def bounded_ratio_interval(
 
 
 def _quantiles(low_R: Tensor, high_R: Tensor, tail: float) -> tuple[float, float]:
-    place = int(tail * len(low_R))
-    return float(low_R.sort().values[place]), float(high_R.sort().values[-1 - place])
+    rank = 1 + int(tail * len(low_R))
+    return float(low_R.kthvalue(rank).values), -float((-high_R).kthvalue(rank).values)
 
 
 def _weights(width: int, num_draws: int, rng: torch.Generator) -> Iterator[Tensor]:
@@ -184,8 +185,20 @@ def _weights(width: int, num_draws: int, rng: torch.Generator) -> Iterator[Tenso
     at_once = max(1, _NUM_AT_ONCE // width)
     for begun in range(0, num_draws, at_once):
         shape = min(at_once, num_draws - begun), width
-        # several times faster than `exponential_`
-        yield -torch.rand(shape, generator=rng, dtype=torch.float64).clamp(min=1e-300).log()
+        weights_RN, after = _drawn_weights(shape, rng.get_state().numpy().tobytes())
+        rng.set_state(after)
+        yield weights_RN
+
+
+# Groups of equal size share their seed, and to draw takes most of the time of an interval.
+@functools.lru_cache(maxsize=4)
+def _drawn_weights(shape: tuple[int, int], state: bytes) -> tuple[Tensor, Tensor]:
+    """The numbers from this state of a generator, and its state afterwards."""
+    rng = torch.Generator()
+    rng.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+    uniforms_RN = torch.rand(shape, generator=rng, dtype=torch.float64)
+    # several times faster than `exponential_`
+    return -uniforms_RN.clamp(min=1e-300).log(), rng.get_state()
 
 
 def _checked(values_N: Tensor, least: float, most: float) -> Tensor:

@@ -239,6 +239,8 @@ class Figure:
                 f"{self.words} needs {min(missing)}, which a row of {row.source.command} lacks"
             )
         wanted = [row.sums[name] for name in sorted(names)]
+        if not any(None in part for part in wanted):
+            return list(range(len(row.units)))
         return [n for n in range(len(row.units)) if all(part[n] is not None for part in wanted)]
 
     def _columns(self, row: Row) -> list[tuple[Tensor, Tensor]]:

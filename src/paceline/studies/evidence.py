@@ -473,7 +473,7 @@ def estimate(figure: Figure, row: Row) -> Estimate:
 def column(row: Row, name: str) -> Tensor:
     """A named sum of each unit, [N]; raises UsageError if the row lacks it or a value."""
     values = row.sums.get(name)
-    if values is None or any(value is None for value in values):
+    if values is None or None in values:
         problem = "is missing in some units" if values is not None else "is not in the rows"
         raise UsageError(
             f"{name} {problem} of {row.study}; name one of {', '.join(sorted(row.sums))}"

@@ -34,7 +34,10 @@ def pair(folder: Path) -> tuple[CausalModel, CausalModel]:
 
 
 class Counting(Engine):
-    """transformers in the place of a server; notes the seed of each request."""
+    """transformers in the place of a server; notes the seed of each request.
+
+    Every token takes 10 ms, so that steps of short texts have a cost on a busy machine, too.
+    """
 
     name, conventions = "vllm", Transformers.conventions
 
@@ -43,11 +46,13 @@ class Counting(Engine):
 
     def serve(self, request: Request) -> Served:
         self._asked.append(request.seed)
-        return self._engine.serve(request)
+        answer = self._engine.serve(request)
+        return answer._replace(seconds=0.01 * len(answer.tokens))
 
     def serve_together(self, requests: Sequence[Request], batch_size: int) -> Together:
         self._asked += [request.seed for request in requests]
-        return self._engine.serve_together(requests, batch_size)
+        answers = self._engine.serve_together(requests, batch_size)
+        return answers._replace(seconds=[0.01 * len(tokens) for tokens in answers.tokens])
 
 
 Started = list[tuple[int, list[int]]]
@@ -75,12 +80,13 @@ def servers(pair: tuple[CausalModel, CausalModel], monkeypatch: pytest.MonkeyPat
 
 
 def measured(folder: Path, said: list[str] | None = None, **changes: Any) -> ServedMeasurement:
-    settings = {"num_prompts": 12, "sampling": {"temperature": 0.0}} | changes
+    settings = {"num_prompts": 12, "max_new_tokens": 12, "sampling": {"temperature": 0.0}}
 
     def progress(stage: str, done: float, total: float, note: str = "") -> None:
         if said is not None:
             said.append(f"{stage} {done:.0f}/{total:.0f} {note}")
 
+    settings |= changes
     return measure_served(served_config(folder, {"engine": "vllm"}, **settings), progress)
 
 
@@ -115,7 +121,7 @@ def test_costs_of_two_starts_take_as_many_requests_as_of_one(
     costs = {"file": str(tmp_path / "costs.json"), "gammas": [1, GAMMA], "num_rounds": 6}
     sizes: list[int] = []
     for starts in (1, 2):
-        found = measured(folder, write_costs=costs, starts=starts, max_new_tokens=40)
+        found = measured(folder, write_costs=costs, starts=starts)
         configurations = [GAMMA, 0, 1]
         wanted = configurations if starts == 1 else [*configurations, *configurations[::-1]]
         assert [gamma for gamma, _ in servers] == wanted

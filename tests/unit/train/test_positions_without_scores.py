@@ -11,7 +11,7 @@ from paceline.models import load_model
 from paceline.models.contract import Texts
 from paceline.records import read_jsonl
 from paceline.train import align, objectives
-from support.runs import align_config, losses, two_processes, write_corpus, write_pair
+from support.runs import align_config, losses, write_corpus, write_pair
 
 PROMPT = [5, 6, 7]
 # completions, and the recorded probabilities of two tokens before each of their tokens
@@ -116,17 +116,6 @@ def test_positions_without_scores_change_no_gradient(folder: Path, tmp_path: Pat
     found = losses(align(settings(folder, tmp_path / "b", "longer", batch_size=3, **common)))
     assert found == pytest.approx(wanted, rel=1e-5)
     assert wanted[-1] < 0.9 * wanted[0]
-
-
-def test_two_processes_count_the_positions_of_both(folder: Path, tmp_path: Path):
-    kl, _ = values_by_hand(folder)
-    rows = [*ROWS, ROWS[0]]
-    write_corpus(folder / "four.jsonl", [record(*row) for row in rows])
-    config = settings(folder, tmp_path / "run", "four", mean="token", batch_size=4)
-    two_processes([config], tmp_path)
-    (step,) = steps_of(tmp_path / "run")
-    assert step["loss"] == pytest.approx(mean_of([*kl, kl[0]], "token"), rel=1e-5)
-    assert step["num_tokens"] == 5
 
 
 def test_a_step_without_any_scores_has_no_loss(folder: Path, tmp_path: Path):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
-import importlib.metadata
 import json
 import warnings
 from itertools import takewhile
@@ -23,6 +22,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from paceline.config import StrictModel
+from paceline.environment import package_version
 from paceline.errors import ModelLoadError, first_line
 from paceline.fingerprints import files_fingerprint
 from paceline.models.admission.results import recall, remember
@@ -290,7 +290,7 @@ def _key(directory: Path) -> str:
     files = {file for pattern in _FILES for file in directory.glob(pattern)}
     kept = sorted(file for file in files if not file.name.endswith(_WEIGHTS) and file.is_file())
     facts = [f"{_FORMAT} {__version__} {files_fingerprint(kept)}"]
-    facts += [f"{package} {importlib.metadata.version(package)}" for package in _PACKAGES]
+    facts += [f"{package} {package_version(package)}" for package in _PACKAGES]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
 
 
