@@ -452,7 +452,7 @@ def estimate(figure: Figure, row: Row) -> Estimate:
     """
     if figure.formula is not None:
         base = estimate(FIGURES[figure.of], row)
-        step = _STEP * abs(base.value)
+        step = _STEP * (abs(base.value) or 1.0)
         value, high, low = (
             figure.of_base(row, one) for one in (base.value, base.value + step, base.value - step)
         )
