@@ -51,7 +51,8 @@ def test_the_quick_configuration_compares_before_and_after(tmp_path: Path):
         options += ["--set", f"{key}={value}"]
     done = run_command(tmp_path, "align", "--config", QUICK, *options)
     assert done.returncode == 0, done.stderr
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("expected acceptance"))
+    lines = done.stdout.splitlines()  # the table, and then the definition
+    line = next(line for line in lines if line.startswith("expected acceptance"))
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     for when in ("before", "after"):
         assert f"{result[when]['expected_acceptance']:.3f} (" in line

@@ -108,5 +108,5 @@ def test_tables_explain_their_columns(run: Run, pair_folder: Path):
     for word in ("tau", "MBSU:", "break-even acceptance:", "95% interval"):
         assert word in out
     _, out, _ = run("analyze", *pair, *prompts, *small, *few, "--set", "rules=[{rule: lossless}]")
-    for word in ("surprisal (nats)", "tau (tokens per target call)", "TVD and KL (nats)"):
+    for word in ("surprisal (nats):", "tokens per target call (tau):", "output TVD:", "KL (nats):"):
         assert word in out

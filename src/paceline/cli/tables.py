@@ -82,10 +82,12 @@ def legend(*tables: Table, notes: Mapping[str, str] | None = None) -> Grid:
 
 
 def _with_symbol(name: str) -> str:
-    """A figure with its symbol, if that is a letter and not a formula."""
+    """A figure with its unit and its symbol, if that is a letter and not a formula."""
     figure = figure_of(name)
-    symbol = "" if figure is None else figure.symbol
-    return f"{name} ({symbol})" if symbol.isalpha() else name
+    if figure is None:
+        return name
+    more = [figure.symbol if figure.symbol.isalpha() else "", figure.unit]
+    return f"{name} ({', '.join(filter(None, more))})" if any(more) else name
 
 
 def _has_bounds(table: Table) -> bool:
