@@ -10,6 +10,7 @@ import yaml
 
 from paceline.models import load_model
 from paceline.records import read_jsonl
+from paceline.results import read_rows
 from support.runs import write_corpus
 from support.texts import refused
 
@@ -238,6 +239,9 @@ def test_a_trajectory_and_a_sweep_and_an_export_run(run, pair: Path, tmp_path: P
         *("--output", tmp_path / "trajectory", *SHORT, *sets(tasks=task)),
     )
     assert code == 0, err
+    *_, last = read_rows(tmp_path / "trajectory/rows.jsonl")
+    names = {"draft": "kl", "trained_on": "text", "seed": 0, "label": "end"}
+    assert last.setting.items() >= names.items(), "as if the whole sweep were given"
     draft = ("export", aligned, "--target", pair / "target/model")
     code, out, err = run(*draft, "--to", "transformers", "--out", tmp_path / "exported")
     assert code == 0, err

@@ -41,7 +41,7 @@ from paceline.results.row import Row, Source, as_values, rounded
 from paceline.tasks import TaskChoice
 from paceline.tasks.base import ExamplePrompts, example_prompts
 from paceline.train.checkpoint import saved_model
-from paceline.train.sweep import drafts_of_sweep
+from paceline.train.sweep import drafts_of_sweep, setting_in_sweep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -170,7 +170,7 @@ class Checkpoint(NamedTuple):
 def all_runs(paths: Sequence[Path]) -> dict[Path, dict[str, Label]]:
     """The runs themselves, and those of sweeps that did not diverge, in the order given.
 
-    -> settings of each run's drafts: `draft`, a name; of sweeps also `trained_on` and `seed`.
+    -> settings of each run's drafts: `draft`, a name; in sweeps also `trained_on` and `seed`.
 
     Raises:
         UsageError: a run is named twice.
@@ -180,7 +180,9 @@ def all_runs(paths: Sequence[Path]) -> dict[Path, dict[str, Label]]:
     runs: dict[Path, dict[str, Label]] = {}
     known: dict[Path, Path] = {}
     for path in paths:
-        for run, setting in drafts_of_sweep(path) or [(path, alone[path])]:
+        for run, setting in drafts_of_sweep(path) or [
+            (path, setting_in_sweep(path) or alone[path])
+        ]:
             place = run.resolve()
             if place in known:
                 raise UsageError(f"{known[place]} and {run} are the same run; leave one out")

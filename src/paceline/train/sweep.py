@@ -225,9 +225,17 @@ def drafts_of_sweep(folder: Path) -> list[tuple[Path, dict[str, Label]]]:
             {"draft": row.setting["row"], "trained_on": row.setting["column"], "seed": seed},
         )
         for row in read_rows(folder / "rows.jsonl")
+        if row.population == SEEDS
         for seed, num_steps in zip(row.units, row.sums["num_steps"], strict=True)
         if num_steps is not None
     ]
+
+
+def setting_in_sweep(run: Path) -> dict[str, Label]:
+    """The settings of a run's drafts, as `drafts_of_sweep`; none if it is of no finished sweep."""
+    place = run.resolve()
+    sweep = place.parent.parent.parent  # above its row, its column and itself
+    return next((own for path, own in drafts_of_sweep(sweep) if path.resolve() == place), {})
 
 
 def run_directory(output: Path, row: str, column: str, seed: int) -> Path:
