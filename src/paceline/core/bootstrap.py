@@ -31,6 +31,7 @@ _FEW = 5
 DEGENERATE = 1e-6
 # Numbers of a block of resamples.
 _NUM_AT_ONCE = 2_000_000
+_MOST_KEPT = 8_000_000  # bytes of counts; more are drawn again
 
 
 class Interval(NamedTuple):
@@ -175,13 +176,16 @@ def log_distance(value: float, bound: float) -> float:
 
 def resample_counts(num_units: int, num_resamples: int, rng: torch.Generator) -> Tensor:
     """How often each unit is in each resample, drawn with replacement. -> [R, N] float64."""
-    counts_RN, after = _drawn_counts(num_units, num_resamples, rng.get_state().numpy().tobytes())
+    state = rng.get_state().numpy().tobytes()
+    is_kept = num_units * num_resamples <= _MOST_KEPT
+    drawn = _drawn_counts if is_kept else _drawn_counts.__wrapped__
+    counts_RN, after = drawn(num_units, num_resamples, state)
     rng.set_state(after)
     return counts_RN.double()
 
 
 # Results of equal size share their seed, and to draw takes most of the time of an interval.
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=16)
 def _drawn_counts(num_units: int, num_resamples: int, state: bytes) -> tuple[Tensor, Tensor]:
     """Counts [R, N] from this state of a generator, and its state afterwards.
 

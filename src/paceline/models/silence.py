@@ -31,10 +31,10 @@ def quiet() -> Iterator[None]:
 def _silence() -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in ("huggingface_hub", "transformers")]
     levels = [logger.level for logger in loggers]
-    if levels == [logging.CRITICAL] * len(loggers):  # to set a level takes 0.3 ms
+    bars = transformers_logging.is_progress_bar_enabled()
+    if not bars and levels == [logging.CRITICAL] * len(loggers):  # to set a level takes 0.3 ms
         yield
         return
-    bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)

@@ -18,9 +18,25 @@ def _tau_and_gamma(
     return lambda tau, facts: formula(tau, int(facts["gamma"]), facts[ratio])
 
 
-_DISTILLSPEC = Paper("Zhou et al. 2023", "https://arxiv.org/abs/2310.08461")
-_DIRECT = Paper("Goel et al. 2024", "https://arxiv.org/abs/2403.00858")
-_CASCADES = Paper("Narasimhan et al. 2024", "https://arxiv.org/abs/2405.19261")
+PAPERS = {
+    "DistillSpec": Paper(
+        "Zhou et al. 2023",
+        "DistillSpec: Improving Speculative Decoding via Knowledge Distillation",
+        "https://arxiv.org/abs/2310.08461",
+    ),
+    "Faster Cascades": Paper(
+        "Narasimhan et al. 2024",
+        "Faster Cascades via Speculative Decoding",
+        "https://arxiv.org/abs/2405.19261",
+    ),
+    "Direct Alignment": Paper(
+        "Goel et al. 2024",
+        "Direct Alignment of Draft Model for Speculative Decoding with Chat-Fine-Tuned LLMs",
+        "https://arxiv.org/abs/2403.00858",
+    ),
+}
+"""The papers by the names that claims have for them."""
+_DISTILLSPEC, _CASCADES, _DIRECT = PAPERS.values()
 
 BUILT_IN: Sequence[Figure] = (
     Figure(

@@ -49,9 +49,10 @@ _TERM = re.compile(r"([+-]?)\s*([a-z0-9_]+)")
 
 
 class Paper(NamedTuple):
-    """A paper and its address."""
+    """A paper with its authors, title and address."""
 
-    name: str
+    authors: str
+    title: str
     link: str
 
 

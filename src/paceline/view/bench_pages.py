@@ -9,6 +9,7 @@ from paceline.bench.answers import context_of
 from paceline.bench.prediction import REJECTION, SPEEDUP, SURPRISAL
 from paceline.bench.settings import family
 from paceline.core.bootstrap import LEAST_UNITS, Interval
+from paceline.results.figures import FIGURES
 from paceline.results.frontier import ORACLE, TARGET_ALONE, family_of, is_lossless
 from paceline.view import charts
 from paceline.view.bench_run import ordered_cells
@@ -191,8 +192,8 @@ def _lines(frontier: Frontier) -> list[Row]:
     rows = [*ordered_cells(frontier), frontier.target]
     lines = lines_of(rows, NAMES, _MEASURED, measure=measure)
     for row, line in zip(rows, lines, strict=True):
-        speedup = line["speedup"]
-        line |= {"relative latency": 1 / speedup if speedup else None}
+        latency = FIGURES["relative_latency"]
+        line |= {latency.words: latency.of_base(row, line["speedup"])}
         if SPEEDUP in row.totals:
             line |= {words_of(name): row.totals.get(name) for name in (REJECTION, SPEEDUP)}
         for name, value in row.totals.items():

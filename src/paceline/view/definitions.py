@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.results import figures
+from paceline.results.built_in import PAPERS
 
 if TYPE_CHECKING:
     from paceline.results.figures import Figure
@@ -20,31 +21,6 @@ class Definition(NamedTuple):
     link: str = ""
 
 
-class Publication(NamedTuple):
-    """A paper with its authors, title and address."""
-
-    authors: str
-    title: str
-    link: str
-
-
-PAPERS = {
-    "DistillSpec": Publication(
-        "Zhou et al. 2023",
-        "DistillSpec: Improving Speculative Decoding via Knowledge Distillation",
-        "https://arxiv.org/abs/2310.08461",
-    ),
-    "Faster Cascades": Publication(
-        "Narasimhan et al. 2024",
-        "Faster Cascades via Speculative Decoding",
-        "https://arxiv.org/abs/2405.19261",
-    ),
-    "Direct Alignment": Publication(
-        "Goel et al. 2024",
-        "Direct Alignment of Draft Model for Speculative Decoding with Chat-Fine-Tuned LLMs",
-        "https://arxiv.org/abs/2403.00858",
-    ),
-}
 ALPHA = "alpha of a rule"
 
 _OTHERS = (
@@ -142,8 +118,9 @@ _NAMES = (
 
 
 def _registered(figure: Figure) -> Definition:
-    term = figure.term or figure.words
-    return Definition(term, f"{figure.definition}.", figure.symbol, *(figure.paper or ()))
+    term, paper = figure.term or figure.words, figure.paper
+    place = ("", "") if paper is None else (paper.authors, paper.link)
+    return Definition(term, f"{figure.definition}.", figure.symbol, *place)
 
 
 _OCCURRING = (

@@ -6,10 +6,10 @@ import dataclasses
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from paceline.results.built_in import PAPERS
 from paceline.studies import verdicts
 from paceline.studies.claim_file import Paired
 from paceline.train.sweep import SEEDS
-from paceline.view.definitions import PAPERS
 from paceline.view.page import (
     Fact,
     Figure,

@@ -2,11 +2,13 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
 from torch import Tensor
 
+from paceline.core import bootstrap
 from paceline.core.bootstrap import (
     mean_interval,
     median_interval,
@@ -209,3 +211,15 @@ def test_counts_that_are_equal_by_chance_make_no_point(events: float, value: flo
     unseen = 1 - 0.025 ** (1 / 16)
     low, high = (0.0, unseen) if value == 0 else (1 - unseen, 1.0)
     assert found == pytest.approx((value, low, high))
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_counts_are_those_of_the_drawn_units(monkeypatch: pytest.MonkeyPatch, *, is_kept: bool):
+    """By numpy from the same numbers, whether they are kept or drawn again; the state moves on."""
+    monkeypatch.setattr(bootstrap, "_MOST_KEPT", 1_000 if is_kept else 0)
+    rng, other = generator(3), generator(3)
+    for _ in range(2):
+        picks_RN = torch.randint(7, (20, 7), generator=other).numpy()
+        expected_RN = [np.bincount(row_N, minlength=7) for row_N in picks_RN]
+        assert np.array_equal(bootstrap.resample_counts(7, 20, rng).numpy(), expected_RN)
+    assert torch.equal(rng.get_state(), other.get_state())

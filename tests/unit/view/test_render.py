@@ -18,9 +18,10 @@ from paceline.cli.main import schema_of
 from paceline.config import validate
 from paceline.core.bootstrap import Interval
 from paceline.results import figures
+from paceline.results.built_in import PAPERS
 from paceline.view import charts, render
 from paceline.view.charts import Axis
-from paceline.view.definitions import DEFINITIONS, PAPERS
+from paceline.view.definitions import DEFINITIONS
 from paceline.view.page import (
     Figure,
     Mark,

@@ -11,13 +11,14 @@ from typer.testing import CliRunner
 from paceline.cli.main import app
 from paceline.config import validate
 from paceline.core.bootstrap import Interval
+from paceline.results.built_in import PAPERS
 from paceline.results.row import Row, Source, write_rows
 from paceline.studies.claim_file import Claim, Paper
 from paceline.studies.study_file import StudyConfig, find_studies, read_study
 from paceline.studies.verdicts import HOLDS, Finding
 from paceline.train.config import RECIPES
 from paceline.train.sweep import SEEDS
-from paceline.view.definitions import ALPHA, DEFINITIONS, OCCURRING, PAPERS
+from paceline.view.definitions import ALPHA, DEFINITIONS, OCCURRING
 from paceline.view.study_background import (
     NO_BACKGROUND,
     Background,
