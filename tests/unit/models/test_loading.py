@@ -43,7 +43,7 @@ def edit_config(directory: Path, **changes: object) -> None:
 
 
 def test_a_directory_gives_the_model_and_its_tokenizer(model_directory: Path):
-    model = load_model(model_directory, dtype="float32")
+    model = load_model(model_directory, dtype="float32", device="cpu")
     assert model.vocab_size == 266
     assert model.max_length == 64
     assert model.eos_token_ids == (1,)
@@ -212,7 +212,7 @@ def test_an_encoder_decoder_comes_back_from_its_directory(tmp_path: Path, archit
     hf = tiny_hf(architecture, vocab_size=len(tokenizer))
     hf.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    model = load_model(tmp_path, dtype="float32")
+    model = load_model(tmp_path, dtype="float32", device="cpu")
     assert model.decoder_prompt == (2,)
     batch = model.trial_batch([5, 6], source=[7, 8, 9])
     with torch.inference_mode():
