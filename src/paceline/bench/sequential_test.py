@@ -22,10 +22,10 @@ from paceline.bench.answers import key_of
 from paceline.bench.workbench import RuleChoice, expand_all
 from paceline.config import Options, StrictModel
 from paceline.core.bootstrap import LEAST_UNITS, ratio_interval, ratio_of_ratios_interval
+from paceline.core.rules import DEFAULT_RULES
 from paceline.core.sampling import SamplingParams
 from paceline.data.input_checks import InputChecks, note
 from paceline.decode.strategies import Autoregressive, DecodingConfig
-from paceline.measure.analysis import DEFAULT_RULES
 from paceline.measure.engine_costs import WithCosts
 from paceline.measure.pair import ModelsConfig
 from paceline.measure.prompt_checks import check_costs, check_task
