@@ -312,11 +312,10 @@ class BiLDRule(BinaryCascade):
 
 @dataclass(frozen=True, config=STRICT)
 class Chow(BinaryCascade):
-    """Defers where the draft is uncertain: max q < 1 - alpha. Equation 2."""
+    """Defer where the draft's largest probability is below 1 - alpha."""
 
     alpha: Share
     rule: Literal["chow"] = "chow"
-    definition = "defer where the draft's largest probability is below 1 - alpha."
     source = ("Faster Cascades", "eq. 2")
     grid = tuple(product((0.2, 0.4, 0.6, 0.8, 0.9, 1.0)))
     capturable = True
@@ -327,11 +326,10 @@ class Chow(BinaryCascade):
 
 @dataclass(frozen=True, config=STRICT)
 class ChowLog(BinaryCascade):
-    """Defers where the draft is uncertain: entropy(q) > alpha, in nats."""
+    """Defer where the draft's entropy is above alpha."""
 
     alpha: Finite
     rule: Literal["chow_log"] = "chow_log"
-    definition = "defer where the draft's entropy is above alpha."
     source = ("Faster Cascades", "table 1")
     grid = tuple(product((0.5, 1.0, 2.0, 3.0, 4.0)))
     capturable = True
@@ -342,11 +340,10 @@ class ChowLog(BinaryCascade):
 
 @dataclass(frozen=True, config=STRICT)
 class Diff(BinaryCascade):
-    """Defers where the target is more confident by alpha: max q < max p - alpha. Equation 5."""
+    """Defer where the target's largest probability is above the draft's by alpha."""
 
     alpha: Finite
     rule: Literal["diff"] = "diff"
-    definition = "defer where the target's largest probability is above the draft's by alpha."
     source = ("Faster Cascades", "eq. 5")
     grid = tuple(product((-0.4, -0.2, 0.0, 0.1, 0.2, 0.4, 0.6)))
     capturable = True
@@ -357,11 +354,10 @@ class Diff(BinaryCascade):
 
 @dataclass(frozen=True, config=STRICT)
 class DiffLog(BinaryCascade):
-    """Defers where the target is more confident by alpha: -H(q) < -H(p) - alpha, in nats."""
+    """Defer where the draft's entropy is above the target's by alpha."""
 
     alpha: Finite
     rule: Literal["diff_log"] = "diff_log"
-    definition = "defer where the draft's entropy is above the target's by alpha."
     source = ("Faster Cascades", "table 1")
     grid = tuple(product((-2.0, -1.0, 0.0, 0.5, 1.0, 2.0)))
     capturable = True
@@ -414,11 +410,10 @@ class OptLog(BinaryCascade):
 
 @dataclass(frozen=True, config=STRICT)
 class TokenV1(Cascade):
-    """Defers token v where q(v) < max p - alpha. Equations 11 and 13."""
+    """Defer the tokens whose draft probability is below the target's largest - alpha."""
 
     alpha: Finite
     rule: Literal["token_v1"] = "token_v1"
-    definition = "defer the tokens whose draft probability is below the target's largest - alpha."
     source = ("Faster Cascades", "eq. 13")
     grid = tuple(product((0.0, 0.2, 0.4, 0.6)))
     capturable = True
@@ -429,11 +424,10 @@ class TokenV1(Cascade):
 
 @dataclass(frozen=True, config=STRICT)
 class TokenV2(Cascade):
-    """Defers token v where p(v) < max p - alpha. Equations 11 and 14."""
+    """Defer the tokens whose target probability is below the target's largest - alpha."""
 
     alpha: Finite
     rule: Literal["token_v2"] = "token_v2"
-    definition = "defer the tokens whose target probability is below the target's largest - alpha."
     source = ("Faster Cascades", "eq. 14")
     grid = tuple(product((0.0, 0.1, 0.2, 0.4, 0.6)))
     capturable = True
@@ -444,13 +438,10 @@ class TokenV2(Cascade):
 
 @dataclass(frozen=True, config=STRICT)
 class TokenV3(Cascade):
-    """Defers token v where p(v) < (1 - alpha) max p. Equations 11 and 15."""
+    """Defer the tokens whose target probability is below (1 - alpha) times the target's largest."""
 
     alpha: Share
     rule: Literal["token_v3"] = "token_v3"
-    definition = (
-        "defer the tokens whose target probability is below (1 - alpha) times the target's largest."
-    )
     source = ("Faster Cascades", "eq. 15")
     grid = tuple(product((0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.97)))
     capturable = True
@@ -464,7 +455,7 @@ def _peak(probs: Tensor) -> Tensor:
 
 
 def _negentropy(probs: Tensor) -> Tensor:
-    """sum p log p, with 0 log 0 = 0, without gradients."""
+    """sum p log p in nats, with 0 log 0 = 0, without gradients."""
     probs = probs.detach()
     # The logarithm of 0 and of subnormal numbers, which add nothing, takes eight times as long.
     logs = probs.clamp(min=torch.finfo(probs.dtype).tiny).log_()

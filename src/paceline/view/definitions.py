@@ -97,13 +97,13 @@ def _cited(term: str, text: str, source: tuple[str, str] | None) -> Definition:
 
 
 def _of_rule(kind: type[Rule]) -> Definition:
-    summary = (kind.__doc__ or "").strip().partition("\n")[0]
-    return _cited(name_of(kind), f"rule: {kind.definition or summary}", kind.source)
+    text = kind.definition or (kind.__doc__ or "").strip().partition("\n")[0]
+    return _cited(name_of(kind), f"rule: {text[:1].lower()}{text[1:]}", kind.source)
 
 
 _OCCURRING = (
     *(_cited(term, text, (paper, place)) for paper, place, term, text in _CITED),
-    *(_of_rule(kind) for kind in RULES if kind.definition),
+    *(_of_rule(kind) for kind in RULES if not kind.exact),
     *(
         _cited(name, kind.definition, kind.source)
         for name, kind in STRATEGIES.items()

@@ -247,7 +247,7 @@ def test_a_users_rule_has_a_definition_and_its_cells_the_order_of_its_numbers(
     page = page_of(tmp_path / "run", [*ROWS, *cells])
     found = [line["setting"] for line in rows_of(page, CELLS) if line["family"] == "Flat"]
     assert found == [f"width {width}, gamma 4" for width in (0.1, 0.3, 0.5)]
-    assert "rule: Defers where the draft&#39;s distribution is flat." in render(page)
+    assert "rule: defers where the draft&#39;s distribution is flat." in render(page)
     assert "Flat" not in {name for part in page_of(tmp_path, ROWS).sections for name in part.terms}
 
 
