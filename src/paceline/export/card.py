@@ -244,14 +244,9 @@ def _check_drafting(config: ExportConfig, measurement: Measurement, wanted: str)
         update={"repetition_penalty": proposals.repetition_penalty}
     )
     if not same:
-        advice = {
-            "greedy": "add --draft-temperature 0",
-            "probabilistic": f"add --draft-temperature {sampling.temperature:g}",
-            "as_requested": f"add --draft-temperature {served.temperature:g}",
-        }[wanted]
         raise UsageError(
             f"{config.measurement} was measured with another draft sampling; {config.to} drafts "
-            f"{_WORDS[wanted]}: measure again and {advice}"
+            f"{_WORDS[wanted]}: measure again and add --draft-temperature {served.temperature:g}"
         )
 
 
