@@ -18,7 +18,7 @@ import sys
 import types
 from functools import cache
 from importlib.machinery import PathFinder
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, cast, get_args
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, WrapSerializer, WrapValidator
 from pydantic.fields import FieldInfo
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pydantic import SerializationInfo, ValidationInfo
 
 IMPORT = "import"
+Variant = TypeVar("Variant")
 
 
 def variants(union: Any, tag: str, base: type[Any]) -> Any:
@@ -108,6 +109,14 @@ def imported(path: str) -> Any:
         raise ValueError(f"{module_name} ({module.__file__}) has no {name}") from None
 
 
+_IMPORTED: dict[type[Any], None] = {}
+
+
+def imported_variants(base: type[Variant]) -> list[type[Variant]]:
+    """The users' classes that configurations of this process have named, in that order."""
+    return [kind for kind in _IMPORTED if issubclass(kind, base)]
+
+
 class _RefusedError(ValueError):
     """A module that is not imported."""
 
@@ -172,6 +181,7 @@ def _build(value: Mapping[str, Any], base: type[Any], origin: Any) -> Any:
     found = imported(path)
     if not (isinstance(found, type) and issubclass(found, base)):
         raise ValueError(f"{path} is not a class that derives from {base.__name__}")
+    _IMPORTED[found] = None
     try:
         return TypeAdapter(found).validate_python(given)
     except ValidationError as error:

@@ -13,8 +13,8 @@ from paceline.config import validate
 from paceline.core.sampling import SamplingParams
 from paceline.data.requests import GenerateDataConfig
 from paceline.engines.client import Client, api_key
-from paceline.engines.commands import Drafting, draft_arguments, target_arguments
 from paceline.engines.contract import Request
+from paceline.engines.kinds import KINDS, Drafting
 from paceline.engines.text_servers import TextServers
 from paceline.engines.texts import OpenAIWriter
 from paceline.errors import ConfigError, EngineError, UsageError
@@ -98,9 +98,9 @@ def test_a_value_of_another_type_is_no_text_of_the_command_line(
 def test_a_model_is_no_option_of_an_engine():
     for engine in ("vllm", "sglang", "llamacpp"):
         with pytest.raises(UsageError, match="would be an option"):
-            target_arguments(engine, "--config=evil.yaml")
+            KINDS[engine].target_arguments("--config=evil.yaml")
         with pytest.raises(UsageError, match="would be an option"):
-            draft_arguments(engine, Drafting("-evil", 2))
+            KINDS[engine].draft_arguments(Drafting("-evil", 2))
 
 
 PROGRAM = {"engine": "vllm", "program": "./evil.sh"}

@@ -22,10 +22,11 @@ from paceline.bench.answers import key_of
 from paceline.bench.workbench import RuleChoice, expand_all
 from paceline.config import Options, StrictModel
 from paceline.core.bootstrap import LEAST_UNITS, ratio_interval, ratio_of_ratios_interval
+from paceline.core.rules import DEFAULT_RULES
 from paceline.core.sampling import SamplingParams
 from paceline.data.input_checks import InputChecks, note
 from paceline.decode.strategies import Autoregressive, DecodingConfig
-from paceline.measure.analysis import DEFAULT_RULES
+from paceline.engines.kinds import KINDS, EngineKind, RuleServer
 from paceline.measure.engine_costs import WithCosts
 from paceline.measure.pair import ModelsConfig
 from paceline.measure.prompt_checks import check_costs, check_task
@@ -84,7 +85,7 @@ class TuneConfig(WithCosts, ModelsConfig):
     num_speculative_tokens: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         default=(1, 2, 3, 4, 6), min_length=1
     )
-    served_by: Annotated[Literal["paceline", "vllm"], Options(for_="")] = "paceline"
+    served_by: Annotated[RuleServer, Options(for_="")] = "paceline"
     num_candidates: int = Field(default=8, ge=1)
     num_examples: int = Field(default=64, ge=2)
     num_confirmed: int = Field(default=128, ge=LEAST_CONFIRMED)
@@ -113,13 +114,19 @@ class TuneConfig(WithCosts, ModelsConfig):
         return self
 
     @model_validator(mode="after")
-    def _vllm_has_no_such_penalty(self) -> TuneConfig:
-        if self.served_by == "vllm" and self.sampling.repetition_penalty != 1:
+    def _engines_have_no_such_penalty(self) -> TuneConfig:
+        if self.server is not None and self.sampling.repetition_penalty != 1:
             raise ValueError(
-                "vLLM applies a repetition penalty to the target alone, and Paceline's decoder to "
-                "the draft, too; leave sampling.repetition_penalty out, or served_by"
+                f"{self.server.title} applies a repetition penalty to the target alone, and "
+                "Paceline's decoder to the draft, too; leave sampling.repetition_penalty out, or "
+                "served_by"
             )
         return self
+
+    @property
+    def server(self) -> EngineKind | None:
+        """The engine that serves the setting; None: Paceline's decoder."""
+        return KINDS.get(self.served_by)
 
     def check(self) -> InputChecks:
         """Check the inputs, and note why few settings can be confirmed; raises UsageError."""

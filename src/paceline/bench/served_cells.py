@@ -16,8 +16,9 @@ from pydantic import TypeAdapter
 from paceline.bench.answers import Answer, Times, keep, key_of
 from paceline.bench.workbench import Cell
 from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative
-from paceline.engines.commands import Drafting, Room, Setup, check_draft_path
+from paceline.engines.commands import Setup
 from paceline.engines.contract import Request
+from paceline.engines.kinds import Drafting, Room
 from paceline.engines.process import check_choice, started
 from paceline.engines.servers import BLOCKS, VllmServer, examined, stream_answer
 from paceline.errors import EngineError
@@ -67,7 +68,7 @@ def serve_cells(
     """
     assert config.engine is not None, "the caller checks it"
     check_choice(config.engine)
-    check_draft_path("vllm", config.engine.draft or config.draft)
+    config.engine.kind.check_draft_path(config.engine.draft or config.draft)
     begun = time.monotonic()
     known = {key_of(row): row for row in done if not row.error}
     left: list[DecodingConfig] = []

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from paceline.core.sampling import SamplingParams
     from paceline.results.row import Label
 
-TARGET_BONUS = "target bonus"  # last in a family's name
-
 
 def setting_of(decoding: DecodingConfig) -> dict[str, Label]:
     """Setting of a cell's row: names of its curve and place, then sampling and parameters."""
@@ -57,7 +55,7 @@ def family(decoding: DecodingConfig) -> str:
     if strategy.draft_sampling is not None:
         names.append(_drawn(strategy.draft_sampling))
     if strategy.bonus == "target":
-        names.append(TARGET_BONUS)
+        names.append("target bonus")
     return " ".join(names)
 
 

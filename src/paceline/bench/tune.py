@@ -41,7 +41,7 @@ from paceline.config import to_yaml
 from paceline.core.rules import Lossless
 from paceline.data.input_checks import checked
 from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative
-from paceline.engines.commands import proposals_of
+from paceline.engines.kinds import KINDS
 from paceline.errors import NotReachedError, UsageError
 from paceline.measure.engine_costs import load_models_of, read_costs
 from paceline.measure.pair import ModelsConfig
@@ -133,8 +133,8 @@ def _for_engine(config: TuneConfig, costs: EngineCosts) -> TuneConfig:
         "num_speculative_tokens": costs.usable(config.block_lengths, config.concurrency),
         "rules": config.rules if "rules" in config.model_fields_set else (),
     }
-    if costs.engine == "vllm":
-        changes["served_by"] = "vllm"
+    if KINDS[costs.engine].runs_rules:
+        changes["served_by"] = costs.engine
     return config.model_copy(update=changes)
 
 
@@ -230,16 +230,16 @@ def propose(choosing: _Examples, config: TuneConfig) -> list[DecodingConfig]:
     spaced in the order of surprisal, including both ends.
     """
     texts = choosing.texts
-    drafts, passes, in_vllm = config.sampling, None, config.served_by == "vllm"
+    drafts, passes, server = config.sampling, None, config.server
     if (costs := choosing.costs) is not None:
         drafts = costs.proposals(config.sampling)
         passes = partial(costs.step_costs, batch_size=config.concurrency)
-    elif in_vllm:
-        drafts = proposals_of("vllm", "probabilistic", config.sampling)
+    elif server is not None:
+        drafts = server.proposals("probabilistic", config.sampling)
     rules = (
         rule
         for rule in config.rules
-        if not (in_vllm and is_idle_in_vllm(rule, config.sampling.temperature))
+        if not (server and is_idle_in_vllm(rule, config.sampling.temperature))
     )
     cells = [
         DecodingConfig(
@@ -247,7 +247,7 @@ def propose(choosing: _Examples, config: TuneConfig) -> list[DecodingConfig]:
                 rule=rule,
                 num_speculative_tokens=gamma,
                 draft_sampling=None if drafts == config.sampling else drafts,
-                bonus="target" if in_vllm else "rule",
+                bonus="target" if server else "rule",
             ),
             sampling=config.sampling,
         )

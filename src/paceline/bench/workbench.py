@@ -388,7 +388,7 @@ def is_idle_in_vllm(rule: Rule, temperature: float) -> bool:
 
 def _check_engine(engine: EngineChoice, grid: Grid) -> None:
     """Raise ValueError if the engine cannot run the cells of the grid."""
-    if engine.engine != "vllm" or engine.url is not None:
+    if not engine.kind.runs_rules or engine.url is not None:
         what = "a running server" if engine.url is not None else engine.engine
         raise ValueError(
             f"bench sets the rule of a vLLM that it starts itself, which {what} does not allow; "

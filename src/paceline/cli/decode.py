@@ -112,7 +112,8 @@ def usage(result: "Tuned") -> str:
     from paceline.decode.strategies import Speculative
 
     config = result.config
-    in_vllm = f"serve it in vLLM with PACELINE_RULE={config.output}/decoding.yaml"
+    server = config.server and config.server.title
+    served = f"serve it in {server} with PACELINE_RULE={config.output}/decoding.yaml"
     strategy = result.chosen.decoding.strategy
     if config.costs is not None:
         assert isinstance(strategy, Speculative), "with costs, tune only chooses Speculative"
@@ -122,10 +123,10 @@ def usage(result: "Tuned") -> str:
             text += "; this is slower than decoding without a draft"
         if strategy.rule.name != "lossless":
             only_ours = "only paceline decode supports this rule, engines do not"
-            text += f"; {in_vllm if config.served_by == 'vllm' else only_ours}"
+            text += f"; {served if server else only_ours}"
         return text
-    if config.served_by == "vllm" and isinstance(strategy, Speculative):
-        return f"{in_vllm} and {strategy.num_speculative_tokens} tokens per block"
+    if server and isinstance(strategy, Speculative):
+        return f"{served} and {strategy.num_speculative_tokens} tokens per block"
     weights = "" if config.draft_weights == "auto" else f" --draft-weights {config.draft_weights}"
     return f"{config.output}/decoding.yaml: use it with paceline decode{weights} --config"
 

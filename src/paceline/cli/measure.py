@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from paceline.results.row import Row
 
 MEASURE = Group("Measure drafts and models")
-_ENGINES = "vllm, llamacpp, sglang or transformers"
 
 
 @MEASURE.command(
@@ -47,7 +46,9 @@ def measure(
         raise UsageError("--costs cannot be used with --engine; there, --write-costs writes them")
     for key, option in (("engine.url", "--url"), ("write_costs.file", "--write-costs")):
         if key in call.chosen and not with_engine:
-            raise UsageError(f"{option} needs --engine with {_ENGINES}")
+            from paceline.engines.kinds import names_of
+
+            raise UsageError(f"{option} needs --engine with {names_of(lambda _: True)}")
     run = _SERVED if with_engine else _MEASURED
     run(call, dry_run=dry_run, as_json=as_json, html=html)
 

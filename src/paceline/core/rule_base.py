@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 from pydantic import ConfigDict
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 Bonus: TypeAlias = Literal["rule", "target"]
 """What the bonus token and the first token of a text follow."""
@@ -85,6 +85,10 @@ class Rule(ABC):
         uses_confidence: The rule reads untempered distributions at every temperature.
         entrywise: Acceptance of v depends on p(v) and q(v) only, if `reads_raw` is False.
         capturable: Control flow does not depend on values, so that CUDA graphs can capture it.
+        definition: What it does, in pages; empty: the first line of the docstring.
+        source: Name of a paper, as in `results.built_in.PAPERS`, and the place in it.
+        grid: Arguments of the settings that `analyze` and `tune` compare by default.
+        is_baseline: Other rules are compared with it; charts show it before them.
     """
 
     exact: bool = False
@@ -92,6 +96,10 @@ class Rule(ABC):
     uses_confidence: bool = False
     entrywise: bool = False
     capturable: bool = False
+    definition: str = ""
+    source: tuple[str, str] | None = None
+    grid: Sequence[tuple[Any, ...]] = ()
+    is_baseline: bool = False
 
     @property
     def name(self) -> str:
@@ -222,6 +230,11 @@ class TargetBonus(Rule):
 
     def residual_at(self, at: Position) -> Tensor:
         return self.drafted.residual_at(at)
+
+
+def name_of(kind: type[Rule]) -> str:
+    """`Rule.name` of the rules of a class."""
+    return getattr(kind, "rule", kind.__name__)
 
 
 def with_bonus(rule: Rule, bonus: Bonus) -> Rule:

@@ -15,8 +15,11 @@ cascades.
 
 from __future__ import annotations
 
+import operator
 from abc import abstractmethod
-from typing import Annotated, Literal, TypeAlias
+from functools import reduce
+from itertools import product
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import torch
 from pydantic import Field, model_validator
@@ -48,6 +51,8 @@ class Lossless(Rule):
     """
 
     rule: Literal["lossless"] = "lossless"
+    grid = tuple(product())
+    is_baseline = True
     exact = True
     entrywise = True
     capturable = True
@@ -115,8 +120,22 @@ class Lenient(_Relaxed):
     """
 
     kind: Literal["linear", "square", "exponential"] = "linear"
+    """Shape of the lenience: p/epsilon, p/epsilon^2 or p^epsilon."""
     epsilon: float = Field(default=1.0, gt=0, le=1)
+    """1 is lossless; smaller values accept more draft tokens."""
     rule: Literal["lenient"] = "lenient"
+    definition = (
+        "accept a drafted token with probability min(1, f(p) / q). f is p / epsilon (linear), p /"
+        " epsilon squared (square) or p to the power of epsilon (exponential); epsilon 1 is "
+        "lossless. At temperature 0: if f(p) is at least the largest p, with p before "
+        "temperature."
+    )
+    source = ("DistillSpec", "section 4")
+    grid = (
+        *product(["linear"], (0.8, 0.6, 0.4, 0.2, 0.1)),
+        *product(["square"], (0.8, 0.6, 0.4)),
+        *product(["exponential"], (0.8, 0.6, 0.4, 0.2)),
+    )
     entrywise = True
     capturable = True
 
@@ -153,8 +172,18 @@ class Lossy(_Relaxed):
     """
 
     alpha: float = Field(ge=0, lt=1)
+    """0 is lossless; larger values accept more draft tokens."""
     beta: Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["tuned"] = 1.0
+    """Divides the target in the residual; tuned: solved at each position."""
     rule: Literal["lossy"] = "lossy"
+    definition = (
+        "accept with probability min(1, p / ((1 - alpha) q)); beta scales p where a rejected "
+        "token is replaced. At temperature 0: if p / (1 - alpha) is at least the largest p, with "
+        "p before temperature."
+    )
+    source = ("Faster Cascades", "section 2")
+    grid = tuple(product((0.2, 0.4, 0.6, 0.8, 0.9), ["tuned"]))
+    is_baseline = True
     entrywise = True
 
     @property
@@ -267,7 +296,14 @@ class BiLDRule(BinaryCascade):
     """
 
     threshold: float = Field(ge=0, allow_inf_nan=False)
+    """Surprisal (nats) above which the target replaces the draft token."""
     rule: Literal["bild"] = "bild"
+    definition = (
+        "defer to the target where the cross entropy of the draft with the target is above a "
+        "threshold; after Kim et al. 2023."
+    )
+    source = ("Faster Cascades", "section 5")
+    grid = tuple(product((1.0, 2.0, 3.0, 5.0, 8.0)))
     capturable = True
 
     def defers(self, at: Position) -> Tensor:
@@ -276,10 +312,12 @@ class BiLDRule(BinaryCascade):
 
 @dataclass(frozen=True, config=STRICT)
 class Chow(BinaryCascade):
-    """Defers where the draft is uncertain: max q < 1 - alpha. Equation 2."""
+    """Defer where the draft's largest probability is below 1 - alpha."""
 
     alpha: Share
     rule: Literal["chow"] = "chow"
+    source = ("Faster Cascades", "eq. 2")
+    grid = tuple(product((0.2, 0.4, 0.6, 0.8, 0.9, 1.0)))
     capturable = True
 
     def defers(self, at: Position) -> Tensor:
@@ -288,10 +326,12 @@ class Chow(BinaryCascade):
 
 @dataclass(frozen=True, config=STRICT)
 class ChowLog(BinaryCascade):
-    """Defers where the draft is uncertain: entropy(q) > alpha, in nats."""
+    """Defer where the draft's entropy is above alpha."""
 
     alpha: Finite
     rule: Literal["chow_log"] = "chow_log"
+    source = ("Faster Cascades", "table 1")
+    grid = tuple(product((0.5, 1.0, 2.0, 3.0, 4.0)))
     capturable = True
 
     def defers(self, at: Position) -> Tensor:
@@ -300,10 +340,12 @@ class ChowLog(BinaryCascade):
 
 @dataclass(frozen=True, config=STRICT)
 class Diff(BinaryCascade):
-    """Defers where the target is more confident by alpha: max q < max p - alpha. Equation 5."""
+    """Defer where the target's largest probability is above the draft's by alpha."""
 
     alpha: Finite
     rule: Literal["diff"] = "diff"
+    source = ("Faster Cascades", "eq. 5")
+    grid = tuple(product((-0.4, -0.2, 0.0, 0.1, 0.2, 0.4, 0.6)))
     capturable = True
 
     def defers(self, at: Position) -> Tensor:
@@ -312,10 +354,12 @@ class Diff(BinaryCascade):
 
 @dataclass(frozen=True, config=STRICT)
 class DiffLog(BinaryCascade):
-    """Defers where the target is more confident by alpha: -H(q) < -H(p) - alpha, in nats."""
+    """Defer where the draft's entropy is above the target's by alpha."""
 
     alpha: Finite
     rule: Literal["diff_log"] = "diff_log"
+    source = ("Faster Cascades", "table 1")
+    grid = tuple(product((-2.0, -1.0, 0.0, 0.5, 1.0, 2.0)))
     capturable = True
 
     def defers(self, at: Position) -> Tensor:
@@ -332,6 +376,12 @@ class Opt(BinaryCascade):
 
     alpha: Finite
     rule: Literal["opt"] = "opt"
+    definition = (
+        "defer where the target's largest probability is above the draft's by alpha times the TVD"
+        " of the two distributions."
+    )
+    source = ("Faster Cascades", "eq. 10")
+    grid = tuple(product((-0.4, 0.0, 0.2, 0.4, 0.6, 0.9)))
     capturable = True
 
     def defers(self, at: Position) -> Tensor:
@@ -345,6 +395,12 @@ class OptLog(BinaryCascade):
 
     alpha: Finite
     rule: Literal["opt_log"] = "opt_log"
+    definition = (
+        "defer where the draft's entropy is above the target's by alpha times the TVD of the two "
+        "distributions."
+    )
+    source = ("Faster Cascades", "table 1")
+    grid = tuple(product((-2.0, 0.0, 1.0, 2.0, 4.0)))
     capturable = True
 
     def defers(self, at: Position) -> Tensor:
@@ -354,10 +410,12 @@ class OptLog(BinaryCascade):
 
 @dataclass(frozen=True, config=STRICT)
 class TokenV1(Cascade):
-    """Defers token v where q(v) < max p - alpha. Equations 11 and 13."""
+    """Defer the tokens whose draft probability is below the target's largest - alpha."""
 
     alpha: Finite
     rule: Literal["token_v1"] = "token_v1"
+    source = ("Faster Cascades", "eq. 13")
+    grid = tuple(product((0.0, 0.2, 0.4, 0.6)))
     capturable = True
 
     def defers(self, at: Position) -> Tensor:
@@ -366,10 +424,12 @@ class TokenV1(Cascade):
 
 @dataclass(frozen=True, config=STRICT)
 class TokenV2(Cascade):
-    """Defers token v where p(v) < max p - alpha. Equations 11 and 14."""
+    """Defer the tokens whose target probability is below the target's largest - alpha."""
 
     alpha: Finite
     rule: Literal["token_v2"] = "token_v2"
+    source = ("Faster Cascades", "eq. 14")
+    grid = tuple(product((0.0, 0.1, 0.2, 0.4, 0.6)))
     capturable = True
 
     def defers(self, at: Position) -> Tensor:
@@ -378,10 +438,12 @@ class TokenV2(Cascade):
 
 @dataclass(frozen=True, config=STRICT)
 class TokenV3(Cascade):
-    """Defers token v where p(v) < (1 - alpha) max p. Equations 11 and 15."""
+    """Defer the tokens whose target probability is below (1 - alpha) times the target's largest."""
 
     alpha: Share
     rule: Literal["token_v3"] = "token_v3"
+    source = ("Faster Cascades", "eq. 15")
+    grid = tuple(product((0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.97)))
     capturable = True
 
     def defers(self, at: Position) -> Tensor:
@@ -393,7 +455,7 @@ def _peak(probs: Tensor) -> Tensor:
 
 
 def _negentropy(probs: Tensor) -> Tensor:
-    """sum p log p, with 0 log 0 = 0, without gradients."""
+    """sum p log p in nats, with 0 log 0 = 0, without gradients."""
     probs = probs.detach()
     # The logarithm of 0 and of subnormal numbers, which add nothing, takes eight times as long.
     logs = probs.clamp(min=torch.finfo(probs.dtype).tiny).log_()
@@ -406,19 +468,18 @@ def _cross_entropy(draft: Tensor, target: Tensor) -> Tensor:
     return -products.nansum(-1, keepdim=True).double()  # infinity exceeds any finite threshold
 
 
-AnyRule: TypeAlias = (
-    Lossless
-    | Lenient
-    | Lossy
-    | BiLDRule
-    | Chow
-    | ChowLog
-    | Diff
-    | DiffLog
-    | Opt
-    | OptLog
-    | TokenV1
-    | TokenV2
-    | TokenV3
+RULES: tuple[type[Rule], ...] = tuple(
+    kind
+    for kind in list(globals().values())
+    if isinstance(kind, type) and issubclass(kind, Rule) and "rule" in vars(kind)
 )
-"""The built-in rules; `rule` tells them apart."""
+"""The built-in rules: the classes of this module with a tag."""
+
+DEFAULT_RULES = tuple(kind(*arguments) for kind in RULES for arguments in kind.grid)
+"""Settings of the built-in rules that `analyze` and `tune` compare by default."""
+
+if TYPE_CHECKING:
+    AnyRule: TypeAlias = Rule
+else:
+    AnyRule = reduce(operator.or_, RULES)
+    """One of the built-in rules; `rule` tells them apart."""

@@ -31,8 +31,9 @@ from paceline.data.requests import ModelWriter
 from paceline.data.sources import rows_of
 from paceline.data.tokens import inner_tokens, tokens_of
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
-from paceline.engines.commands import Room, Setup
+from paceline.engines.commands import Setup
 from paceline.engines.contract import Request as ServedRequest
+from paceline.engines.kinds import Room
 from paceline.engines.process import check_choice, running
 from paceline.engines.text_servers import TextServers
 from paceline.engines.texts import EngineWriter, OpenAIWriter
@@ -440,8 +441,8 @@ def _own_server(config: GenerateDataConfig, writer: EngineWriter) -> Iterator[st
         EngineError: The server does not start.
     """
     choice = writer.engine
-    if choice.engine == "vllm" and writer.top_logprobs:
-        options = (*choice.options, "--max-logprobs", str(writer.top_logprobs))
+    if (flag := choice.kind.logprobs_flag) and writer.top_logprobs:
+        options = (*choice.options, flag, str(writer.top_logprobs))
         choice = choice.model_copy(update={"options": options})
     check_choice(choice)
     room = Room(config.max_prompt_tokens + config.max_new_tokens, writer.concurrency)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, cast, get_args
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -30,13 +30,21 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 
 
-class Autoregressive(StrictModel):
+class Strategy(StrictModel):
+    """Base class of strategies; `definition` and `source` are those of `core.rule_base.Rule`."""
+
+    definition: ClassVar[str] = ""
+    source: ClassVar[tuple[str, str] | None] = None
+
+
+class Autoregressive(Strategy):
     """The target generates alone."""
 
     strategy: Literal["autoregressive"] = "autoregressive"
+    definition = "the model alone, without a draft."
 
 
-class Speculative(StrictModel):
+class Speculative(Strategy):
     """The draft proposes tokens, the target verifies them with the rule.
 
     Attributes:
@@ -61,50 +69,67 @@ class Speculative(StrictModel):
         return "rule" if isinstance(rule, Rule) and rule.exact else value
 
 
-class TokenByToken(StrictModel):
+class TokenByToken(Strategy):
     """The draft generates while it is confident; else the target generates one token.
 
     See `TokenCascade`.
     """
 
     strategy: Literal["token_cascade"] = "token_cascade"
+    definition = (
+        "the draft writes while it is confident; the target writes the next token. Nothing is "
+        "checked."
+    )
+    source = ("Faster Cascades", "algorithm 2")
     alpha: Share
     most_drafted: Count = MOST_DRAFTED
 
 
-class ResponseByResponse(StrictModel):
+class ResponseByResponse(Strategy):
     """The draft answers; the target answers instead if the draft's response is improbable.
 
     See `SequenceCascade`.
     """
 
     strategy: Literal["sequence_cascade"] = "sequence_cascade"
+    definition = "the draft answers whole prompts where it is confident."
+    source = ("Faster Cascades", "eq. 1")
     alpha: Share
     normalise: bool = False
 
 
-class BigLittle(StrictModel):
+class BigLittle(Strategy):
     """The draft generates while it is confident; the target rolls back where the two diverge.
 
     See `BigLittleDecoder`.
     """
 
     strategy: Literal["big_little"] = "big_little"
+    definition = (
+        "the draft writes while it is confident; the target checks the text and rolls it back "
+        "where they differ. Kim et al. 2023."
+    )
     fallback: Share
     rollback: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     most_drafted: Count = MOST_DRAFTED
 
 
-class Oracle(StrictModel):
+class Oracle(Strategy):
     """Both models process every token, and the rule chooses between them: see `OracleCascade`."""
 
     strategy: Literal["oracle_cascade"] = "oracle_cascade"
+    definition = "a cascade whose rule sees both models at every token."
+    source = ("Faster Cascades", "algorithm 3")
     rule: RuleChoice = Diff(0.0)
 
 
 AnyStrategy: TypeAlias = (
     Autoregressive | Speculative | TokenByToken | ResponseByResponse | BigLittle | Oracle
 )
+STRATEGIES: dict[str, type[Strategy]] = {
+    kind.model_fields["strategy"].default: kind for kind in get_args(AnyStrategy)
+}
+"""The strategies by name."""
 
 
 class DecodingConfig(StrictModel):

@@ -19,6 +19,7 @@ from paceline.engines.contract import (
     Request,
     Served,
     Together,
+    assisted_settings,
     checked_tokens,
     together,
 )
@@ -77,11 +78,7 @@ class Transformers(Engine):
         transformers fills unset request settings, such as eos_token_id, from either model's config
         and reads the number of drafted tokens from the assistant's.
         """
-        drafting = GenerationConfig(
-            num_assistant_tokens=self._gamma,
-            num_assistant_tokens_schedule="constant",
-            assistant_confidence_threshold=0.0,
-        )
+        drafting = GenerationConfig(**assisted_settings(self._gamma))
         clean = [(self._target, GenerationConfig())]
         clean += [] if self._draft is None else [(self._draft, drafting)]
         before = [hf.generation_config for hf, _ in clean]

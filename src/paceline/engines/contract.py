@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.config import StrictModel
 from paceline.errors import EngineError
@@ -118,6 +118,15 @@ class Engine(ABC):
         """Answer requests, at most `batch_size` concurrently, or raise EngineError."""
 
 
+def assisted_settings(gamma: int) -> dict[str, Any]:
+    """Settings with which the assistant of transformers drafts `gamma` tokens in every block."""
+    return {
+        "num_assistant_tokens": gamma,
+        "num_assistant_tokens_schedule": "constant",
+        "assistant_confidence_threshold": 0.0,
+    }
+
+
 def together(served: Sequence[Served]) -> Together:
     """Combine answers that each have their own block counts."""
     counted = [one.blocks for one in served if one.blocks is not None]
@@ -167,29 +176,3 @@ def check_counts(served: Served, gamma: int, conventions: Conventions) -> None:
             "requests at the same time, was restarted, or drafts another number of tokens "
             "(num_speculative_tokens)"
         )
-
-
-_TESTED = {
-    "vllm": ("0.32",),
-    "transformers": ("5.23",),
-    # reported by a build from the sources of llama-cpp-python 0.3.36
-    "llamacpp": ("b0-unknown",),
-    "sglang": (),
-}
-_WORDS = {
-    "vllm": "0.32.0",
-    "transformers": "5.23.0",
-    "llamacpp": "the one in llama-cpp-python 0.3.36",
-}
-
-
-def untested(engine: Engine) -> str | None:
-    """Return a note if Paceline was not tested with the engine's version, else None."""
-    version = engine.version or "of an unknown version"
-    if engine.version.startswith(_TESTED[engine.name]):
-        return None
-    tested = _WORDS.get(engine.name, "its response format only")
-    return (
-        f"{engine.name} {version} was not tested with Paceline (tested: {tested}); if the results "
-        "differ, its counters may have another meaning"
-    )

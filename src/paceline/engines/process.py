@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from paceline.cache import cache_directory
 from paceline.engines.client import Client, api_key, check_packages, root_of
-from paceline.engines.commands import PROGRAMS, RULE_IS_SET, server_command, server_environment
-from paceline.engines.servers import LlamaServer, SglangServer, VllmServer
+from paceline.engines.commands import RULE_IS_SET, server_command, server_environment
 from paceline.errors import EngineError, UsageError
 from paceline.processes import end_with_parent, last_lines, stop_groups
 from paceline.processor import level
@@ -44,10 +43,6 @@ _KEYS = ("LLAMA_API_KEY", "VLLM_API_KEY")
 _POLL_S = 0.5
 _STOP_S = 30.0
 _EXIT_S = 2.0
-_AMX_ADVICE = (
-    "; on a processor with AMX llama.cpp crashes on some quantised files (llama.cpp issue 20824): "
-    "try --set 'engine.options=[--no-repack]'"
-)
 
 
 class ServerProcess:
@@ -209,15 +204,9 @@ def free_port() -> int:
 
 def connect(choice: EngineChoice, client: Client) -> Engine:
     """Connect to a running server; raises EngineError if it does not answer like this engine."""
-    match choice.engine:
-        case "vllm":
-            return VllmServer(client, choice.model)
-        case "sglang":
-            return SglangServer(client)
-        case "llamacpp":
-            return LlamaServer(client)
-        case "transformers":
-            raise UsageError("transformers is not a server")
+    if choice.kind.connect is None:
+        raise UsageError(f"{choice.engine} is not a server")
+    return choice.kind.connect(client, choice.model)
 
 
 def client_of(choice: EngineChoice) -> Client:
@@ -228,14 +217,14 @@ def client_of(choice: EngineChoice) -> Client:
 
 def check_choice(choice: EngineChoice) -> None:
     """Raise UsageError for an invalid URL, key or option, or a missing package or program."""
-    if choice.engine == "transformers":
+    if choice.kind.in_process:
         return
     if choice.url is not None:
         root_of(choice.url)
         api_key(choice.api_key_env, [choice.url])
     check_packages()
     if choice.url is None:
-        find_program(choice.program or PROGRAMS[choice.engine][0])
+        find_program(choice.program or choice.kind.program[0])
 
 
 @contextmanager
@@ -262,9 +251,10 @@ def running(choice: EngineChoice, setup: Setup, progress: Progress) -> Generator
         try:
             client = server.wait_until_ready(choice.start_seconds, progress)
         except EngineError as error:
-            repacks = choice.engine == "llamacpp" and "--no-repack" not in choice.options
-            advice = _AMX_ADVICE if repacks and level() == "amx" and server.crashed else ""
-            raise EngineError(f"{error}{advice}") from error
+            option, advice = choice.kind.amx_advice or ("", "")
+            helps = advice and option not in choice.options
+            more = f"; {advice}" if helps and level() == "amx" and server.crashed else ""
+            raise EngineError(f"{error}{more}") from error
         if setup.drafting is not None and setup.drafting.rule and not server.logged(RULE_IS_SET):
             raise EngineError(
                 f"{command[0]} started without Paceline's plugin, so it would ignore the rule; "

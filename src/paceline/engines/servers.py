@@ -127,6 +127,23 @@ def llama_body(request: Request) -> dict[str, Any]:
     }
 
 
+def openai_scores(top_logprobs: int) -> dict[str, Any]:
+    """Settings of /v1/completions for a text: no penalties, and log probabilities."""
+    scores = {"logprobs": top_logprobs} if top_logprobs else {}
+    return {"presence_penalty": 0.0, "frequency_penalty": 0.0, **scores}
+
+
+def vllm_text_body(model: str, request: Request, top_logprobs: int) -> dict[str, Any]:
+    """For a text of vLLM, whose candidates are named by their ids."""
+    named = {"return_tokens_as_token_ids": True}
+    return vllm_body(model, request) | named | openai_scores(top_logprobs)
+
+
+def llama_text_body(_model: str, request: Request, top_logprobs: int) -> dict[str, Any]:
+    """For a text of llama-server."""
+    return llama_body(request) | {"n_probs": top_logprobs, "post_sampling_probs": False}
+
+
 class CountingServer(Engine):
     """A server with cumulative counters; no other client may use it during a measurement.
 

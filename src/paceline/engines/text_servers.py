@@ -37,7 +37,8 @@ from paceline.engines.client import (
     transport,
     unreachable,
 )
-from paceline.engines.servers import Properties, Version, served_models
+from paceline.engines.kinds import KINDS, text_form
+from paceline.engines.servers import served_models
 from paceline.engines.texts import (
     KEY_SETTING,
     NEUTRAL_FORMS,
@@ -294,7 +295,7 @@ class _Server:
         (model, name), top = known, self._writer.top_logprobs
         path, body = text_body(request, top, model=model, server=name)
         where = f"{self._url}{path}"
-        post = self._post if name.startswith(("vllm", "llama.cpp")) else self._complete
+        post = self._complete if text_form(name) is None else self._post
         return read_answer(path, await post(where, body), where, name, top)
 
     async def _complete(self, where: str, body: dict[str, Any]) -> str:
@@ -392,14 +393,11 @@ def identify(url: str, key: str | None, wanted: str | None, tokenize: Tokenize) 
 
 def _program(client: Client) -> tuple[str, dict[str, Any] | None]:
     """Name and version, and the body of a request that tokenizes the probe."""
-    for path, shape, name, body in (
-        ("/version", Version, "vllm", {"prompt": _PROBE, "add_special_tokens": False}),
-        ("/props", Properties, "llama.cpp", {"content": _PROBE, "add_special": False}),
-    ):
+    for form in (kind.texts for kind in KINDS.values() if kind.texts is not None):
         with contextlib.suppress(EngineError):
-            (value,) = client.get(path, shape).model_dump().values()
+            (value,) = client.get(*form.version).model_dump().values()
             if value:
-                return f"{name} {value}", body
+                return f"{form.program} {value}", form.tokenize(_PROBE)
     return "", None
 
 

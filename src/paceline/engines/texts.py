@@ -15,7 +15,8 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 from paceline.config import StrictModel
 from paceline.engines.client import KeyVariable, advice_for, parsed, refusal, root_of, without_keys
 from paceline.engines.commands import EngineChoice
-from paceline.engines.servers import llama_body, openai_body, vllm_body
+from paceline.engines.kinds import names_of, text_form
+from paceline.engines.servers import openai_body, openai_scores
 from paceline.errors import EngineError, UsageError
 
 if TYPE_CHECKING:
@@ -97,10 +98,11 @@ class EngineWriter(StrictModel):
     @model_validator(mode="after")
     def _starts_a_server(self) -> EngineWriter:
         choice = self.engine
-        if choice.engine == "transformers" or choice.url is not None:
+        if choice.kind.in_process or choice.url is not None:
+            servers = names_of(lambda kind: not kind.in_process)
             raise ValueError(
-                "writer.engine starts a server: give vllm, llamacpp or sglang without url; for a "
-                "running server, set writer.kind to openai"
+                f"writer.engine starts a server: give {servers} without url; for a running "
+                "server, set writer.kind to openai"
             )
         if choice.draft is not None:
             raise ValueError("writer.engine.draft is not used; leave it out")
@@ -171,16 +173,11 @@ def text_body(
 ) -> tuple[str, dict[str, Any]]:
     """The path and the body of a request to a server of this name and version."""
     request = request._replace(seed=request.seed % _SEEDS)
-    if server.startswith("llama.cpp"):
-        scores = {"n_probs": top_logprobs, "post_sampling_probs": False}
-        return "/completion", llama_body(request) | scores
-    if server.startswith("vllm"):
-        body = vllm_body(model, request) | {"return_tokens_as_token_ids": True}
-    else:
-        top_k = request.sampling.top_k
-        body = {"model": model, **openai_body(request), **({"top_k": top_k} if top_k else {})}
-    body |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
-    return "/v1/completions", body | ({"logprobs": top_logprobs} if top_logprobs else {})
+    if (form := text_form(server)) is not None:
+        return form.path, form.body(model, request, top_logprobs)
+    top_k = request.sampling.top_k
+    body = {"model": model, **openai_body(request), **({"top_k": top_k} if top_k else {})}
+    return "/v1/completions", body | openai_scores(top_logprobs)
 
 
 StopReason = Literal["eos", "length"]

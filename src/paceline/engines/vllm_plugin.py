@@ -24,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from paceline.config import describe, parse_yaml
 from paceline.core.sampling import SamplingParams
 from paceline.engines.commands import RULE_IS_SET
-from paceline.engines.commands import RULE_VARIABLE as VARIABLE
+from paceline.engines.kinds import RULE_VARIABLE as VARIABLE
 from paceline.engines.vllm_rules import rejection_sample_v1, rejection_sample_v2
 from paceline.errors import ConfigError
 from paceline.extensions import RuleChoice

@@ -10,19 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import yaml
 
 from paceline.core.sampling import proposal_params
-from paceline.engines.commands import (
-    PROGRAMS,
-    Drafting,
-    check_draft_path,
-    draft_arguments,
-    proposals_of,
-    target_arguments,
-)
+from paceline.engines.kinds import Drafting
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
     from paceline.core.sampling import SamplingParams
-    from paceline.engines.commands import DraftSampling, EngineName, Server
+    from paceline.engines.kinds import DraftSampling, EngineKind
     from paceline.export.checks import Checks
     from paceline.export.export_inputs import ExportConfig, Sources
     from paceline.measure import Measurement
@@ -48,7 +41,7 @@ def model_card(sources: Sources, launch: Launch | None, checks: Checks, notes: l
 
 def _header(sources: Sources) -> str:
     values: dict[str, Any] = {
-        "library_name": "gguf" if sources.config.to == "llamacpp" else "transformers",
+        "library_name": "gguf" if sources.config.kind.loads_gguf else "transformers",
         "pipeline_tag": "text-generation",
         "tags": ["paceline"] + (["speculative-decoding"] if sources.target else []),
     }
@@ -196,39 +189,34 @@ def plan_launch(sources: Sources, draft: Path) -> Launch | None:
     config, target = sources.config, sources.target
     if target is None:
         return None
-    check_draft_path(config.to, str(draft))
+    config.kind.check_draft_path(str(draft))
     drafting = drafting_of(config, sources.measurement)
     gamma, measured = _gamma(config, sources.measurement)
     served = config.served_target or target.path
-    if not loads(config.to, served):
+    if not config.kind.loads(served):
         served = "TARGET"  # a note says how to create it
-    if config.to == "transformers":
+    if config.kind.code is not None:
         encodes = sources.model.decoder_prompt is not None
         kind = "AutoModelForSeq2SeqLM" if encodes else "AutoModelForCausalLM"
-        command = _transformers(served, str(draft), gamma, kind)
+        command = config.kind.code(served, str(draft), gamma, kind)
     else:
-        command = _command(config.to, served, str(draft), gamma, drafting)
+        command = _command(config.kind, served, str(draft), gamma, drafting)
     return Launch(command, gamma, _WORDS[drafting], measured)
 
 
-def loads(engine: EngineName, model: str) -> bool:
-    """True if the engine can load the model: a GGUF file for llama.cpp, else no GGUF file."""
-    return model.endswith(".gguf") == (engine == "llamacpp")
-
-
-def _command(engine: Server, target: str, draft: str, gamma: int, drafting: str) -> str:
+def _command(engine: EngineKind, target: str, draft: str, gamma: int, drafting: str) -> str:
     sampling = "probabilistic" if drafting == "probabilistic" else "greedy"
-    arguments = draft_arguments(engine, Drafting(draft, gamma, sampling))
-    return shlex.join([*PROGRAMS[engine], *target_arguments(engine, target), *arguments])
+    arguments = engine.draft_arguments(Drafting(draft, gamma, sampling))
+    return shlex.join([*engine.program, *engine.target_arguments(target), *arguments])
 
 
 def drafting_of(config: ExportConfig, measurement: Measurement | None) -> str:
     """Return `greedy`, `probabilistic` (temperature only, no top-k or top-p) or `as_requested`."""
-    if config.to == "transformers":
+    if config.kind.processes_twice:
         wanted = "as_requested"
-    elif config.to == "vllm" and config.draft_sample_method != "auto":
+    elif config.kind.samples_drafts and config.draft_sample_method != "auto":
         wanted = config.draft_sample_method
-    elif config.to == "vllm" and measurement is not None:
+    elif config.kind.samples_drafts and measurement is not None:
         wanted = "greedy" if _proposals(measurement).greedy else "probabilistic"
     else:
         wanted = "greedy"
@@ -251,19 +239,14 @@ def _check_drafting(config: ExportConfig, measurement: Measurement, wanted: str)
     """Raise if the draft sampling differs from the engine's; the best gamma depends on it."""
     sampling, proposals = measurement.config.sampling, _proposals(measurement)
     drawn: DraftSampling = "greedy" if wanted == "greedy" else "probabilistic"
-    served = proposals_of(config.to, drawn, sampling)
+    served = config.kind.proposals(drawn, sampling)
     same = (proposals.greedy and served.greedy) or proposals == served.model_copy(
         update={"repetition_penalty": proposals.repetition_penalty}
     )
     if not same:
-        advice = {
-            "greedy": "add --draft-temperature 0",
-            "probabilistic": f"add --draft-temperature {sampling.temperature:g}",
-            "as_requested": f"add --draft-temperature {served.temperature:g}",
-        }[wanted]
         raise UsageError(
             f"{config.measurement} was measured with another draft sampling; {config.to} drafts "
-            f"{_WORDS[wanted]}: measure again and {advice}"
+            f"{_WORDS[wanted]}: measure again and add --draft-temperature {served.temperature:g}"
         )
 
 
@@ -277,18 +260,6 @@ def _gamma(config: ExportConfig, measurement: Measurement | None) -> tuple[int, 
     # without GO, as the card says; the command still has the measured gamma
     best = max(measurement.gammas, key=lambda row: row.expected_speedup)
     return (measurement.speed.gamma if measurement.speed else best.gamma), True
-
-
-def _transformers(target: str, draft: str, gamma: int, kind: str) -> str:
-    return (
-        f"from transformers import {kind}, AutoTokenizer\n"
-        f"tokenizer = AutoTokenizer.from_pretrained({target!r})\n"
-        f"target = {kind}.from_pretrained({target!r})\n"
-        f"draft = {kind}.from_pretrained({draft!r})"
-        f"  # drafts {gamma} tokens per block\n"
-        'inputs = tokenizer("A prompt", return_tensors="pt")\n'
-        "texts = target.generate(**inputs, assistant_model=draft, max_new_tokens=128)"
-    )
 
 
 _WORDS = {

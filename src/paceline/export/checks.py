@@ -14,8 +14,9 @@ from transformers import AutoConfig
 
 from paceline.config import StrictModel
 from paceline.core.sampling import SamplingParams
-from paceline.engines.commands import Drafting, EngineChoice, Room, Setup
+from paceline.engines.commands import EngineChoice, Setup
 from paceline.engines.contract import Request
+from paceline.engines.kinds import Drafting, Room
 from paceline.engines.process import check_choice, started
 from paceline.errors import ExportError
 from paceline.export.export_inputs import SAMPLES
@@ -251,11 +252,9 @@ def check_in_engine(sources: Sources, path: Path, gamma: int, progress: Progress
     target = config.served_target or sources.target.path
     prompt = sources.tokenizer(_TEXT)["input_ids"]
     request = Request(prompt, _NUM_TOKENS, SamplingParams(temperature=0.0), 0)
-    if config.to == "transformers":
-        from paceline.engines.assisted import Transformers
-
-        pair = load_model(target), load_model(path)
-        return _summary(engine := Transformers(*pair, gamma), engine.serve(request))
+    if choice.kind.load is not None:
+        engine = choice.kind.load(load_model(target), load_model(path), gamma)
+        return _summary(engine, engine.serve(request))
     room = Room(len(prompt) + _NUM_TOKENS + gamma + 1)
     setup = Setup(target, Drafting(str(path), gamma), room)
     with started(choice, setup, progress) as engine:

@@ -74,18 +74,14 @@ def copy_licence(sources: Sources, folder: Path) -> None:
 
 
 def _write_generation_config(sources: Sources, launch: Launch | None, folder: Path) -> None:
-    """Copy the target's; transformers reads the number of drafted tokens from it."""
+    """Copy the target's; an engine may read the number of drafted tokens from it."""
     path = folder / _GENERATION
     if sources.target is not None:
         copy_files([sources.target.directory / _GENERATION], folder)
-    if sources.config.to != "transformers" or launch is None:
+    if (generation := sources.config.kind.generation) is None or launch is None:
         return
     settings = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    settings |= {
-        "num_assistant_tokens": launch.gamma,
-        "num_assistant_tokens_schedule": "constant",
-        "assistant_confidence_threshold": 0.0,
-    }
+    settings |= generation(launch.gamma)
     path.write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
 
 

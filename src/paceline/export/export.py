@@ -12,7 +12,7 @@ import transformers
 from paceline.config import StrictModel, as_written
 from paceline.data.input_checks import checked
 from paceline.errors import ExportError
-from paceline.export.card import Launch, loads, model_card, plan_launch
+from paceline.export.card import Launch, model_card, plan_launch
 from paceline.export.checks import (
     Checks,
     Reference,
@@ -77,7 +77,7 @@ def export(config: ExportConfig, progress: Progress = silent) -> Exported:
     checked(config)
     sources = read_sources(config)
     path = config.out
-    if config.to == "llamacpp":
+    if config.kind.loads_gguf:
         path = config.out / f"{config.out.name}-{_SUFFIXES[_gguf_type(sources)]}.gguf"
     launch = plan_launch(sources, path)
     notes = notes_of(sources, launch)
@@ -113,7 +113,7 @@ def _write(
 ) -> Checks:
     """Write the model directory, or a GGUF file with this name, and read it back; adds notes."""
     config, hf = sources.config, cast("Any", sources.model.hf)
-    lossless = config.to != "llamacpp" or config.dtype != "q8_0"
+    lossless = config.dtype != "q8_0"
     if lossless:  # compare with the weights as stored
         for weight in hf.parameters():
             weight.data = weight.data.to(sources.stored).float()
@@ -121,7 +121,7 @@ def _write(
     reference = Reference(sources.model)
     fit(sources)
     baked = config.draft_vocabulary == "bake"
-    if config.to != "llamacpp":
+    if not config.kind.loads_gguf:
         write_directory(sources, launch, folder)
         checks = check_directory(folder, reference, sources.stored, baked=baked)
         if (agreement := checks.stored_agreement) is not None and agreement < _FEW:
@@ -201,10 +201,10 @@ def _launch_notes(sources: Sources, launch: Launch) -> list[str]:
     notes += _position_notes(sources)
     notes += _state_notes(sources)
     served = config.served_target or (sources.target.path if sources.target else "")
-    if loads(config.to, served):
+    if config.kind.loads(served):
         return notes
-    wanted = "a GGUF file" if config.to == "llamacpp" else "a directory"
-    made = "FILE.gguf" if config.to == "llamacpp" else "TARGET"
+    gguf = config.kind.loads_gguf
+    wanted, made = ("a GGUF file", "FILE.gguf") if gguf else ("a directory", "TARGET")
     notes.append(
         f"{config.to} needs the target as {wanted}: run paceline export {shlex.quote(served)} "
         f"--to {config.to} --out TARGET, then add --set served_target={made} here"
@@ -220,8 +220,8 @@ def _state_notes(sources: Sources) -> list[str]:
     if name is None:
         return []
     engine = sources.config.to
-    if engine == "transformers" and getattr(sources.model.hf, "_is_stateful", False):
-        return [f"transformers {transformers.__version__} refuses assisted generation with {name}"]
+    if sources.config.kind.refuses_stateful and getattr(sources.model.hf, "_is_stateful", False):
+        return [f"{engine} {transformers.__version__} refuses assisted generation with {name}"]
     return [
         f"{name} keeps a state, which {engine} must restore when it rejects drafted tokens, and "
         "not every version can; compare its greedy texts with and without the draft"

@@ -15,7 +15,8 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from paceline.config import Options, StrictModel, parse_yaml, read_json_mapping, read_result
 from paceline.data.input_checks import FLOAT32_BYTES, InputChecks
-from paceline.engines.commands import EngineChoice, EngineName
+from paceline.engines.commands import EngineChoice
+from paceline.engines.kinds import KINDS, EngineKind, EngineName, names_of
 from paceline.errors import ConfigError, UsageError, VocabularyMismatchError
 from paceline.measure import Measurement
 from paceline.models import load_model
@@ -83,17 +84,25 @@ class ExportConfig(StrictModel):
 
     @model_validator(mode="after")
     def _fits_the_engine(self) -> ExportConfig:
-        if self.dtype == "q8_0" and self.to != "llamacpp":
+        if self.dtype == "q8_0" and not self.kind.loads_gguf:
+            loaders = names_of(lambda kind: kind.loads_gguf)
             raise ValueError(
-                f"dtype q8_0 is for llamacpp only, not for {self.to}; choose another dtype"
+                f"dtype q8_0 is for {loaders} only, not for {self.to}; choose another dtype"
             )
-        if self.draft_sample_method == "probabilistic" and self.to != "vllm":
+        if self.draft_sample_method == "probabilistic" and not self.kind.samples_drafts:
+            samplers = names_of(lambda kind: kind.samples_drafts)
             raise ValueError(
-                f"draft_sample_method probabilistic is for vllm, not for {self.to}; leave it out"
+                f"draft_sample_method probabilistic is for {samplers}, not for {self.to}; leave it "
+                "out"
             )
         if self.engine is not None and self.engine.engine != self.to:
             raise ValueError(f"engine is {self.engine.engine}, but the export is for {self.to}")
         return self
+
+    @property
+    def kind(self) -> EngineKind:
+        """What Paceline knows of the engine."""
+        return KINDS[self.to]
 
     def check(self) -> InputChecks:
         """Check the inputs, and that `out` may be written; raises UsageError."""
@@ -205,10 +214,10 @@ def read_sources(config: ExportConfig) -> Sources:
             check_block(config.num_speculative_tokens or 1, model.max_length)
     measurement = None if config.measurement is None else read_measurement(config, named)
     model = load_model(config.model, dtype="float32", device="cpu")
-    if model.decoder_prompt is not None and config.to != "transformers":
+    if model.decoder_prompt is not None and not config.kind.encodes:
         raise UsageError(
             f"{config.model} is an encoder-decoder, which {config.to} cannot serve with a draft; "
-            "use --to transformers"
+            f"use --to {names_of(lambda kind: kind.encodes)}"
         )
     if config.draft_vocabulary == "bake" and model.draft_vocabulary is None:
         raise UsageError(

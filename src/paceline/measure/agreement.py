@@ -34,6 +34,7 @@ import torch
 from paceline.config import StrictModel
 from paceline.core.bootstrap import LEAST_UNITS, Interval, mean_interval, ratio_of_ratios_interval
 from paceline.core.speed import accepted_by_position, drafted_per_block
+from paceline.engines.kinds import KINDS
 from paceline.measure.results import IntervalRow
 from paceline.rng import named_generator
 
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.core.text_scores import TextScores
-    from paceline.engines.commands import EngineName
     from paceline.engines.contract import Conventions, Served
     from paceline.results.row import Row
 
@@ -53,14 +53,6 @@ _SWAPPED = 0.1  # largest part of requests with other greedy counts, in float32
 _ERROR = 0.05
 _SHOWN = 3
 _FEW = 10  # blocks that accept, or that reject
-_REASONS = {
-    "vllm": "another data type than the prediction's, or a running server with another "
-    "num_speculative_tokens or draft_sample_method",
-    "llamacpp": "a quantized target or draft, --spec-draft-p-min above 0, or a running server with "
-    "another --spec-draft-n-max",
-    "sglang": "another data type, acceptance thresholds below 1, or another number of steps",
-    "transformers": "another data type",
-}
 
 
 class Counts(NamedTuple):
@@ -301,7 +293,7 @@ def decide_agreement(
     served: Counts,
     predicted: Counts,
     *,
-    engine: EngineName,
+    engine: str,
     seed: int,
     greedy: GreedyCounts | None = None,
 ) -> Agreement:
@@ -338,7 +330,7 @@ def decide_agreement(
     if greedy is not None and greedy.float32 and _too_many(other or [], count):
         off.append(f"counts of more than {_SWAPPED:.0%} of the requests, in float32")
     if off:
-        return verdict(f"{'; '.join(off)}{words}; known reasons: {_REASONS[engine]}")
+        return verdict(f"{'; '.join(off)}{words}; known reasons: {KINDS[engine].reasons}")
     figure = f"tokens per target call are {row} times the prediction"
     if other == [] or (_AGREES[0] <= inner.low and inner.high <= _AGREES[1]):
         return verdict(f"{figure}{words}", agrees=True)

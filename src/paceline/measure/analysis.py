@@ -17,10 +17,9 @@ from pydantic import Field
 from torch import Tensor
 
 from paceline.config import StrictModel, fields_of
-from paceline.core import rules as core_rules
 from paceline.core.divergences import total_variation
 from paceline.core.rule_base import Bonus, Position, as_read, with_bonus
-from paceline.core.rules import BinaryCascade
+from paceline.core.rules import DEFAULT_RULES, BinaryCascade
 from paceline.core.sampling import UNTEMPERED, proposal_params, to_probs
 from paceline.core.speed import drafted_per_block, judged_places, tokens_and_blocks
 from paceline.data.input_checks import InputChecks, checked
@@ -251,25 +250,6 @@ def _surprisal(probs: Tensor, at: Position) -> Tensor:
     # probabilities that underflowed to 0 must not give infinity
     target_raw = at.target_raw.clamp(min=torch.finfo(torch.float32).tiny)
     return -(probs * target_raw.log()).sum(-1)
-
-
-DEFAULT_RULES: tuple[RuleChoice, ...] = (
-    core_rules.Lossless(),
-    *(core_rules.Lenient("linear", epsilon) for epsilon in (0.8, 0.6, 0.4, 0.2, 0.1)),
-    *(core_rules.Lenient("square", epsilon) for epsilon in (0.8, 0.6, 0.4)),
-    *(core_rules.Lenient("exponential", epsilon) for epsilon in (0.8, 0.6, 0.4, 0.2)),
-    *(core_rules.Lossy(alpha, "tuned") for alpha in (0.2, 0.4, 0.6, 0.8, 0.9)),
-    *(core_rules.BiLDRule(threshold) for threshold in (1.0, 2.0, 3.0, 5.0, 8.0)),
-    *(core_rules.Chow(alpha) for alpha in (0.2, 0.4, 0.6, 0.8, 0.9, 1.0)),
-    *(core_rules.ChowLog(alpha) for alpha in (0.5, 1.0, 2.0, 3.0, 4.0)),
-    *(core_rules.Diff(alpha) for alpha in (-0.4, -0.2, 0.0, 0.1, 0.2, 0.4, 0.6)),
-    *(core_rules.DiffLog(alpha) for alpha in (-2.0, -1.0, 0.0, 0.5, 1.0, 2.0)),
-    *(core_rules.Opt(alpha) for alpha in (-0.4, 0.0, 0.2, 0.4, 0.6, 0.9)),
-    *(core_rules.OptLog(alpha) for alpha in (-2.0, 0.0, 1.0, 2.0, 4.0)),
-    *(core_rules.TokenV1(alpha) for alpha in (0.0, 0.2, 0.4, 0.6)),
-    *(core_rules.TokenV2(alpha) for alpha in (0.0, 0.1, 0.2, 0.4, 0.6)),
-    *(core_rules.TokenV3(alpha) for alpha in (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.97)),
-)
 
 
 class AnalyzeConfig(PairConfig):

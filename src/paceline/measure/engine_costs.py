@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from paceline.config import StrictModel, read_result
 from paceline.core.bootstrap import Interval, median_interval
 from paceline.core.speed import predicted_speedup
-from paceline.engines.commands import DraftSampling, EngineName, proposals_of
+from paceline.engines.kinds import KINDS, DraftSampling, EngineName
 from paceline.errors import ConfigError, EngineError, UsageError
 from paceline.measure.latency import PassCosts
 from paceline.measure.pair import ModelsConfig, Pair, load_models
@@ -142,7 +142,7 @@ class EngineCosts(StrictModel):
 
     def proposals(self, sampling: SamplingParams) -> SamplingParams:
         """The sampling parameters with which the engine drafts for a request."""
-        return proposals_of(self.engine, self.drafting, sampling)
+        return KINDS[self.engine].proposals(self.drafting, sampling)
 
     def block_s(self, gamma: int, batch_size: int, drafted: float | None = None) -> float:
         """Seconds of a block, interpolated between timed gammas.

@@ -9,7 +9,6 @@ import torch
 from paceline.config import StrictModel
 from paceline.data import read_prompts
 from paceline.data.input_checks import checked
-from paceline.engines.commands import check_draft_path
 from paceline.engines.contract import Request, check_counts
 from paceline.environment import environment
 from paceline.errors import UsageError
@@ -103,14 +102,14 @@ def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedM
         EngineError: The engine did not answer, or did not draft.
     """
     checked(config)
-    check_draft_path(config.engine.engine, config.engine.draft or config.draft)
+    config.engine.kind.check_draft_path(config.engine.draft or config.draft)
     tokenizer = load_tokenizer(config.target)
     prompts = read_prompts(config.prompts, tokenizer, max_tokens=config.max_prompt_tokens)
     requests = [
         Request(prompt, config.max_new_tokens, config.sampling, config.seed + number)
         for number, prompt in enumerate(prompts[: config.num_prompts])
     ]
-    in_process = config.engine.engine == "transformers"
+    in_process = config.engine.kind.in_process
     pair = load_scored(config) if in_process else None
     runs = run_engine(config, pair, requests, progress)
     pair = pair or load_scored(config)
@@ -118,7 +117,7 @@ def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedM
     if config.engine.url is not None:
         notes.append("a running server is not restarted, so all figures are of one start")
     elif in_process:
-        notes.append("transformers runs in this process: all figures are of one start")
+        notes.append(f"{runs.drafted.name} runs in this process: all figures are of one start")
     found = compare_served(pair, requests, drafted.served, drafted.conventions, config, progress)
     rows = _rows(config, pair, found, drafted.served)
     speed = None
@@ -176,7 +175,7 @@ def load_scored(config: ServedConfig) -> Pair:
     """
     choice, paths = config.engine, (config.target, config.draft)
     served = choice.target or config.target, choice.draft or config.draft
-    if choice.engine == "transformers":  # runs in this process, with the scored models
+    if choice.kind.in_process:  # with the scored models
         paths = served
     target = load_model(paths[0], dtype=config.dtype, device=config.device)
     draft = load_beside(target, paths[1], config.device)

@@ -11,15 +11,8 @@ from pydantic import Field, model_validator
 
 from paceline.config import Options
 from paceline.data.input_checks import InputChecks
-from paceline.engines.commands import (
-    Drafting,
-    DraftSampling,
-    EngineChoice,
-    Room,
-    Setup,
-    proposals_of,
-)
-from paceline.engines.contract import untested
+from paceline.engines.commands import EngineChoice, Setup
+from paceline.engines.kinds import Drafting, DraftSampling, Room, names_of, untested
 from paceline.engines.process import client_of, connect, started
 from paceline.errors import EngineError
 from paceline.measure.engine_costs import StepTimer, WriteCosts, check_replaceable
@@ -78,9 +71,12 @@ class ServedConfig(PairConfig):
 
     @model_validator(mode="after")
     def _fits_the_engine(self) -> ServedConfig:
-        engine = self.engine.engine
-        if self.drafting == "probabilistic" and engine != "vllm":
-            raise ValueError(f"drafting=probabilistic is for vllm, not {engine}; leave it out")
+        kind = self.engine.kind
+        if self.drafting == "probabilistic" and not kind.samples_drafts:
+            others = names_of(lambda other: other.samples_drafts)
+            raise ValueError(
+                f"drafting=probabilistic is for {others}, not {kind.name}; leave it out"
+            )
         if self.draft_sampling is not None:
             raise ValueError(
                 "draft_sampling does not apply to engines; set drafting=greedy or probabilistic"
@@ -96,13 +92,13 @@ class ServedConfig(PairConfig):
                 "write_costs starts the engine with and without the draft, so it cannot use a "
                 "running server; leave url out"
             )
-        if costs is not None and engine == "transformers" and set(costs.batch_sizes) != {1}:
+        if costs is not None and kind.one_at_a_time and set(costs.batch_sizes) != {1}:
             raise ValueError(
-                "transformers assists one text at a time; leave write_costs.batch_sizes at [1]"
+                f"{kind.name} assists one text at a time; leave write_costs.batch_sizes at [1]"
             )
-        if engine == "transformers" and self.sampling.top_p < 1:
+        if kind.processes_twice and self.sampling.top_p < 1:
             raise ValueError(
-                "predictions do not support top_p with transformers, which applies it twice to the "
+                f"predictions do not support top_p with {kind.name}, which applies it twice to the "
                 "draft; use top_k or neither"
             )
         return self
@@ -110,7 +106,7 @@ class ServedConfig(PairConfig):
     @property
     def proposals(self) -> SamplingParams:
         """Sampling parameters of the engine's drafts."""
-        return proposals_of(self.engine.engine, self.drafting, self.sampling)
+        return self.engine.kind.proposals(self.drafting, self.sampling)
 
     @property
     def answered_gammas(self) -> list[int]:
@@ -121,7 +117,7 @@ class ServedConfig(PairConfig):
     def num_starts(self, num_requests: int) -> int:
         """Starts of each server: one if nothing is timed, or the engine cannot be restarted."""
         costs, choice = self.write_costs, self.engine
-        if choice.engine == "transformers" or choice.url is not None:
+        if choice.kind.in_process or choice.url is not None:
             return 1
         if costs is None:
             return min(self.starts, num_requests) if self.plain else 1
@@ -253,10 +249,11 @@ class _Runner:
 
     def run_in_process(self, pair: Pair) -> None:
         """Answer each request with and without the draft in turn."""
-        from paceline.engines.assisted import Transformers
+        load = self._config.engine.kind.load
+        assert load is not None, "runs as a server"
 
         def engine_of(gamma: int) -> Engine:
-            return Transformers(pair.target, pair.draft if gamma else None, gamma)
+            return load(pair.target, pair.draft if gamma else None, gamma)
 
         engines = {gamma: engine_of(gamma) for gamma in self._config.answered_gammas}
         self._serve(engines, range(len(self._requests)))
@@ -279,15 +276,10 @@ class _Runner:
     def _check_drafted(self, answer: Served) -> None:
         if answer.blocks is not None and answer.blocks.num_drafted:
             return
-        engine = self._config.engine.engine
-        advice = {
-            "llamacpp": "start llama-server with --spec-type draft-simple, and read its log: it "
-            "ignores drafts whose tokenizer it finds incompatible",
-            "vllm": "start it with --speculative-config",
-            "sglang": "start it with --speculative-algorithm STANDALONE",
-            "transformers": "use longer prompts or raise max_new_tokens",
-        }[engine]
-        raise EngineError(f"{engine} served without the draft: nothing was drafted; {advice}")
+        kind = self._config.engine.kind
+        raise EngineError(
+            f"{kind.name} served without the draft: nothing was drafted; {kind.advice}"
+        )
 
     @contextmanager
     def _server(self, gamma: int) -> Generator[Engine]:

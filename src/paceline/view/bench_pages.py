@@ -14,7 +14,7 @@ from paceline.results.frontier import ORACLE, TARGET_ALONE, family_of, is_lossle
 from paceline.view import charts
 from paceline.view.bench_run import ordered_cells
 from paceline.view.charts import Axis, plotted
-from paceline.view.definitions import words_of
+from paceline.view.definitions import of_users, words_of
 from paceline.view.page import (
     Fact,
     Figure,
@@ -177,7 +177,9 @@ def _sections(cells: Cells, suffix: str) -> list[Section]:
         "Predicted and measured": _predictions(drawn),
         "All cells": [table],
     }
-    return [Section(f"{title}{suffix}", found, _TERMS) for title, found in blocks.items() if found]
+    measured = {row.setting.get("rule") for row in frontier.rows}
+    terms = (*_TERMS, *(name for name in of_users() if name in measured))
+    return [Section(f"{title}{suffix}", found, terms) for title, found in blocks.items() if found]
 
 
 def _lines(frontier: Frontier) -> list[Row]:

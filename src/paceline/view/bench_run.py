@@ -9,29 +9,38 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic import ValidationError
 
 from paceline.bench.answers import context_of, key_of, read_rows
-from paceline.bench.settings import TARGET_BONUS, setting_of
+from paceline.bench.settings import setting_of
 from paceline.bench.workbench import Grid, cell_key
+from paceline.config import fields_of
+from paceline.core.rule_base import Rule, name_of
+from paceline.core.rules import DEFAULT_RULES, RULES
+from paceline.decode.strategies import STRATEGIES
 from paceline.errors import UsageError
+from paceline.extensions import imported_variants
 from paceline.permissions import Origin
 from paceline.records import RunDirectory
 from paceline.results.frontier import TARGET_ALONE, Frontier, family_of
 from paceline.view.page import grouped, sampling_words
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from paceline.results.row import Label, Row
 
-_ORDER = (  # related families next to each other, as in the papers
-    *("lossless", "lossy beta 1.0", "lossy beta tuned"),
-    *("lenient linear", "lenient square", "lenient exponential"),
-    *("bild", "chow", "chow_log", "diff", "diff_log", "opt", "opt_log"),
-    *("token_v1", "token_v2", "token_v3"),
-    *("token_cascade", "sequence_cascade", "sequence_cascade normalised", "big_little"),
-)
-_THRESHOLDS = ("alpha", "epsilon", "threshold", "rollback")
-_LENGTHS = ("gamma", "fallback")
+
+def _texts(setting: Mapping[str, Any], kind: type) -> list[str]:
+    """The settings of a rule that are texts, its name among them."""
+    values = (setting.get(key) for key in fields_of(kind))
+    return [value for value in values if isinstance(value, str)]
+
+
+_BUILT_IN: dict[str, type] = {
+    **{name_of(kind): kind for kind in sorted(RULES, key=lambda kind: not kind.is_baseline)},
+    **STRATEGIES,
+}
+"""Related rules next to each other, as in the papers, then the strategies."""
+_VARIANTS = [_texts(vars(rule), type(rule)) for rule in DEFAULT_RULES]
 
 
 @dataclass(frozen=True)
@@ -129,16 +138,22 @@ def ordered_cells(frontier: Frontier) -> list[Row]:
 
     Related families are next to each other; the target alone is left out.
     """
-    places = {name: place for place, name in enumerate(_ORDER)}
-
-    def place(row: Row) -> tuple[int, str, float, float]:
-        # A bench has one bonus, so the families of rules with either are in one place.
-        known = places.get(family_of(row).removesuffix(f" {TARGET_BONUS}"), len(places))
-        return known, family_of(row), _first(row, _LENGTHS), _first(row, _THRESHOLDS)
-
-    return sorted((row for row in frontier.rows if family_of(row) != TARGET_ALONE), key=place)
+    return sorted((row for row in frontier.rows if family_of(row) != TARGET_ALONE), key=_place)
 
 
-def _first(row: Row, names: Sequence[str]) -> float:
-    """The first of these settings that the row has; else 0."""
-    return next((float(row.setting[name]) for name in names if name in row.setting), 0.0)
+def _place(row: Row) -> tuple[Any, ...]:
+    """By rule or strategy, its variant, family, gamma, and the other numbers of the setting."""
+    setting = row.setting
+    kinds = _BUILT_IN | {name_of(kind): kind for kind in imported_variants(Rule)}
+    strategy, rule = str(setting.get("strategy")), str(setting.get("rule"))
+    fields = [key for name in (strategy, rule) if name in kinds for key in fields_of(kinds[name])]
+    known = (setting.get(key, 0.0) for key in ("gamma", *fields))
+    numbers = [value for value in known if isinstance(value, int | float)]
+    texts = _texts(setting, kinds[rule]) if rule in kinds else []
+    places = {kind: place for place, kind in enumerate(kinds)}
+    return (
+        places.get(rule if strategy == "speculative" else strategy, len(places)),
+        _VARIANTS.index(texts) if texts in _VARIANTS else -1,
+        family_of(row),
+        *numbers,
+    )

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from paceline.core.rule_base import Rule, name_of
+from paceline.core.rules import RULES
+from paceline.decode.strategies import STRATEGIES
+from paceline.extensions import imported_variants
 from paceline.results import figures
 from paceline.results.built_in import PAPERS
 
@@ -72,46 +76,10 @@ _CITED = (
     ("Direct Alignment", "section 2.3", "TVD++", "objective tvd_plus_plus: the policy gradient of "
      "TVD with normalised rewards. The reward of a token is 1 if p > q, else 0; the advantage is "
      "(reward - mean) / standard deviation."),
-    ("DistillSpec", "section 4", "lenient", "rule: accept a drafted token with probability min(1, "
-     "f(p) / q). f is p / epsilon (linear), p / epsilon squared (square) or p to the power of "
-     "epsilon (exponential); epsilon 1 is lossless. At temperature 0: if f(p) is at least the "
-     "largest p, with p before temperature."),
-    ("Faster Cascades", "section 2", "lossy", "rule: accept with probability min(1, p / ((1 - "
-     "alpha) q)); beta scales p where a rejected token is replaced. At temperature 0: if p / (1 - "
-     "alpha) is at least the largest p, with p before temperature."),
-    ("Faster Cascades", "section 5", "bild", "rule: defer to the target where the cross entropy of "
-     "the draft with the target is above a threshold; after Kim et al. 2023."),
-    ("Faster Cascades", "eq. 2", "chow", "rule: defer where the draft's largest probability is "
-     "below 1 - alpha."),
-    ("Faster Cascades", "table 1", "chow_log", "rule: defer where the draft's entropy is above "
-     "alpha."),
-    ("Faster Cascades", "eq. 5", "diff", "rule: defer where the target's largest probability is "
-     "above the draft's by alpha."),
-    ("Faster Cascades", "table 1", "diff_log", "rule: defer where the draft's entropy is above the "
-     "target's by alpha."),
-    ("Faster Cascades", "eq. 10", "opt", "rule: defer where the target's largest probability is "
-     "above the draft's by alpha times the TVD of the two distributions."),
-    ("Faster Cascades", "table 1", "opt_log", "rule: defer where the draft's entropy is above the "
-     "target's by alpha times the TVD of the two distributions."),
-    ("Faster Cascades", "eq. 13", "token_v1", "rule: defer the tokens whose draft probability is "
-     "below the target's largest - alpha."),
-    ("Faster Cascades", "eq. 14", "token_v2", "rule: defer the tokens whose target probability is "
-     "below the target's largest - alpha."),
-    ("Faster Cascades", "eq. 15", "token_v3", "rule: defer the tokens whose target probability is "
-     "below (1 - alpha) times the target's largest."),
-    ("Faster Cascades", "algorithm 2", "token_cascade", "the draft writes while it is confident; "
-     "the target writes the next token. Nothing is checked."),
-    ("Faster Cascades", "algorithm 3", "oracle_cascade", "a cascade whose rule sees both models at "
-     "every token."),
-    ("Faster Cascades", "eq. 1", "sequence_cascade", "the draft answers whole prompts where it is "
-     "confident."),
 )  # fmt: skip
 
 _NAMES = (
     ("unaligned", "the draft before distillation, also called the base draft."),
-    ("autoregressive", "the model alone, without a draft."),
-    ("big_little", "the draft writes while it is confident; the target checks the text and rolls "
-     "it back where they differ. Kim et al. 2023."),
     (ALPHA, "the number in a rule's setting, which trades quality for cost. It is not the "
      "acceptance, which DistillSpec also calls alpha."),
 )  # fmt: skip
@@ -123,10 +91,23 @@ def _registered(figure: Figure) -> Definition:
     return Definition(term, f"{figure.definition}.", figure.symbol, *place)
 
 
+def _cited(term: str, text: str, source: tuple[str, str] | None) -> Definition:
+    paper = PAPERS.get(source[0]) if source else None
+    return Definition(term, text, "", ", ".join(source or ()), paper.link if paper else "")
+
+
+def _of_rule(kind: type[Rule]) -> Definition:
+    text = kind.definition or (kind.__doc__ or "").strip().partition("\n")[0]
+    return _cited(name_of(kind), f"rule: {text[:1].lower()}{text[1:]}", kind.source)
+
+
 _OCCURRING = (
+    *(_cited(term, text, (paper, place)) for paper, place, term, text in _CITED),
+    *(_of_rule(kind) for kind in RULES if not kind.exact),
     *(
-        Definition(term, text, source=f"{paper}, {place}", link=PAPERS[paper].link)
-        for paper, place, term, text in _CITED
+        _cited(name, kind.definition, kind.source)
+        for name, kind in STRATEGIES.items()
+        if kind.definition
     ),
     *(Definition(*one) for one in _NAMES),
     *(
@@ -147,6 +128,15 @@ TERMS_OF_WORDS = {term: term for term in DEFINITIONS} | {
     words: one.term for words, one in _FIGURES.items()
 }
 """Terms by the words of tables and axes."""
+
+
+def of_users() -> dict[str, Definition]:
+    """The users' rules that configurations have named, except those with the name of a term."""
+    return {
+        name_of(kind): _of_rule(kind)
+        for kind in imported_variants(Rule)
+        if name_of(kind) not in DEFINITIONS
+    }
 
 
 def words_of(name: str) -> str:

@@ -23,7 +23,7 @@ import yaml
 import paceline
 from paceline.records import atomic_write_text
 from paceline.view import charts
-from paceline.view.definitions import DEFINITIONS, TERMS_OF_WORDS
+from paceline.view.definitions import DEFINITIONS, TERMS_OF_WORDS, of_users
 from paceline.view.page import Figure, Mark, Table, columns_of, is_unknown, numeric
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def render(page: Page) -> str:
         .render(
             page=page,
             terms=terms,
-            definitions={term: DEFINITIONS[term] for term in used},
+            definitions={term: (DEFINITIONS | of_users())[term] for term in used},
             style=template("style.css"),
             script=template("page.js"),
             library=_library() if any(isinstance(block, Figure) for block in page.blocks) else "",

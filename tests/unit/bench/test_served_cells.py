@@ -18,15 +18,9 @@ from paceline.core.rules import Chow, Lossless
 from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.engines.client import Client
-from paceline.engines.commands import (
-    Drafting,
-    EngineChoice,
-    Room,
-    Setup,
-    server_command,
-    server_environment,
-)
+from paceline.engines.commands import EngineChoice, Setup, server_command, server_environment
 from paceline.engines.contract import Request
+from paceline.engines.kinds import Drafting, Room
 from paceline.engines.process import started
 from paceline.engines.servers import VerifiedBlock, VllmServer, examined, stream_answer
 from paceline.engines.vllm_plugin import read_rule

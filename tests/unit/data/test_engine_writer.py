@@ -122,7 +122,7 @@ def test_a_server_that_does_not_start_is_one_line(folder: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("engine", "says"),
     [
-        ({"engine": "transformers"}, "give vllm, llamacpp or sglang without url"),
+        ({"engine": "transformers"}, "give vllm, sglang or llamacpp without url"),
         ({"engine": "vllm", "url": "http://127.0.0.1:1"}, "set writer.kind to openai"),
         ({"engine": "vllm", "draft": "d"}, "writer.engine.draft is not used"),
     ],

@@ -13,7 +13,8 @@ from paceline.bench.tune import in_engine_seconds
 from paceline.config import validate
 from paceline.core.sampling import SamplingParams
 from paceline.decode.strategies import Autoregressive, Speculative
-from paceline.engines.contract import BlockCounts, Engine, Request, Served, Together, untested
+from paceline.engines.contract import BlockCounts, Engine, Request, Served, Together
+from paceline.engines.kinds import untested
 from paceline.errors import EngineError, PacelineError, UsageError
 from paceline.measure import MeasureConfig, measure
 from paceline.measure.engine_costs import (

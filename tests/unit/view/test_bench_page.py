@@ -9,14 +9,23 @@ import pytest
 from paceline.bench.answers import key_of
 from paceline.bench.prediction import Prediction, with_predictions
 from paceline.bench.workbench import Grid
-from paceline.core.rules import Chow, ChowLog, Diff, Lossless, Opt
-from paceline.decode.strategies import BigLittle, Oracle, ResponseByResponse
+from paceline.config import validate
+from paceline.core.rules import Chow, ChowLog, Diff, Lenient, Lossless, Lossy, Opt
+from paceline.decode.draft_policies import Confident
+from paceline.decode.strategies import (
+    BigLittle,
+    Oracle,
+    ResponseByResponse,
+    Speculative,
+    TokenByToken,
+)
 from paceline.errors import UsageError
 from paceline.results.frontier import Frontier
 from paceline.results.row import Row
 from paceline.view.bench_run import ordered_cells
 from paceline.view.page import Page
 from paceline.view.read import read_page
+from paceline.view.render import render
 from support import reports
 from support.results import ALONE, example, row, steady, write_rows
 
@@ -26,6 +35,7 @@ ROWS = [
     steady(Chow(0.6), 0.4, 4.0),
     steady(Opt(0.2), 0.45, 2.5),
 ]
+KINDS = ("exponential", "square", "linear")
 BEST, CELLS = "Best setting of each family", "All cells"
 
 
@@ -208,6 +218,53 @@ def test_a_line_joins_the_cells_of_one_gamma_or_fallback_by_their_threshold():
     assert lines == sorted(lines, key=list(dict.fromkeys(lines)).index)
     assert [one["alpha"] for one in found[:6]] == [0.1, 0.5, 0.9] * 2
     assert [one["rollback"] for one in found[6:]] == [1.0, 4.0] * 2
+
+
+OWN = """
+from pydantic.dataclasses import dataclass
+from paceline.core.rule_base import STRICT
+from paceline.core.rules import BinaryCascade
+
+@dataclass(frozen=True, config=STRICT)
+class Flat(BinaryCascade):
+    \"\"\"Defers where the draft's distribution is flat.\"\"\"
+
+    width: float
+
+    def defers(self, at):
+        return at.draft_raw.amax(-1, keepdim=True) < self.width
+"""
+
+
+def test_a_users_rule_has_a_definition_and_its_cells_the_order_of_its_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "flat_rule.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PACELINE_IMPORTS", "flat_rule")
+    rules = [{"import": "flat_rule:Flat", "width": width} for width in (0.5, 0.1, 0.3)]
+    cells = [steady(rule) for rule in validate(Grid, {"rules": rules}).rules]
+    page = page_of(tmp_path / "run", [*ROWS, *cells])
+    found = [line["setting"] for line in rows_of(page, CELLS) if line["family"] == "Flat"]
+    assert found == [f"width {width}, gamma 4" for width in (0.1, 0.3, 0.5)]
+    assert "rule: defers where the draft&#39;s distribution is flat." in render(page)
+    assert "Flat" not in {name for part in page_of(tmp_path, ROWS).sections for name in part.terms}
+
+
+def test_cells_are_in_the_order_of_their_rules_with_any_policy_and_bonus():
+    rules = [Opt(0.2), Lossy(0.2, "tuned"), *(Lenient(kind, 0.5) for kind in KINDS), Lossy(0.2)]
+    more: dict[str, Any] = {"policy": Confident(0.5), "bonus": "target"}
+    cells: list[Any] = [Speculative(rule=rule, **more) for rule in [*rules, Lossless()]]
+    cells += [Oracle(rule=Diff(alpha)) for alpha in (0.4, 0.1)]
+    cells += [BigLittle(fallback=0.5, rollback=1.0), TokenByToken(alpha=0.5)]
+    found = ordered_cells(Frontier([steady(ALONE), *map(steady, cells)]))
+    names = [str(cell.setting["family"]).partition(" confident")[0] for cell in found]
+    assert names == [
+        *("lossless", "lossy beta 1.0", "lossy beta tuned"),
+        *("lenient linear", "lenient square", "lenient exponential", "opt"),
+        *("token_cascade", "big_little", "oracle_cascade diff", "oracle_cascade diff"),
+    ]
+    assert [cell.setting.get("alpha") for cell in found[-2:]] == [0.1, 0.4]
 
 
 def test_a_family_has_one_colour_in_all_charts_and_an_oracle_has_no_speed(tmp_path: Path):

@@ -1,5 +1,6 @@
 """Study files beside rows, the setup of a study, commands for other models, terms that occur."""
 
+import re
 import shlex
 from pathlib import Path
 from typing import Any, get_args
@@ -11,6 +12,8 @@ from typer.testing import CliRunner
 from paceline.cli.main import app
 from paceline.config import validate
 from paceline.core.bootstrap import Interval
+from paceline.core.rule_base import Rule, name_of
+from paceline.core.rules import DEFAULT_RULES, RULES
 from paceline.results.built_in import PAPERS
 from paceline.results.row import Row, Source, write_rows
 from paceline.studies.claim_file import Claim, Paper
@@ -275,6 +278,14 @@ def test_every_recipe_and_paper_has_a_definition_with_its_address():
         "Faster Cascades": "arXiv 2405.19261",
         "Direct Alignment": "arXiv 2403.00858",
     }
+
+
+@pytest.mark.parametrize("kind", [kind for kind in RULES if not kind.exact])
+def test_every_rule_has_a_definition_with_its_address_and_default_settings(kind: type[Rule]):
+    found = OCCURRING[name_of(kind)]
+    assert re.fullmatch(r"rule: [a-z].*\.", found.definition)
+    assert found.link in {paper.link for paper in PAPERS.values()}
+    assert [type(rule) for rule in DEFAULT_RULES].count(kind) > 1
 
 
 @pytest.mark.parametrize(
