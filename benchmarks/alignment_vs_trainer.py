@@ -41,7 +41,7 @@ from pairing import ratio, show
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paceline.data.collate import Row
+    from paceline.data.collate import TokenRow
 
     Pairs = list[tuple[list[int], list[int]]]
 
@@ -146,7 +146,7 @@ class Ours:
         )
         self.plan = StepPlan(config.objective)
         self.size = options.batch
-        self.rows: list[Row] = rows_of(target, *zip(*pairs, strict=True))
+        self.rows: list[TokenRow] = rows_of(target, *zip(*pairs, strict=True))
         self.number = 0
 
     def step(self) -> tuple[float, int]:

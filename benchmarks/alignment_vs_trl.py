@@ -27,7 +27,7 @@ import torch
 
 from paceline.core.sampling import SamplingParams
 from paceline.data import read_prompts
-from paceline.data.collate import Row
+from paceline.data.collate import TokenRow
 from paceline.data.examples import Example
 from paceline.data.sources import ExampleStream, SampledText, TextBatch
 from paceline.models import load_model
@@ -174,7 +174,7 @@ class Ours:
         first = self.number * size % len(self.examples)
         chosen = self.examples[first : first + size]
         return TextBatch(
-            [Row(example.tokens, example.prompt_length) for example in chosen], "fixed"
+            [TokenRow(example.tokens, example.prompt_length) for example in chosen], "fixed"
         )
 
     def step(self) -> tuple[float, int]:

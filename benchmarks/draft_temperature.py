@@ -18,8 +18,7 @@ from paceline.core.bootstrap import mean_interval, ratio_interval
 from paceline.core.sampling import SamplingParams
 from paceline.core.speed import block_efficiency_from_text
 from paceline.decode import AutoregressiveDecoder
-from paceline.measure.acceptance import score_texts
-from paceline.progress import silent
+from paceline.measure.acceptance import PairTexts, score_texts
 from paceline.rng import named_generator
 from pairing import pair_parser, served_pair, show
 
@@ -43,8 +42,9 @@ def scores_of(
     texts = [generation.tokens for generation in found]
     return {
         draft_temperature: score_texts(
-            *(*pair, prompts, texts, sampling, silent),
-            SamplingParams(temperature=draft_temperature),
+            PairTexts(
+                *pair, prompts, texts, sampling, SamplingParams(temperature=draft_temperature)
+            )
         )
         for draft_temperature in options.draft_temperatures
     }

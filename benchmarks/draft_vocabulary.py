@@ -20,9 +20,8 @@ from paceline.core.sampling import SamplingParams, to_probs
 from paceline.data import read_prompts
 from paceline.decode import AutoregressiveDecoder
 from paceline.decode.block import draw
-from paceline.measure.acceptance import forced_logits, score_texts
+from paceline.measure.acceptance import PairTexts, forced_logits, score_texts
 from paceline.models import CausalModel, load_model, prepare_for_decoding, wrap_model
-from paceline.progress import silent
 from pairing import ratio, show
 
 
@@ -55,7 +54,7 @@ def main() -> None:
     decoder = AutoregressiveDecoder(served, SamplingParams())
     texts = [generation.tokens for generation in decoder.generate(prompts, options.new_tokens)]
     for name, draft in (("subset", some), ("whole", every)):
-        scores = score_texts(target, draft, prompts, texts, SamplingParams(), silent)
+        scores = score_texts(PairTexts(target, draft, prompts, texts, SamplingParams()))
         lengths = scores.mask_BT.sum(-1)
         rng = torch.Generator().manual_seed(0)
         acceptance = ratio_interval(scores.acceptance_BT.sum(-1), lengths, rng=rng)

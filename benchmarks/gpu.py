@@ -38,7 +38,7 @@ from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams
 from paceline.core.stats import DecodeStats
 from paceline.data import read_prompts
-from paceline.data.collate import Row
+from paceline.data.collate import TokenRow
 from paceline.data.python_docs import write_python_docs
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.decode.block import draw, verify
@@ -283,7 +283,9 @@ def report_alignment(
     accelerator = Accelerator(cpu=options.device == "cpu")
     vocab_size = target.vocab_size
     stepper = Stepper(student, target, config, accelerator, vocab_size=vocab_size, bfloat16=True)
-    rows = [Row(prompt, 1) for prompt in made_prompts(options.rows, vocab_size, options.length)]
+    rows = [
+        TokenRow(prompt, 1) for prompt in made_prompts(options.rows, vocab_size, options.length)
+    ]
     plan = StepPlan(config.objective)
     stepper.step(rows, 1e-5, plan)
     on_gpu = torch.cuda.is_available()

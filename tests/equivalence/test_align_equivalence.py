@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.data.collate import Row
+from paceline.data.collate import TokenRow
 from paceline.errors import ConfigError
 from paceline.models import load_model
 from paceline.models.drafts.layers import layer_list
@@ -20,7 +20,7 @@ from paceline.train import AlignConfig, align
 from paceline.train.step import StepFigures, Stepper
 from support.runs import align_config, losses, two_processes, write_corpus, write_pair
 
-RowsOfSteps = list[list[Row]]
+RowsOfSteps = list[list[TokenRow]]
 
 
 ARCHITECTURES = ("llama", "t5_v1_1", "marian")
@@ -56,7 +56,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> RowsOfSteps:
     rows_of_steps: RowsOfSteps = []
     step = Stepper.step
 
-    def spy(self: Stepper, rows: list[Row], *rest: Any) -> StepFigures:
+    def spy(self: Stepper, rows: list[TokenRow], *rest: Any) -> StepFigures:
         rows_of_steps.append(rows)
         return step(self, rows, *rest)
 
@@ -68,7 +68,7 @@ def changes(**settings: Any) -> dict[str, Any]:
     return {"max_prompt_tokens": 12, "max_completion_tokens": 30, "num_steps": 4, **settings}
 
 
-def logits_of(hf: Any, row: Row) -> Tensor:
+def logits_of(hf: Any, row: TokenRow) -> Tensor:
     """Before each token that is trained."""
     tokens = torch.tensor([list(row.tokens)])
     texts = {"input_ids": tokens}
@@ -237,7 +237,7 @@ def test_means_over_sequences_and_over_tokens_are_two_numbers(folder: Path, tmp_
 
 
 def continuation(
-    directory: Path, row: Row, length: int, stored: torch.dtype = torch.float32
+    directory: Path, row: TokenRow, length: int, stored: torch.dtype = torch.float32
 ) -> list[int]:
     """What transformers writes greedily after the row's prompt, from weights rounded so."""
     hf = load_model(directory, dtype="float32").hf.to(stored).float()

@@ -17,9 +17,8 @@ from torch import Tensor
 from paceline.core.sampling import SamplingParams
 from paceline.core.speed import judged_places
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
-from paceline.measure.acceptance import TextScores, budgets_of, score_texts
+from paceline.measure.acceptance import PairTexts, TextScores, budgets_of, score_texts
 from paceline.models.fakes import TableModel
-from paceline.progress import silent
 
 NUM_TEXTS = 2000
 ERRORS = 4.5
@@ -47,7 +46,7 @@ def scored(target: TableModel, draft: TableModel, budget: int) -> TextScores:
     texts = AutoregressiveDecoder(target).generate([PROMPT] * NUM_TEXTS, budget, seed=10**6)
     tokens = [text.tokens for text in texts]
     prompts = [PROMPT] * NUM_TEXTS
-    return score_texts(target, draft, prompts, tokens, SamplingParams(), silent)
+    return score_texts(PairTexts(target, draft, prompts, tokens, SamplingParams()))
 
 
 @cache

@@ -10,17 +10,16 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
-from paceline.core.bootstrap import median_interval, ratio_of_ratios_interval
+from paceline.core.bootstrap import Interval, median_interval, ratio_of_ratios_interval
 from paceline.measure import verdict
 from paceline.measure.engine_costs import StepCost
 from paceline.measure.latency import PassCosts
-from paceline.measure.results import AcceptanceRow, GammaRow, IntervalRow
 from paceline.measure.verdict import (
     ExpectedSpeed,
     decide,
@@ -28,7 +27,10 @@ from paceline.measure.verdict import (
     expected_speeds,
 )
 from support.engines import costs_of
-from support.results import acceptance_row, gamma_row, speed_row
+from support.results import gamma_row
+
+if TYPE_CHECKING:
+    from paceline.results.row import Row
 
 RUNS, RESAMPLES = 200, 199
 ONE, FIVE = (3,), (1, 2, 3, 4, 5)
@@ -97,7 +99,7 @@ def in_an_engine(
 
     def step(gamma: int, mean: float) -> StepCost:
         rounds = mean * normal(12, world.passes / 2, rng).exp()
-        seconds = IntervalRow.of(median_interval(rounds))
+        seconds = median_interval(rounds)
         of_start = [seconds.value]
         return StepCost(
             gamma=gamma, batch_size=1, seconds=seconds, seconds_by_start=of_start, num_steps=9
@@ -107,21 +109,23 @@ def in_an_engine(
     return costs.step_costs(gammas, 1)
 
 
-def row(gamma: int, tau: float, passes: PassCosts) -> GammaRow:
-    return gamma_row(
+def row(gamma: int, passes: PassCosts, counts: tuple[Tensor, Tensor]) -> Row:
+    base = gamma_row(
         gamma,
-        tau,
+        count=len(counts[0]),
         drafting_cost_ratio=passes.drafting_cost_ratio(gamma),
         block_cost_ratio=passes.block_cost_ratio(gamma),
-        expected_speedup=passes.expected_speedup(tau, gamma),
+        block_cost=1 / passes.expected_speedup(1.0, gamma),
     )
+    return base.extended(dict(zip(("emitted", "calls"), counts, strict=True)))
 
 
-Way = Callable[[AcceptanceRow, list[ExpectedSpeed], PassCosts], str]
+ALPHA = Interval(0.5, 0.45, 0.55)
+Way = Callable[[list[ExpectedSpeed], PassCosts], str]
 
 
-def judged(text: AcceptanceRow, found: list[ExpectedSpeed], costs: PassCosts) -> str:
-    return decide_by_expected(text, found, costs)[1].word
+def judged(found: list[ExpectedSpeed], costs: PassCosts) -> str:
+    return decide_by_expected(ALPHA, found, costs)[1].word
 
 
 def expected(
@@ -139,16 +143,15 @@ def expected(
     for seed in range(runs):
         counts = texts(world, gammas, count, rng)
         costs = costs_of(world, gammas, world.tau / speedup, rng)
-        taus = [float(tokens.sum() / blocks.sum()) for tokens, blocks in counts]
-        rows = [row(gamma, tau, costs) for gamma, tau in zip(gammas, taus, strict=True)]
-        speeds = expected_speeds(rows, counts, costs, seed=seed, num_resamples=RESAMPLES)
+        rows = [row(gamma, costs, each) for gamma, each in zip(gammas, counts, strict=True)]
+        speeds = expected_speeds(rows, costs, seed=seed, num_resamples=RESAMPLES)
         for way, words in zip(ways, found, strict=True):
-            words[way(acceptance_row(count), speeds, costs)] += 1 / runs
+            words[way(speeds, costs)] += 1 / runs
     return found
 
 
 def go_if(bound: Callable[[ExpectedSpeed], float]) -> Way:
-    return lambda _, found, __: "GO" if max(map(bound, found)) > 1 else "NO-GO"
+    return lambda found, _: "GO" if max(map(bound, found)) > 1 else "NO-GO"
 
 
 BY_VALUE = go_if(lambda one: one.speedup.value)
@@ -219,9 +222,7 @@ def timed(speedup: float, count: int, runs: int = RUNS) -> Shares:
         measured = ratio_of_ratios_interval(
             (baseline_s, tokens), (method_s, tokens), rng=rng, num_resamples=RESAMPLES
         )
-        speed = speed_row(IntervalRow.of(measured), count)
-        passes = timed_here(PASSES, ONE, 2.0, rng)
-        found[decide(acceptance_row(count), row(3, 2.0, passes), speed).word] += 1 / runs
+        found[decide(ALPHA, gamma_row(3), measured, count).word] += 1 / runs
     return found
 
 

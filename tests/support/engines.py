@@ -22,13 +22,13 @@ from pyarrow import parquet
 
 from paceline.cli.main import main
 from paceline.config import validate
+from paceline.core.bootstrap import Interval
 from paceline.core.sampling import SamplingParams
 from paceline.core.stats import DecodeStats
 from paceline.data.answering import ShardStore
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.decode.text import Block, count_blocks
 from paceline.measure.engine_costs import EngineCosts, StepCost
-from paceline.measure.results import IntervalRow
 from paceline.measure.served_runs import ServedConfig
 from paceline.measure.starts import Starts
 from paceline.models import CausalModel, HfModel, load_model, prepare_for_decoding
@@ -379,11 +379,10 @@ def many_prompts(folder: Path) -> Path:
 
 
 def step(gamma: int, seconds: float, batch_size: int = 1) -> StepCost:
-    row = IntervalRow(value=seconds, low=seconds * 0.9, high=seconds * 1.1)
     return StepCost(
         gamma=gamma,
         batch_size=batch_size,
-        seconds=row,
+        seconds=Interval(seconds, seconds * 0.9, seconds * 1.1),
         seconds_by_start=[seconds],
         num_steps=100,
     )

@@ -11,7 +11,6 @@ from paceline.config import validate
 from paceline.core.rules import AnyRule
 from paceline.core.sampling import SamplingParams
 from paceline.decode.strategies import AnyStrategy, Autoregressive, DecodingConfig, Speculative
-from paceline.measure.results import AcceptanceRow, GammaRow, IntervalRow, SpeedRow
 from paceline.results.row import Row, Source
 from paceline.studies.claim_file import ClaimFile
 from paceline.studies.study_file import StudyConfig
@@ -100,41 +99,16 @@ def write_rows(folder: Path, rows: Sequence[Row]) -> Path:
     return folder
 
 
-def acceptance_row(count: int = 32, alpha: float = 0.5, error: float = 0.05) -> AcceptanceRow:
-    """Texts of 64 tokens."""
-    interval = IntervalRow(value=alpha, low=alpha - error, high=alpha + error)
-    return AcceptanceRow(
-        num_prompts=count,
-        num_tokens=64 * count,
-        expected_acceptance=interval,
-        greedy_draft_acceptance=interval,
-        greedy_agreement=interval,
-        acceptance_by_position=[alpha],
-    )
-
-
-def gamma_row(gamma: int, tau: float = 2.0, **figures: Any) -> GammaRow:
-    """Blocks that draft gamma tokens."""
-    values = {"drafted_per_block": gamma, "break_even_acceptance": 0.5, "mbsu": 1.0} | figures
-    return GammaRow(gamma=gamma, block_efficiency_iid=tau, block_efficiency=tau, **values)
-
-
-def speed_row(speedup: IntervalRow, count: int = 32, gamma: int = 3) -> SpeedRow:
-    """Timed requests of 64 tokens."""
-    return SpeedRow(
-        gamma=gamma,
-        num_requests=count,
-        num_tokens=64 * count,
-        speedup=speedup,
-        decoding_speedup=speedup,
-        cost_ratio=0.2,
-        predicted_speedup=1.0,
-        measured_over_predicted=1.0,
-        engine_efficiency=1.0,
-        baseline_tokens_per_s=1.0,
-        speculative_tokens_per_s=1.0,
-        block_efficiency=2.0,
-        acceptance_rate=0.5,
+def gamma_row(gamma: int, tau: float = 2.0, count: int = 32, **totals: float) -> Row:
+    """Blocks that draft gamma tokens of texts of 64 tokens and cost two target passes."""
+    known = {"drafted_per_block": gamma, "break_even_acceptance": 0.5, "block_cost": 2.0}
+    return Row(
+        population="texts",
+        units=tuple(range(count)),
+        setting={"gamma": gamma},
+        sums={"emitted": (64.0,) * count, "calls": (64 / tau,) * count},
+        totals=known | totals,
+        source=Source(command="measure"),
     )
 
 

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from paceline.bench.answers import key_of
 from paceline.core.rule_base import with_bonus
 from paceline.decode.strategies import Speculative
+from paceline.measure.acceptance import PairTexts
 from paceline.measure.analysis import analyze_rules
 from paceline.measure.latency import PassCosts, PassTimer
+from paceline.measure.results import gamma_of
 from paceline.progress import Progress, silent
+from paceline.results.figures import FIGURES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     Passes = Callable[[Sequence[int]], PassCosts]
 
 _PASSES = 15
+_FIGURES = ("expected_rejection_rate", "block_efficiency", "surprisal")
 REJECTION, SURPRISAL, SPEEDUP = (
     *("predicted_rejection_rate", "predicted_surprisal", "predicted_decoding_speedup"),
 )
@@ -124,23 +128,26 @@ def _predict(
         begun = texts[0][:-1]
         timed = PassTimer(*work.pair, work.prompts[0], positive, sampling, drafts, begun)
         costs = timed.run(_PASSES)
-    target, draft = work.pair
-    analyzed = analyze_rules(
-        *(target, draft, work.prompts, texts, rules, sampling, gammas),
-        *(progress, work.max_new_tokens, drafts),
-    )
-    by_rule = dict(zip(map(repr, rules), analyzed, strict=True))
+    answers = PairTexts(*work.pair, work.prompts, texts, sampling, drafts, work.max_new_tokens)
+    analyzed = analyze_rules(answers, rules, gammas, progress)
+    by_rule = {
+        (repr(rule), gamma_of(row)): row
+        for rule, (_, *rows) in zip(rules, analyzed, strict=True)
+        for row in rows
+    }
     predictions: list[Prediction] = []
     for cell, strategy in zip(cells, strategies, strict=True):
         gamma = min(strategy.num_speculative_tokens, most)
-        effect = by_rule[repr(_rule(strategy))]
-        blocks = effect.blocks[gamma]
-        rejection, tau = blocks.rejection_rate, blocks.block_efficiency
+        row = by_rule[repr(_rule(strategy)), gamma]
+        rejection, tau, surprisal = (FIGURES[name].value(row) for name in _FIGURES)
+        tau = 1.0 if math.isnan(tau) else tau  # texts of a single token
         prediction = Prediction(
             key=work.key_of(cell),
             rejection=None if math.isnan(rejection) else rejection,
-            surprisal=effect.mean("surprisal"),
-            speedup=costs.expected_speedup(tau, gamma, blocks.drafted_per_block) if gamma else 1.0,
+            surprisal=surprisal,
+            speedup=costs.expected_speedup(tau, gamma, row.totals["drafted_per_block"])
+            if gamma
+            else 1.0,
         )
         predictions.append(prediction)
     return predictions

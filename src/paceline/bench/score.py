@@ -6,23 +6,28 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import torch
 from pydantic import Field, model_validator
 
 from paceline.bench.workbench import prompt_set
 from paceline.config import Options, StrictModel
+from paceline.core.bootstrap import Interval
+from paceline.core.bounded_means import bounded_mean_interval
 from paceline.core.sampling import SamplingParams
 from paceline.data.input_checks import InputChecks, checked
 from paceline.engines.contract import Request
 from paceline.engines.text_servers import TextServers
 from paceline.engines.texts import MAY_CHANGE, OpenAIWriter
-from paceline.measure.results import IntervalRow
 from paceline.models.loading import load_tokenizer
 from paceline.progress import Progress, silent
 from paceline.records import RunDirectory, append_jsonl, read_jsonl
+from paceline.rng import named_generator
 from paceline.tasks import TaskChoice
 from paceline.tasks.base import corpus_figures
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paceline.bench.workbench import PromptSet
     from paceline.engines.texts import Written
 
@@ -104,7 +109,7 @@ class Score(StrictModel):
     num_tokens: int
     num_cut: int
     """Answers that ended at max_new_tokens."""
-    score: IntervalRow | None
+    score: Interval | None
     corpus_scores: dict[str, float]
     corpus_intervals: dict[str, tuple[float, float]] = Field(default_factory=dict)
     signatures: dict[str, str]
@@ -194,10 +199,18 @@ def _summary(
         num_examples=len(ordered),
         num_tokens=sum(row.num_tokens for row in ordered),
         num_cut=sum(row.stop_reason == "length" for row in ordered),
-        score=IntervalRow.of_scores(scores, config.seed),
+        score=_mean(scores, config.seed),
         corpus_scores=corpus.scores,
         corpus_intervals=corpus.intervals,
         signatures=task.signatures(),
         servers=sorted({row.server for row in ordered}),
         tokens_per_s=rate,
     )
+
+
+def _mean(scores: Sequence[float], seed: int) -> Interval | None:
+    """Mean of scores in [0, 1]; None without scores."""
+    if not scores:
+        return None
+    rng = named_generator(seed, "mean score")
+    return bounded_mean_interval(torch.tensor(scores, dtype=torch.float64), rng=rng)

@@ -32,12 +32,14 @@ from paceline.measure import (
     measure,
     verify_losslessness,
 )
+from paceline.measure.results import gamma_of
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.answer_text import answer_text
 from paceline.models.drafts.save import save_draft
 from paceline.models.loading import load_tokenizer, stored_dtype
 from paceline.models.prepare import can_read_int8
 from paceline.records import atomic_write_text
+from paceline.results.figures import FIGURES
 from paceline.train import AlignConfig, align
 from paceline.train.initial_draft import DraftConfig, make_draft
 
@@ -189,20 +191,26 @@ def before_and_after(before: Sequence[Measurement], after: Sequence[Measurement]
     table = Table("", "before", "after", title="Held-out Python documentation")
     for pair in zip(before, after, strict=True):
         at = f"T={pair[0].config.sampling.temperature:g}"
-        texts = [found.acceptance for found in pair]
-        speeds = [found.speed for found in pair]
-        taus = ["-" if speed is None else f"{speed.block_efficiency:.3f}" for speed in speeds]
-        faster = [
-            "not timed" if speed is None else f"{speed.speedup}x at gamma {speed.gamma}"
-            for speed in speeds
-        ]
-        table.add_row(f"expected acceptance, {at}", *(str(t.expected_acceptance) for t in texts))
-        table.add_row(f"greedy agreement, text at {at}", *(str(t.greedy_agreement) for t in texts))
+        alphas, agreements = (
+            [str(found.figure(name)) for found in pair]
+            for name in ("expected_acceptance", "greedy_agreement")
+        )
+        taus, faster = zip(*map(_timed, pair), strict=True)
+        table.add_row(f"expected acceptance, {at}", *alphas)
+        table.add_row(f"greedy agreement, text at {at}", *agreements)
         table.add_row(f"tokens per target call, {at}", *taus)
         table.add_row(f"measured speedup, {at}", *faster)
         table.add_row(f"verdict, {at}", *(found.verdict.word for found in pair))
         table.add_section()
     return table
+
+
+def _timed(found: Measurement) -> tuple[str, str]:
+    """Tokens per target call and speedup of the timed requests."""
+    if (row := found.requests) is None:
+        return "-", "not timed"
+    speedup = f"{found.figure('speedup', row)}x at gamma {gamma_of(row)}"
+    return f"{FIGURES['block_efficiency'].value(row):.3f}", speedup
 
 
 def best_code(codes: list[int]) -> int:

@@ -9,15 +9,10 @@ from rich.table import Table as Grid
 
 from paceline.cli.tables import printed
 from paceline.core.bootstrap import Interval
+from paceline.measure.results import ACCEPTANCE, num_tokens, of_requests, of_trial
 from paceline.view.definitions import meaning_of, words_of
-from paceline.view.page import Table, interval_text
-from paceline.view.tables import (
-    ACCEPTANCE,
-    before_and_after,
-    gamma_table,
-    served_tables,
-    steps_table,
-)
+from paceline.view.page import Table, interval_text, shown
+from paceline.view.tables import before_and_after, gamma_table, served_tables, steps_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,31 +38,33 @@ _EVALUATED = (
 def measurement_table(found: Measurement) -> Group:
     """Acceptance and cost, a row per gamma, and the measured speedup."""
     summary = Grid.grid(padding=(0, 2))
-    text, cost, sampling = found.acceptance, found.cost, found.config.sampling
+    texts, sampling = found.texts, found.config.sampling
     summary.add_row(
         "text",
-        f"{text.num_tokens} target tokens after {text.num_prompts} prompts, temperature "
+        f"{num_tokens(texts)} target tokens after {len(texts.units)} prompts, temperature "
         f"{sampling.temperature:g}, top-p {sampling.top_p:g}, top-k {sampling.top_k}",
     )
     notes: dict[str, str] = {}
     for name in ACCEPTANCE:
         words = words_of(name)
-        summary.add_row(words, str(getattr(text, name)))
+        summary.add_row(words, str(found.figure(name)))
         notes[words] = meaning_of(words)
     brackets = {"brackets": "95% intervals over prompts."}
     table = printed(gamma_table(found), notes=notes | brackets)
     if not found.verdict.timed:
         return Group(summary, table)
-    target, draft = (f"{one * 1e3:.1f} ms" for one in (cost.target_pass_s, cost.draft_pass_s))
-    if cost.engine:
+    cost = texts.totals
+    ms = {name: f"{cost[name] * 1e3:.1f} ms" for name in cost if name.endswith("_s")}
+    target, draft = ms["target_pass_s"], ms["draft_pass_s"]
+    if found.engine:
         count = found.config.concurrency
         batch = "" if count == 1 else f" of {count} requests"
-        summary.add_row(f"one step{batch} in {cost.engine}", f"{target} without the draft")
+        summary.add_row(f"one step{batch} in {found.engine}", f"{target} without the draft")
         return Group(summary, table, *_speed_lines(found))
-    summary.add_row("one pass", f"target {target}, draft {draft}, cost ratio {cost.cost_ratio:.3f}")
-    if cost.target_start_s is not None and cost.draft_start_s is not None:
-        starts = [f"{one * 1e3:.1f} ms" for one in (cost.target_start_s, cost.draft_start_s)]
-        once = f"target {starts[0]}, draft {starts[1]}, once per request"
+    ratio = f"cost ratio {cost['cost_ratio']:.3f}"
+    summary.add_row("one pass", f"target {target}, draft {draft}, {ratio}")
+    if "target_start_s" in ms:
+        once = f"target {ms['target_start_s']}, draft {ms['draft_start_s']}, once per request"
         summary.add_row("encoder and first pass", once)
     return Group(summary, table, *_speed_lines(found))
 
@@ -98,24 +95,26 @@ def verdict_style(verdict: Verdict | Agreement) -> str:
 
 def _speed_lines(found: Measurement) -> Iterator[str]:
     if found.expected is not None:
-        engine = f" in {found.cost.engine}" if found.cost.engine else ""
+        engine = f" in {found.engine}" if found.engine else ""
         yield (
             f"expected speedup{engine} {found.expected}, after the first token; its interval "
             "allows for the choice of gamma"
         )
-    if (speed := found.speed) is None:
+    if found.requests is None:
         return
-    if found.tried:
-        count = max(one.num_requests for one in found.tried)
-        tried = ", ".join(f"{one.gamma}: {one.tokens_per_s:.1f}" for one in found.tried)
-        yield f"tried on {count} other requests, tokens/s by gamma: {tried}"
+    if tried := [of_trial(row) for row in found.tried]:
+        count = max(one["num_requests"] for one in tried)
+        rates = [f"{one['gamma']}: {shown(one['tokens_per_s'], '.1f')}" for one in tried]
+        yield f"tried on {count} other requests, tokens/s by gamma: {', '.join(rates)}"
+    speed = of_requests(found.requests, found.config.seed)
     yield (
-        f"measured speedup {speed.speedup} at gamma {speed.gamma}: "
-        f"{speed.baseline_tokens_per_s:.1f} -> {speed.speculative_tokens_per_s:.1f} tokens/s"
+        f"measured speedup {speed['speedup']} at gamma {speed['gamma']}: "
+        f"{speed['baseline_tokens_per_s']:.1f} -> {speed['speculative_tokens_per_s']:.1f} tokens/s"
     )
     yield (
-        f"after the first token {speed.decoding_speedup}, {speed.measured_over_predicted:.2f} of "
-        f"{speed.predicted_speedup:.3f}, predicted with the pass times during these requests"
+        f"after the first token {speed['decoding_speedup']}, "
+        f"{speed['measured_over_predicted']:.2f} of {speed['predicted_speedup']:.3f}, predicted "
+        "with the pass times during these requests"
     )
 
 

@@ -16,9 +16,10 @@ from __future__ import annotations
 import functools
 import math
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple, cast
 
 import torch
+from pydantic import AfterValidator, BeforeValidator, GetCoreSchemaHandler, PlainSerializer
 from torch import Tensor
 
 # With fewer units there is an interval, but it does not support a decision.
@@ -35,15 +36,43 @@ _MOST_KEPT = 8_000_000  # bytes of counts; more are drawn again
 
 
 class Interval(NamedTuple):
-    """A value and its confidence interval."""
+    """A value and its confidence interval.
+
+    In JSON: an object with these keys, null where a number is not finite, such as the bounds of a
+    single request.
+    """
 
     value: float
     low: float
     high: float
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _source: Any, handler: GetCoreSchemaHandler) -> Any:
+        parts = BeforeValidator(_of_object), AfterValidator(cls._make)
+        written = PlainSerializer(cls.as_object, return_type=dict[str, float | None])
+        return handler(Annotated[tuple[float, float, float], *parts, written])
+
+    def as_object(self) -> dict[str, float | None]:
+        """As in JSON."""
+        ends = self._asdict().items()
+        return {name: end if math.isfinite(end) else None for name, end in ends}
+
+    def __str__(self) -> str:
+        return self.text()
+
     def text(self, form: str = ".3f", between: str = " to ") -> str:
         """Such as `0.412 (0.380 to 0.445)`; `form` is the format of each number."""
         return f"{self.value:{form}} ({self.low:{form}}{between}{self.high:{form}})"
+
+
+def _of_object(given: Any) -> Any:
+    unknown = {"value": math.nan, "low": -math.inf, "high": math.inf}
+    if not isinstance(given, dict):
+        return given
+    values = cast("dict[str, Any]", given)
+    if values.keys() != unknown.keys():
+        return values
+    return tuple(end if values[name] is None else values[name] for name, end in unknown.items())
 
 
 Ratios = list[tuple[Tensor, Tensor]]

@@ -25,7 +25,7 @@ _PADDING = 0  # any id works: padding is on the right, where causal attention ne
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TokenRow:
     """A training text; tokens before `trained_from` are context and carry no loss.
 
     Attributes:
@@ -81,7 +81,7 @@ class TokenBatch:
         return TokenBatch(self.tokens_BT.to(device), attention, labels, mask, source, top)
 
 
-def collate(rows: Sequence[Row]) -> TokenBatch:
+def collate(rows: Sequence[TokenRow]) -> TokenBatch:
     """Pad rows on the right and shift their labels.
 
     Tokens a b c d, with c the first trained token, become inputs (a b c), labels (b c d) and mask
@@ -107,7 +107,7 @@ def collate(rows: Sequence[Row]) -> TokenBatch:
     return TokenBatch(tokens_BT, attention, labels_BT, mask_BT, source, _joined(rows))
 
 
-def _joined(rows: Sequence[Row]) -> TopScores | None:
+def _joined(rows: Sequence[TokenRow]) -> TopScores | None:
     """Scores of all rows, of equal width."""
     found = [row.top for row in rows if row.top is not None]
     if len(found) < len(rows):

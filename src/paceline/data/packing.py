@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from paceline.data.collate import Row
+from paceline.data.collate import TokenRow
 from paceline.data.examples import append_eos
 from paceline.data.prompts import stream_records
 from paceline.data.sources import Shard, TextBatch
@@ -90,7 +90,7 @@ class PackedText:
         self.num_drawn += self.batch_size
         self._next = self.num_drawn
         mine = rows[self.shard.rank :: self.shard.world_size]
-        return TextBatch([Row(tokens, 1) for tokens in mine], "fixed")
+        return TextBatch([TokenRow(tokens, 1) for tokens in mine], "fixed")
 
     def _rows_from(self, first: int) -> Iterator[list[int]]:
         if self.marks is not None and len(self._known) == 1:

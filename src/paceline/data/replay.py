@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from paceline.core.sampling import SamplingParams
-    from paceline.data.collate import Row
+    from paceline.data.collate import TokenRow
     from paceline.data.sources import Shard
     from paceline.engines.texts import OpenAIWriter, Written
     from paceline.models.hf.base import HfModel
@@ -102,7 +102,7 @@ class TargetRounds:
         self._clock = clock or WritingClock()
         self._size = len(range(stream.batch_size)[stream.mine])
         self._number = -1
-        self._latest: deque[list[Row]] = deque(maxlen=_KEPT_ROUNDS)
+        self._latest: deque[list[TokenRow]] = deque(maxlen=_KEPT_ROUNDS)
 
     def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
         """Rows of the current round, reshuffled for each use.
@@ -136,7 +136,7 @@ class TargetRounds:
             self._latest.append(self._generate(number, max(1, batches) * self.stream.batch_size))
             self._number = number - 1  # the round is not complete
 
-    def _batch(self, rows: Sequence[Row], index: int, stream_name: str) -> TextBatch:
+    def _batch(self, rows: Sequence[TokenRow], index: int, stream_name: str) -> TextBatch:
         """Batch `index` of repeated passes over these rows, each in a new order."""
         size = self._size
         use, index = divmod(index, len(rows) // size)
@@ -145,12 +145,12 @@ class TargetRounds:
         chosen = order[index * size : (index + 1) * size]
         return TextBatch([rows[int(row)] for row in chosen], "target")
 
-    def _generate(self, number: int, count: int) -> list[Row]:
+    def _generate(self, number: int, count: int) -> list[TokenRow]:
         """This process's share of the first `count` texts of a round."""
         prompts = self._prompts_of(number, count)
         rng = named_generator(self.stream.seed, "target round", number)
         uniforms_BN = self.stream.my_uniforms(self.rounds.rows, self.max_new_tokens, rng)
-        rows: list[Row] = []
+        rows: list[TokenRow] = []
         # a model that reads texts one by one records the states of each text for itself
         size = _BATCH_ROWS if self.model.sessions == "batch" else 1
         for start in range(0, len(prompts), size):
@@ -164,7 +164,9 @@ class TargetRounds:
         count = len(range(count)[self.stream.mine])
         return [example.prompt for example in self._prompts.take_batch()][:count]
 
-    def _generate_batch(self, prompts: Sequence[Sequence[int]], uniforms_RN: Tensor) -> list[Row]:
+    def _generate_batch(
+        self, prompts: Sequence[Sequence[int]], uniforms_RN: Tensor
+    ) -> list[TokenRow]:
         with recorded_hidden_states(self.model) as recorded:
             completions = sample_completions(
                 self.model,
@@ -224,7 +226,7 @@ class ServedRounds(TargetRounds):
         self._tokenize = partial(tokens_of, tokenizer=tokenizer)
         self._servers = TextServers(writer, self._tokenize)
 
-    def _generate(self, number: int, count: int) -> list[Row]:
+    def _generate(self, number: int, count: int) -> list[TokenRow]:
         prompts = self._prompts_of(number, count)
         rng = named_generator(self.stream.seed, "served round", number)
         seeds = torch.randint(2**31, (self.rounds.rows,), generator=rng)[self.stream.mine].tolist()
@@ -256,7 +258,7 @@ class ServedRounds(TargetRounds):
         return tokens or [cast("int", end)]
 
 
-def _with_top(row: Row, answer: Written) -> Row:
+def _with_top(row: TokenRow, answer: Written) -> TokenRow:
     tokens, log_probs = answer.top_tokens, answer.top_log_probs
     if tokens is None or log_probs is None:
         return row

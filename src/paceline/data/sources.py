@@ -25,7 +25,7 @@ from paceline.core.sampling import (
     seen_tokens,
     to_probs,
 )
-from paceline.data.collate import Row, collate
+from paceline.data.collate import TokenRow, collate
 from paceline.decode.block import draw
 from paceline.errors import ConfigError, PromptError
 from paceline.models.contract import decoder_contexts, decoder_prompt_of
@@ -47,7 +47,7 @@ Origin = Literal["fixed", "draft", "target"]
 class TextBatch:
     """This process's rows of one optimizer step, and which model or corpus they come from."""
 
-    rows: list[Row]
+    rows: list[TokenRow]
     origin: Origin
 
 
@@ -139,7 +139,7 @@ class FixedText:
                     "top_k_tail"
                 )
 
-    def row(self, index: int) -> Row:
+    def row(self, index: int) -> TokenRow:
         """The row of one example.
 
         Raises:
@@ -152,7 +152,7 @@ class FixedText:
                 "add completions, or set fixed_fraction to 0"
             )
         recorded = {"target_hidden_TD": example.hidden_TD, "top": example.top}
-        return Row(example.tokens, example.trained_from, source=example.source, **recorded)
+        return TokenRow(example.tokens, example.trained_from, source=example.source, **recorded)
 
 
 class SampledText:
@@ -192,12 +192,12 @@ class SampledText:
 
 def rows_of(
     model: Model, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
-) -> list[Row]:
+) -> list[TokenRow]:
     """Training texts of generated completions; prompts carry no loss."""
     encodes = decoder_prompt_of(model) is not None
     parts = zip(prompts, decoder_contexts(model, prompts), completions, strict=True)
     return [
-        Row([*context, *text], len(context), source=prompt if encodes else None)
+        TokenRow([*context, *text], len(context), source=prompt if encodes else None)
         for prompt, context, text in parts
     ]
 
@@ -335,7 +335,7 @@ class ReadText:
         lengths = [len(example.tokens) for example in stream.examples]
         self._order = sorted(range(len(lengths)), key=lengths.__getitem__)
         self._position = {example: index for index, example in enumerate(self._order)}
-        self._rows: dict[int, Row] = {}
+        self._rows: dict[int, TokenRow] = {}
         rows = map(self.text.row, range(len(lengths)))
         num_states = sum(len(row.tokens) - row.trained_from for row in rows)
         needed_gb = num_states * target.head.weight_VD.shape[1] * target.dtype.itemsize / 1e9

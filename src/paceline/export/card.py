@@ -12,6 +12,9 @@ import yaml
 from paceline.core.sampling import proposal_params
 from paceline.engines.kinds import Drafting
 from paceline.errors import UsageError
+from paceline.measure.results import ACCEPTANCE, gamma_of
+from paceline.results.figures import FIGURES
+from paceline.results.row import select
 
 if TYPE_CHECKING:
     from paceline.core.sampling import SamplingParams
@@ -100,22 +103,18 @@ def _training(run: dict[str, Any] | None) -> str:
 def _measured(measurement: Measurement | None) -> str:
     if measurement is None:
         return "## Measured\n\nNo measurement was given for this export."
-    config, acceptance = measurement.config, measurement.acceptance
-    rows = [
-        ("expected acceptance", str(acceptance.expected_acceptance)),
-        ("greedy draft acceptance", str(acceptance.greedy_draft_acceptance)),
-        ("greedy agreement", str(acceptance.greedy_agreement)),
-    ]
-    best = next((row for row in measurement.gammas if row.gamma == measurement.best_gamma), None)
-    if best is not None:
-        rows.append((f"tokens per target call, gamma {best.gamma}", f"{best.block_efficiency:.3f}"))
-    if measurement.speed is not None:
-        speed = measurement.speed
-        rows.append((f"speedup in Paceline, gamma {speed.gamma}", str(speed.speedup)))
+    config, requests = measurement.config, measurement.requests
+    rows = [(FIGURES[name].words, str(measurement.figure(name))) for name in ACCEPTANCE]
+    for row in select(measurement.blocks, gamma=measurement.best_gamma):
+        tau = FIGURES["block_efficiency"].value(row)
+        rows.append((f"tokens per target call, gamma {gamma_of(row)}", f"{tau:.3f}"))
+    if requests is not None:
+        speedup = str(measurement.figure("speedup", requests))
+        rows.append((f"speedup in Paceline, gamma {gamma_of(requests)}", speedup))
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
     processor = measurement.environment.get("processor", "an unknown processor")
     return (
-        f"## Measured\n\n{acceptance.num_prompts} prompts of {_code(config.prompts.path)}, "
+        f"## Measured\n\n{len(measurement.texts.units)} prompts of {_code(config.prompts.path)}, "
         f"temperature {config.sampling.temperature:g}, on {_code(processor)}. "
         "Brackets: 95% intervals.\n\n"
         f"| metric | value |\n|---|---|\n{table}\n\n{_plain(measurement.verdict)}"
@@ -221,7 +220,7 @@ def drafting_of(config: ExportConfig, measurement: Measurement | None) -> str:
     else:
         wanted = "greedy"
     if measurement is not None:
-        engine = measurement.cost.engine
+        engine = measurement.engine
         if engine and not engine.startswith(config.to):
             raise UsageError(
                 f"{config.measurement} used the costs of {engine}; measure again with the costs of "
@@ -258,8 +257,8 @@ def _gamma(config: ExportConfig, measurement: Measurement | None) -> tuple[int, 
     if measurement.best_gamma:
         return measurement.best_gamma, True
     # without GO, as the card says; the command still has the measured gamma
-    best = max(measurement.gammas, key=lambda row: row.expected_speedup)
-    return (measurement.speed.gamma if measurement.speed else best.gamma), True
+    best = max(measurement.blocks, key=FIGURES["expected_speedup"].value)
+    return gamma_of(measurement.requests or best), True
 
 
 _WORDS = {

@@ -321,11 +321,11 @@ def read_measurement(config: ExportConfig, target: str | None) -> Measurement:
     path = cast("Path", config.measurement)
     found = read_result(Measurement, path, "paceline measure --json")
     pairs = (
-        ("draft", found.config.draft, found.draft_fingerprint, config.model),
-        ("target", found.config.target, found.target_fingerprint, target),
+        ("draft", found.config.draft, config.model),
+        ("target", found.config.target, target),
     )
-    for role, measured, known, wanted in pairs:
-        if wanted is None or known != fingerprint(wanted):
+    for role, measured, wanted in pairs:
+        if wanted is None or found.fingerprint(role) != fingerprint(wanted):
             raise ConfigError(
                 f"{path} was measured with the {role} {measured}, which is not {wanted} or has "
                 "changed since; measure again"

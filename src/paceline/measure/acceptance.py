@@ -7,7 +7,8 @@ Nothing is decoded, so the scores apply to any gamma.
 # B batch, T positions, V vocabulary
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,13 +26,13 @@ from paceline.core.text_scores import TextScores, score_tokens
 from paceline.data.collate import batches_of_like_length
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.contract import decoder_contexts, decoder_prompt_of
+from paceline.progress import Progress, silent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paceline.core.sampling import SamplingParams
     from paceline.models.contract import Model
-    from paceline.progress import Progress
 
     ForcedLogits = Callable[[Sequence[Sequence[int]], Tensor], Tensor]
     """Logits before each token of completions: B prompts, tokens [B, T] -> [B, T, V]."""
@@ -47,69 +48,99 @@ def budgets_of(writer: Model, prompts: Sequence[Sequence[int]], max_new_tokens: 
     return torch.tensor(free).clamp(max=max_new_tokens)
 
 
+@dataclass(frozen=True)
+class PairTexts:
+    """Texts after their prompts, with the models and the sampling parameters that score them.
+
+    Attributes:
+        draft_sampling: Sampling parameters of the draft; None: those of the target.
+        max_new_tokens: Maximum number of tokens of a text; None: the length of the longest.
+    """
+
+    target: Model
+    draft: Model
+    prompts: Sequence[Sequence[int]]
+    completions: Sequence[Sequence[int]]
+    sampling: SamplingParams
+    draft_sampling: SamplingParams | None = None
+    max_new_tokens: int | None = None
+
+    @property
+    def pair(self) -> tuple[Model, Model]:
+        """The target and the draft."""
+        return self.target, self.draft
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Size of the shared vocabulary; raises UsageError if the models have none."""
+        return check_same_vocabulary(*self.pair)
+
+    @property
+    def samplings(self) -> tuple[SamplingParams, SamplingParams]:
+        """Sampling parameters of the target and of the draft."""
+        return self.sampling, proposal_params(self.sampling, self.draft_sampling)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Number of tokens of each text."""
+        return [len(completion) for completion in self.completions]
+
+    @property
+    def most(self) -> int:
+        """Maximum number of tokens of a text."""
+        return max(self.lengths) if self.max_new_tokens is None else self.max_new_tokens
+
+    @property
+    def budgets(self) -> Tensor:
+        """Maximum number of tokens of each text within the target's context, [B]."""
+        return budgets_of(self.target, self.prompts, self.most)
+
+
 @torch.inference_mode()
 def score_texts(
-    target: Model,
-    draft: Model,
-    prompts: Sequence[Sequence[int]],
-    completions: Sequence[Sequence[int]],
-    sampling: SamplingParams,
-    progress: Progress,
-    draft_sampling: SamplingParams | None = None,
+    of: PairTexts,
+    progress: Progress = silent,
     target_logits: ForcedLogits | None = None,
     *,
     with_cross_entropy: bool = False,
 ) -> TextScores:
-    """Score each completion after its prompt.
+    """Score each text after its prompt.
 
-    `draft_sampling`: sampling parameters of the draft; None: those of the target. `target_logits`:
-    how to get the target's logits; None: by a pass of the target.
-    Shapes: B prompts, B completions of at least one token -> [B, T], T the longest completion.
+    `target_logits`: how to get the target's logits; None: by a pass of the target.
+    Shapes: B texts of at least one token -> [B, T], T the longest.
     Paper: Zhou et al. 2023, section 3 (acceptance, on text of the target), figure C.18 (cross
     entropy).
     """
-    width = max(len(completion) for completion in completions)
-    vocab_size = check_same_vocabulary(target, draft)
-    samplings = sampling, proposal_params(sampling, draft_sampling)
-    forced = target_logits or partial(_forced_logits, target), partial(_forced_logits, draft)
+    width, count = max(of.lengths), len(of.prompts)
+    target_logits = target_logits or partial(_forced_logits, of.target)
+    forced = target_logits, partial(_forced_logits, of.draft)
     parts: list[list[Tensor]] = []
     done: list[int] = []
     limit = None  # prompts of an encoder-decoder take no space in its decoder
-    if decoder_prompt_of(target) is None:
-        limits = [m.max_length for m in (target, draft) if m.max_length is not None]
+    if decoder_prompt_of(of.target) is None:
+        limits = [model.max_length for model in of.pair if model.max_length is not None]
         limit = min(limits, default=None)
-    lengths = [list(map(len, texts)) for texts in (prompts, completions)]
-    progress("scoring", 0, len(prompts))
-    for rows in batches_of_like_length(lengths[0], _BATCH_SIZE, lengths[1], limit):
-        some_prompts, texts = ([part[row] for row in rows] for part in (prompts, completions))
-        scores = _score_batch(
-            forced,
-            decoder_contexts(target, some_prompts),
-            some_prompts,
-            texts,
-            samplings,
-            vocab_size,
-            with_cross_entropy=with_cross_entropy,
-        )
+    progress("scoring", 0, count)
+    lengths = list(map(len, of.prompts))
+    for rows in batches_of_like_length(lengths, _BATCH_SIZE, of.lengths, limit):
+        scores = _score_batch(of, rows, forced, with_cross_entropy=with_cross_entropy)
         known = [score_BT for score_BT in scores if score_BT is not None]
         parts.append([F.pad(score_BT, (0, width - score_BT.shape[1])) for score_BT in known])
         done += rows
-        progress("scoring", len(done), len(prompts))
+        progress("scoring", len(done), count)
     order = torch.tensor(done).argsort()
     return TextScores(*(torch.cat(columns)[order] for columns in zip(*parts, strict=True)))
 
 
 def _score_batch(
+    of: PairTexts,
+    rows: Sequence[int],
     forced: tuple[ForcedLogits, ForcedLogits],
-    contexts: Sequence[Sequence[int]],
-    prompts: Sequence[Sequence[int]],
-    completions: Sequence[Sequence[int]],
-    samplings: tuple[SamplingParams, SamplingParams],
-    vocab_size: int,
     *,
     with_cross_entropy: bool,
 ) -> TextScores:
-    sampling, draft_sampling = samplings
+    sampling, draft_sampling = of.samplings
+    prompts, completions = ([part[row] for row in rows] for part in (of.prompts, of.completions))
     width = max(len(completion) for completion in completions)
     tokens_BT = torch.zeros(len(prompts), width, dtype=torch.int64)
     mask_BT = torch.zeros(len(prompts), width, dtype=torch.bool)
@@ -117,10 +148,11 @@ def _score_batch(
         tokens_BT[row, : len(completion)] = torch.tensor(completion)
         mask_BT[row, : len(completion)] = True
     target_logits_BTV, draft_logits_BTV = (
-        logits(prompts, tokens_BT)[..., :vocab_size] for logits in forced
+        logits(prompts, tokens_BT)[..., : of.vocab_size] for logits in forced
     )
     agreement_BT = draft_logits_BTV.argmax(-1) == target_logits_BTV.argmax(-1)
-    seen_BTV = _seen(contexts, tokens_BT, vocab_size, sampling)
+    contexts = decoder_contexts(of.target, prompts)
+    seen_BTV = _seen(contexts, tokens_BT, of.vocab_size, sampling)
     p_BTV = to_probs(_penalised(target_logits_BTV, seen_BTV, sampling), sampling)
     q_BTV = to_probs(_penalised(draft_logits_BTV, seen_BTV, sampling), draft_sampling)
     scores = [*score_tokens(p_BTV, q_BTV, tokens_BT), agreement_BT.float()]

@@ -35,7 +35,6 @@ from paceline.config import StrictModel
 from paceline.core.bootstrap import LEAST_UNITS, Interval, mean_interval, ratio_of_ratios_interval
 from paceline.core.speed import accepted_by_position, drafted_per_block
 from paceline.engines.kinds import KINDS
-from paceline.measure.results import IntervalRow
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
@@ -269,7 +268,7 @@ class Agreement(StrictModel):
     agrees: bool
     decided: bool = True
     reason: str
-    ratio: IntervalRow
+    ratio: Interval
     more_requests: int = 0
     different: list[OtherCounts] | None = None
 
@@ -306,7 +305,6 @@ def decide_agreement(
     ratio, inner = (
         _ratio(served, predicted, seed, confidence, drawn) for confidence in (0.95, 0.9)
     )
-    row = IntervalRow.of(ratio)
     other = None if greedy is None else greedy.different(served)
 
     def verdict(reason: str, *, agrees: bool = False, more: int = 0) -> Agreement:
@@ -314,7 +312,7 @@ def decide_agreement(
             agrees=agrees,
             decided=not more,
             reason=reason,
-            ratio=row,
+            ratio=ratio,
             more_requests=more,
             different=other,
         )
@@ -331,7 +329,7 @@ def decide_agreement(
         off.append(f"counts of more than {_SWAPPED:.0%} of the requests, in float32")
     if off:
         return verdict(f"{'; '.join(off)}{words}; known reasons: {KINDS[engine].reasons}")
-    figure = f"tokens per target call are {row} times the prediction"
+    figure = f"tokens per target call are {ratio} times the prediction"
     if other == [] or (_AGREES[0] <= inner.low and inner.high <= _AGREES[1]):
         return verdict(f"{figure}{words}", agrees=True)
     more = _more_requests(ratio, inner, count)
@@ -369,7 +367,7 @@ def _shown_to_differ(
     served: Counts, predicted: Counts, ratio: Interval, drawn: bool
 ) -> Iterator[str]:
     if ratio.high < _DIFFERS[0] or ratio.low > _DIFFERS[1]:
-        yield f"tokens per target call, served / predicted, {IntervalRow.of(ratio)}"
+        yield f"tokens per target call, served / predicted, {ratio}"
     if served.by_position_BG is None or predicted.by_position_BG is None:
         return
     columns = served.by_position_BG.unbind(-1), predicted.by_position_BG.unbind(-1)
@@ -384,8 +382,8 @@ def _shown_to_differ(
         low = min(difference.low, difference.value - half)
         high = max(difference.high, difference.value + half)
         if low > _TOLERANCE or high < -_TOLERANCE:
-            row = IntervalRow(value=difference.value, low=low, high=high)
-            yield f"acceptance at position {position}, served - predicted, {row}"
+            shown = Interval(difference.value, low, high)
+            yield f"acceptance at position {position}, served - predicted, {shown}"
 
 
 def _difference(

@@ -20,18 +20,18 @@ from paceline.config import StrictModel, fields_of
 from paceline.core.divergences import total_variation
 from paceline.core.rule_base import Bonus, Position, as_read, with_bonus
 from paceline.core.rules import DEFAULT_RULES, BinaryCascade
-from paceline.core.sampling import UNTEMPERED, proposal_params, to_probs
+from paceline.core.sampling import UNTEMPERED, to_probs
 from paceline.core.speed import drafted_per_block, judged_places, tokens_and_blocks
 from paceline.data.input_checks import InputChecks, checked
 from paceline.environment import environment
 from paceline.errors import UsageError
 from paceline.extensions import RuleChoice
-from paceline.measure.acceptance import budgets_of, forced_logits
+from paceline.measure.acceptance import PairTexts, forced_logits
 from paceline.measure.latency import PassCosts, PassTimer
 from paceline.measure.measurement import usable_gammas
-from paceline.measure.pair import PairConfig, load_models, load_prompts, sample_texts
-from paceline.measure.prompt_checks import check_prompts
-from paceline.models.compatibility import check_same_vocabulary, without_rollback
+from paceline.measure.pair import PairConfig, load_models, sample_texts
+from paceline.measure.results import gamma_of
+from paceline.models.compatibility import without_rollback
 from paceline.models.loading import fingerprint
 from paceline.progress import Progress, silent
 from paceline.results.figures import FIGURES
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from paceline.results.row import Label
 
 _MEANS = ("output_tvd", "output_kl", "surprisal")  # sums over all positions of a text
-_OF_BLOCKS = ("emitted", "calls", "expected_examined", "expected_rejected")
+_OF_BLOCKS: tuple[str, ...] = ("emitted", "calls", "expected_examined", "expected_rejected")
 
 
 class RuleEffect(NamedTuple):
@@ -106,127 +106,90 @@ def _binary_effect(rule: BinaryCascade, at: Position, tokens_T: Tensor) -> RuleE
     )
 
 
-class RuleBlocks(NamedTuple):
-    """Blocks of a rule over the positions that blocks draft.
-
-    That is without the first token of a text where the target gives it (`Rule.num_undrafted`), and
-    without the last token of the budget. Without such positions the figures are NaN, 1 and 0.
-
-    Attributes:
-        sums: Of each text, as result rows have them, [B] each.
-    """
-
-    sums: dict[str, Tensor]
-    drafted_per_block: float
-
-    @property
-    def rejection_rate(self) -> float:
-        """Rejected / examined drafted tokens."""
-        return float(self.sums["expected_rejected"].sum() / self.sums["expected_examined"].sum())
-
-    @property
-    def block_efficiency(self) -> float:
-        """Tokens per target call."""
-        blocks = float(self.sums["calls"].sum())
-        return float(self.sums["emitted"].sum()) / blocks if blocks else 1.0
-
-
-class RuleRow(NamedTuple):
-    """Effect of one rule over all texts.
-
-    Attributes:
-        sums: Of each text, as result rows have them, [B] each.
-        blocks: By gamma.
-    """
-
-    rule: Rule
-    sums: dict[str, Tensor]
-    blocks: dict[int, RuleBlocks]
-
-    def mean(self, name: str) -> float:
-        """Mean of a sum over all positions."""
-        return float(self.sums[name].sum() / self.sums["tokens"].sum())
-
-
 @torch.inference_mode()
 def analyze_rules(
-    target: Model,
-    draft: Model,
-    prompts: Sequence[Sequence[int]],
-    completions: Sequence[Sequence[int]],
+    texts: PairTexts,
     rules: Sequence[Rule],
-    sampling: SamplingParams,
     gammas: Sequence[int] = (1, 2, 3, 4, 5),
     progress: Progress = silent,
-    budget: int | None = None,
-    draft_sampling: SamplingParams | None = None,
-) -> list[RuleRow]:
-    """Analyze all rules on the same texts; one row per rule, in order.
+) -> list[list[Row]]:
+    """Analyze all rules on the same texts.
 
-    `budget`: maximum number of tokens of a text; None: the length of the longest text.
-    `draft_sampling`: sampling parameters of the draft; None: those of the target.
+    Blocks draft all positions but the last of the budget and, where the target gives it
+    (`Rule.num_undrafted`), the first of a text. Without such positions the sums of blocks are 0.
+
+    Returns:
+        For each rule its effect on the texts, then a row per gamma, also with its blocks. The only
+        setting is `gamma`.
 
     Raises:
         UsageError: no text or no rule.
     """
-    vocab_size = check_same_vocabulary(target, draft)
-    samplings = sampling, proposal_params(sampling, draft_sampling)
-    lengths = [len(completion) for completion in completions]
+    lengths = texts.lengths
     if not rules or not lengths:
         raise UsageError(
             f"got {len(rules)} rules and {len(lengths)} texts; give at least one of each"
         )
     shape = (len(rules), len(lengths), max(lengths))
     totals = RuleEffect(*(torch.zeros(shape) for _ in RuleEffect._fields))
-    for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
-        at = _positions(target, draft, prompt, completion, samplings, vocab_size)
+    for number, (prompt, completion) in enumerate(
+        zip(texts.prompts, texts.completions, strict=True)
+    ):
+        at = _positions(texts, prompt, completion)
         tokens_T = torch.tensor(list(completion))
-        for number, rule in enumerate(rules):
-            effect = rule_effect(rule, at, tokens_T, sampling)
+        for place, rule in enumerate(rules):
+            effect = rule_effect(rule, at, tokens_T, texts.sampling)
             for total, part_T in zip(totals, effect, strict=True):
-                total[number, row, : len(completion)] = part_T.cpu()
-        progress("analyzing rules", row + 1, len(lengths))
+                total[place, number, : len(completion)] = part_T.cpu()
+        progress("analyzing rules", number + 1, len(lengths))
     lengths_B = torch.tensor(lengths)
     mask_BT = torch.arange(max(lengths)) < lengths_B[:, None]
-    budget_B = budgets_of(target, prompts, max(lengths) if budget is None else budget)
-    budget_B = budget_B.clamp(min=lengths_B)  # a draft with a longer context may write longer texts
-    rows: list[RuleRow] = []
-    for number, rule in enumerate(rules):
+    # a draft with a longer context may write longer texts
+    budget_B = texts.budgets.clamp(min=lengths_B)
+    base = Row(
+        population="texts",
+        units=tuple(range(len(lengths))),
+        setting={},
+        sums={"tokens": tuple(map(float, lengths))},
+        source=Source(command="analyze"),
+    )
+    found: list[list[Row]] = []
+    for place, rule in enumerate(rules):
         first = rule.num_undrafted
-        rejection_BT, survival_BT, *means_BT = (total[number] for total in totals)
-        means_B = (part_BT.double().sum(-1) for part_BT in means_BT)
-        sums = {"tokens": lengths_B, **dict(zip(_MEANS, means_B, strict=True))}
+        rejection_BT, survival_BT, *means_BT = (total[place] for total in totals)
+        means = zip(_MEANS, (part_BT.double().sum(-1) for part_BT in means_BT), strict=True)
+        own = base.extended({name: part_B for name, part_B in means if part_B.isfinite().all()})
         parts = rejection_BT[:, first:], survival_BT[:, first:], mask_BT[:, first:]
-        blocks = {gamma: _blocks(*parts, budget_B - first, gamma) for gamma in gammas}
-        rows.append(RuleRow(rule, sums, blocks))
-    return rows
+        found.append([own, *(_blocks(own, *parts, budget_B - first, gamma) for gamma in gammas)])
+    return found
 
 
 def _blocks(
-    rejection_BT: Tensor, survival_BT: Tensor, mask_BT: Tensor, budget_B: Tensor, gamma: int
-) -> RuleBlocks:
-    if not mask_BT.any():
-        return RuleBlocks(dict.fromkeys(_OF_BLOCKS, torch.zeros(len(mask_BT))), 0.0)
-    blocks = survival_BT, mask_BT, gamma
-    emitted_B, calls_B = tokens_and_blocks(1 - rejection_BT, *blocks, budget=budget_B)
-    examined_BT = judged_places(*blocks, budget=budget_B)
-    rejected_B = (examined_BT * rejection_BT.double()).sum(-1)
-    sums = zip(_OF_BLOCKS, (emitted_B, calls_B, examined_BT.sum(-1), rejected_B), strict=True)
-    return RuleBlocks(dict(sums), drafted_per_block(*blocks, budget=budget_B))
+    row: Row,
+    rejection_BT: Tensor,
+    survival_BT: Tensor,
+    mask_BT: Tensor,
+    budget_B: Tensor,
+    gamma: int,
+) -> Row:
+    """The row with the blocks of gamma tokens."""
+    drafted, sums = 0.0, dict.fromkeys(_OF_BLOCKS, torch.zeros(len(mask_BT)))
+    if mask_BT.any():
+        blocks = survival_BT, mask_BT, gamma
+        emitted_B, calls_B = tokens_and_blocks(1 - rejection_BT, *blocks, budget=budget_B)
+        examined_BT = judged_places(*blocks, budget=budget_B)
+        rejected_B = (examined_BT * rejection_BT.double()).sum(-1)
+        values = emitted_B, calls_B, examined_BT.sum(-1), rejected_B
+        sums = dict(zip(_OF_BLOCKS, values, strict=True))
+        drafted = drafted_per_block(*blocks, budget=budget_B)
+    return row.extended(sums, {"drafted_per_block": drafted}, gamma=gamma)
 
 
-def _positions(
-    target: Model,
-    draft: Model,
-    prompt: Sequence[int],
-    completion: Sequence[int],
-    samplings: tuple[SamplingParams, SamplingParams],
-    vocab_size: int,
-) -> Position:
+def _positions(texts: PairTexts, prompt: Sequence[int], completion: Sequence[int]) -> Position:
     probs: list[Tensor] = []
     raws: list[Tensor] = []
-    for model, sampling in zip((target, draft), samplings, strict=True):
-        logits_TV = forced_logits(model, prompt, completion, sampling, vocab_size)
+    for model, sampling in zip(texts.pair, texts.samplings, strict=True):
+        logits_TV = forced_logits(model, prompt, completion, sampling, texts.vocab_size)
         probs.append(to_probs(logits_TV, sampling))
         raws.append(probs[-1] if sampling.untempered else to_probs(logits_TV, UNTEMPERED))
     return Position(*probs, *raws)
@@ -269,7 +232,7 @@ class AnalyzeConfig(PairConfig):
         checks = InputChecks()
         checks.device(self.device)
         models = checks.pair(self.target, self.draft)
-        check_prompts(checks, self, models, new_tokens=1)
+        self.check_prompts(checks, models, new_tokens=1)
         return checks
 
 
@@ -310,7 +273,7 @@ def analyze(config: AnalyzeConfig, progress: Progress = silent) -> PredictedFron
     checked(config)
     pair = load_models(config, progress)
     marks = {name: fingerprint(getattr(config, name)) for name in ("target", "draft")}
-    return analyze_models(*pair, load_prompts(config, pair), config, progress, marks)
+    return analyze_models(*pair, config.read_prompts(pair), config, progress, marks)
 
 
 def analyze_models(
@@ -323,57 +286,39 @@ def analyze_models(
 ) -> PredictedFrontier:
     """Analyze two loaded models, with these fingerprints, on tokenized prompts."""
     prompts = prompts[: config.num_prompts]
-    texts: list[list[int]] = []
-    sample_texts(draft if config.text == "draft" else target, prompts, config, texts, progress)
-    longest = max(len(text) for text in texts)
-    gammas = usable_gammas(config.gammas, longest, config.max_new_tokens)
+    completions: list[list[int]] = []
+    writer = draft if config.text == "draft" else target
+    sample_texts(writer, prompts, config, completions, progress)
+    texts = PairTexts(target, draft, prompts, completions, *config.scoring)
+    gammas = usable_gammas(config.gammas, max(texts.lengths), config.max_new_tokens)
     timed = without_rollback(target, draft) is None
     if timed:
-        # in the middle of a typical text
-        begun = texts[0][: config.max_new_tokens // 2]
-        samplings = config.sampling, config.draft_sampling
-        timer = PassTimer(target, draft, prompts[0], gammas, *samplings, generated=begun)
-        costs = timer.run(config.pass_repeats, progress)
+        costs = PassTimer.within(texts, gammas).run(config.pass_repeats, progress)
     else:
         costs = PassCosts.of_parameters(draft.num_parameters / target.num_parameters, gammas)
     rules = [with_bonus(rule, config.bonus) for rule in config.rules]
-    analyzed = analyze_rules(
-        *(target, draft, prompts, texts, rules, config.sampling, gammas),
-        *(progress, config.max_new_tokens, config.draft_sampling),
-    )
-    source = Source.here(
-        "analyze",
-        fingerprints=dict(fingerprints),
-        sizes={"target": target.num_parameters, "draft": draft.num_parameters},
-    )
+    analyzed = analyze_rules(texts, rules, gammas, progress)
+    sizes = {"target": target.num_parameters, "draft": draft.num_parameters}
+    source = Source.here("analyze", fingerprints=dict(fingerprints), sizes=sizes)
+    named = {"population": f"prompts of {config.prompts.path}", "source": source}
     rows: list[Row] = []
-    for rule, effect in zip(config.rules, analyzed, strict=True):
-        own = _row(config, rule, effect, source)
-        rows.append(own)
-        for gamma, blocks in effect.blocks.items():
-            totals = costs.totals(gamma, blocks.drafted_per_block)
-            rows.append(own.extended(blocks.sums, totals, gamma=gamma))
+    for rule, (own, *blocks) in zip(config.rules, analyzed, strict=True):
+        setting = _setting(config, rule)
+        rows.append(own.extended(**setting))
+        for row in blocks:
+            gamma, drafted = gamma_of(row), row.totals["drafted_per_block"]
+            rows.append(row.extended({}, costs.totals(gamma, drafted), **setting))
+    rows = [row.model_copy(update=named) for row in rows]
     return PredictedFrontier(config=config, timed=timed, rows=rows, environment=environment())
 
 
-def _row(config: AnalyzeConfig, rule: RuleChoice, effect: RuleRow, source: Source) -> Row:
+def _setting(config: AnalyzeConfig, rule: RuleChoice) -> dict[str, Label]:
     parameters = {name: getattr(rule, name) for name in fields_of(type(rule))}
     values = [value for name, value in parameters.items() if name != "rule"]
     shown = (f"{value:g}" if isinstance(value, float) else str(value) for value in values)
-    setting: dict[str, Label] = {"draft": config.draft, "text": config.text}
-    setting |= config.sampling.setting
-    if config.draft_sampling is not None:
-        setting["draft_temperature"] = config.draft_sampling.temperature
-    setting |= {"bonus": config.bonus, "rule": rule.name, "label": " ".join([rule.name, *shown])}
-    setting |= {
+    setting = config.setting | {"text": config.text, "bonus": config.bonus}
+    setting |= {"rule": rule.name, "label": " ".join([rule.name, *shown])}
+    return setting | {
         name: value if isinstance(value, str | int | float) else str(value)
         for name, value in parameters.items()
     }
-    finite = {name: part_B for name, part_B in effect.sums.items() if part_B.isfinite().all()}
-    return Row(
-        population=f"prompts of {config.prompts.path}",
-        units=tuple(range(len(effect.sums["tokens"]))),
-        setting=setting,
-        sums={name: tuple(map(float, part_B)) for name, part_B in finite.items()},
-        source=source,
-    )

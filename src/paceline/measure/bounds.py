@@ -46,16 +46,14 @@ from paceline.core.rules import Chow, ChowLog, Diff, DiffLog, Opt, OptLog
 from paceline.core.sampling import to_probs
 from paceline.data.input_checks import InputChecks, checked
 from paceline.errors import UsageError, VocabularyMismatchError
-from paceline.measure.acceptance import forced_logits, score_texts
+from paceline.measure.acceptance import PairTexts, forced_logits, score_texts
 from paceline.measure.pair import (
     PairConfig,
     after_skipped,
     load_beside,
     load_models,
-    load_prompts,
     sample_texts,
 )
-from paceline.measure.prompt_checks import check_prompts
 from paceline.models import prepare_for_decoding
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.loading import fingerprint
@@ -114,7 +112,7 @@ class BoundsConfig(PairConfig):
         models = checks.pair(self.target, self.draft)
         if self.truth is not None:
             models.append(_check_truth(checks, self.truth, models[0]))
-        check_prompts(checks, self, models, new_tokens=1, skip=self.skip_prompts)
+        self.check_prompts(checks, models, new_tokens=1, skip=self.skip_prompts)
         checks.output(self.output)
         return checks
 
@@ -162,7 +160,7 @@ def bounds(config: BoundsConfig, progress: Progress = silent) -> list[Row]:
     with run.alone():
         pair = load_models(config, progress, full_vocabulary=True)
         truth = _load_truth(config, pair.target)
-        prompts = load_prompts(config, pair)
+        prompts = config.read_prompts(pair)
         prompts = after_skipped(prompts, config.skip_prompts, config.prompts.path)
         prompts = prompts[: config.num_prompts]
         names = {"target": config.target, "draft": config.draft, "truth": config.truth}
@@ -213,7 +211,7 @@ def _acceptance(
         texts: list[list[int]] = []
         skipped = config.skip_prompts * config.num_samples
         sample_texts(writer, repeated, config, texts, progress, skipped=skipped)
-        scores = score_texts(target, draft, repeated, texts, config.sampling, progress)
+        scores = score_texts(PairTexts(target, draft, repeated, texts, config.sampling), progress)
         shape = (len(prompts), config.num_samples, -1)
         masks.append(scores.mask_BT.double().reshape(shape))
         tvds.append((1 - scores.acceptance_BT.double()).reshape(shape) * masks[-1])

@@ -17,7 +17,6 @@ from paceline.engines.kinds import KINDS, DraftSampling, EngineName
 from paceline.errors import ConfigError, EngineError, UsageError
 from paceline.measure.latency import PassCosts
 from paceline.measure.pair import ModelsConfig, Pair, load_models
-from paceline.measure.results import IntervalRow
 from paceline.measure.starts import Starts
 from paceline.progress import Progress, silent
 
@@ -70,7 +69,7 @@ class StepCost(StrictModel):
 
     gamma: int = Field(ge=0)
     batch_size: int = Field(ge=1)
-    seconds: IntervalRow
+    seconds: Interval
     seconds_by_start: list[float]
     num_steps: int = Field(ge=0)
 
@@ -165,7 +164,7 @@ class EngineCosts(StrictModel):
 
         def intervals(gamma: int) -> tuple[Interval, Interval]:
             nearest = min(self.gammas, key=lambda timed: abs(timed - gamma))
-            return self._step(nearest, batch_size).seconds.interval, plain.interval
+            return self._step(nearest, batch_size).seconds, plain
 
         return StepCosts.of_blocks(
             plain.value,
@@ -313,9 +312,10 @@ def load_models_of(
     Raises:
         UsageError: a model or the pair of tokenizers cannot be used, or the costs are of others.
     """
+    full = costs is not None and costs.full_vocabulary
+    pair = load_models(config, progress, full_vocabulary=full)
     if costs is None:
-        return load_models(config, progress)
-    pair = load_models(config, progress, full_vocabulary=costs.full_vocabulary)
+        return pair
     measured = costs.target_parameters, costs.draft_parameters
     sizes = pair.target.num_parameters, pair.draft.num_parameters
     if measured != sizes:
@@ -393,7 +393,7 @@ class _Timings(NamedTuple):
         return StepCost(
             gamma=self.gamma,
             batch_size=self.batch_size,
-            seconds=IntervalRow.of(starts.widen(within, 1)),
+            seconds=starts.widen(within, 1),
             seconds_by_start=medians,
             num_steps=sum(round_.steps for rounds in self.by_start for round_ in rounds),
         )

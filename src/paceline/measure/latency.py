@@ -28,11 +28,12 @@ from paceline.core.stats import DecodeStats
 from paceline.decode.block import draw, verify
 from paceline.decode.text import count_blocks
 from paceline.errors import ContextLengthError, UsageError
-from paceline.measure.results import TriedRow
+from paceline.measure.results import gamma_of, value_of
 from paceline.models import prepare_for_decoding
 from paceline.models.compatibility import check_rollback, check_same_vocabulary
 from paceline.models.contract import decoder_contexts, decoder_prompt_of
 from paceline.progress import Progress, silent
+from paceline.results.figures import FIGURES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
@@ -40,9 +41,10 @@ if TYPE_CHECKING:
     from paceline.core.block import Drafted
     from paceline.decode import Block
     from paceline.decode.decoder import Decoder
-    from paceline.measure.results import GammaRow
+    from paceline.measure.acceptance import PairTexts
     from paceline.models.contract import Model, ModelSession
     from paceline.models.hf.base import HfModel
+    from paceline.results.row import Row
 
 _WARM_TOKENS = 8
 _DRAFT_GAMMAS, _DRAFT_REPEATS = (1, 2, 3, 4, 5), 20
@@ -249,6 +251,13 @@ class PassTimer:
         for _ in range(2):  # warm-up
             self.time_once()
         self._seconds.clear()
+
+    @classmethod
+    def within(cls, texts: PairTexts, gammas: Sequence[int]) -> PassTimer:
+        """In the middle of a typical text: after the first prompt and half of the most tokens."""
+        begun = texts.completions[0][: texts.most // 2]
+        samplings = texts.sampling, texts.draft_sampling
+        return cls(*texts.pair, texts.prompts[0], gammas, *samplings, begun)
 
     def run(self, repeats: int, progress: Progress = silent) -> PassCosts:
         """Time everything `repeats` times. -> medians."""
@@ -510,24 +519,27 @@ def num_choosing(num_requests: int) -> int:
     return count if enough else 0
 
 
-def candidates(rows: Sequence[GammaRow]) -> list[GammaRow]:
+def candidates(rows: Sequence[Row]) -> list[Row]:
     """Up to three gammas to time: the two with the highest expected speedup, and a smaller one.
 
     The third is the one nearest to half the best: if blocks cost more than expected, the fastest
     gamma may be much smaller.
     """
-    best, *others = sorted(rows, key=lambda row: -row.expected_speedup)
+    best, *others = sorted(rows, key=FIGURES["expected_speedup"].value, reverse=True)
     chosen, rest = [best, *others[:1]], others[1:]
     if rest:
-        chosen.append(min(rest, key=lambda row: abs(row.gamma - best.gamma / 2)))
+        chosen.append(min(rest, key=lambda row: abs(gamma_of(row) - gamma_of(best) / 2)))
     return chosen
 
 
 class Candidate:
-    """A gamma that is timed to choose one, and the seconds per block of its requests."""
+    """A gamma that is timed to choose one, and the seconds per block of its requests.
 
-    def __init__(self, row: GammaRow, decoder: Decoder) -> None:
-        self.row = row
+    `scored`: the row of the scored texts with blocks of this gamma.
+    """
+
+    def __init__(self, scored: Row, decoder: Decoder) -> None:
+        self.scored = scored
         self.decoder = decoder
         self.num_requests = 0
         self._block_s: list[float] = []
@@ -538,19 +550,19 @@ class Candidate:
             self._block_s.append((request.seconds - request.first_s) / num_blocks)
 
     @property
-    def tokens_per_s(self) -> float:
-        """From the median over requests, which is robust to interruptions; 0 without blocks."""
-        if not self._block_s:
-            return 0.0
-        return self.row.block_efficiency / statistics.median(self._block_s)
+    def row(self) -> Row:
+        """`scored` with the median seconds per block, which is robust to interruptions."""
+        totals = {name: value for name, value in self.scored.totals.items() if name != "block_s"}
+        if self._block_s:
+            totals["block_s"] = statistics.median(self._block_s)
+        totals["num_requests"] = self.num_requests
+        setting = self.scored.setting | {"timed": "choosing"}
+        return self.scored.model_copy(update={"setting": setting, "totals": totals})
 
-    def figures(self) -> TriedRow:
-        return TriedRow(
-            gamma=self.row.gamma,
-            num_requests=self.num_requests,
-            tokens_per_s=self.tokens_per_s,
-            expected_speedup=self.row.expected_speedup,
-        )
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens per second after the first; 0 without blocks."""
+        return value_of(self.row, "decoding_tokens_per_s") or 0.0
 
 
 def choose_gamma(

@@ -30,8 +30,7 @@ from paceline.data.collate import batches_of_like_length
 from paceline.data.input_checks import InputChecks, checked
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.measure.acceptance import forced_logits, penalised_text
-from paceline.measure.pair import Pair, PairConfig, load_beside, load_prompts
-from paceline.measure.prompt_checks import check_prompts
+from paceline.measure.pair import Pair, PairConfig, load_beside
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.contract import decoder_contexts
@@ -87,7 +86,7 @@ class VerifyConfig(PairConfig):
         checks.device(self.device)
         models = checks.pair(self.target, self.draft)
         checks.drafting(self.target, self.draft)
-        check_prompts(checks, self, models, new_tokens=1 + self.gamma)
+        self.check_prompts(checks, models, new_tokens=1 + self.gamma)
         return checks
 
 
@@ -194,7 +193,7 @@ def verify_losslessness(config: VerifyConfig, progress: Progress = silent) -> Lo
     target = load_model(config.target, dtype=config.dtype, device=config.device)
     tokenizer_of(target, config.target)
     draft = load_beside(target, config.draft, config.device)
-    prompts = load_prompts(config, Pair(target, draft))
+    prompts = config.read_prompts(Pair(target, draft))
     ready = prepare_for_decoding(draft, config.draft_weights)
     served = prepare_for_decoding(target)
     return verify_models(served, ready, prompts, config, progress, reference=target)

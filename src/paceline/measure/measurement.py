@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, cast
 
-from pydantic import ConfigDict, Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from paceline.config import StrictModel
+from paceline.core.bootstrap import Interval
+from paceline.core.sampling import as_list
 from paceline.data.input_checks import InputChecks, checked
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.environment import environment
 from paceline.errors import UsageError
-from paceline.measure.acceptance import budgets_of, score_texts
+from paceline.measure.acceptance import PairTexts, score_texts
 from paceline.measure.engine_costs import EngineCosts, WithCosts, load_models_of, read_costs
 from paceline.measure.latency import (
     Candidate,
@@ -25,32 +28,32 @@ from paceline.measure.latency import (
     num_choosing,
     time_pairs,
 )
-from paceline.measure.pair import PairConfig, load_prompts, sample_texts
-from paceline.measure.prompt_checks import check_costs, check_prompts
+from paceline.measure.pair import PairConfig, sample_texts
+from paceline.measure.prompt_checks import check_costs
 from paceline.measure.results import (
-    AcceptanceRow,
-    CostRow,
-    GammaRow,
-    IntervalRow,
-    SpeedRow,
-    TriedRow,
+    as_json,
+    gamma_of,
+    of_blocks,
+    of_passes,
+    of_requests,
+    of_texts,
+    of_trial,
 )
 from paceline.measure.verdict import Verdict, decide, decide_by_expected, expected_speeds, not_timed
 from paceline.models.compatibility import without_rollback
 from paceline.models.loading import fingerprint
 from paceline.progress import Progress, silent
 from paceline.results.figures import FIGURES
-from paceline.results.row import Row, Source
+from paceline.results.row import Row, Source, select
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
     from paceline.core.text_scores import TextScores
     from paceline.measure.latency import PairedTimes, PassCosts
     from paceline.models.contract import Model
-    from paceline.results.row import Label
 
 # The prefill gives the first token, and a block leaves one token of the budget to the target.
 _MIN_TIMED_TOKENS = 3
@@ -63,7 +66,6 @@ class MeasureConfig(WithCosts, PairConfig):
         timed_prompts: Number of timed requests, including those that choose gamma; 0: no timing.
     """
 
-    num_prompts: int = Field(default=32, ge=1)
     gammas: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         default=(1, 2, 3, 4, 5, 6, 8), min_length=1
     )
@@ -80,46 +82,95 @@ class MeasureConfig(WithCosts, PairConfig):
         num_timed = 0 if self.costs is not None else min(self.timed_prompts, self.num_prompts)
         # a timed request is decoded in full, and its last block needs up to gamma extra positions
         timed = num_timed, self.max_new_tokens + min(self.gammas)
-        check_prompts(checks, self, models, new_tokens=1, timed=timed)
+        self.check_prompts(checks, models, new_tokens=1, timed=timed)
         return checks
 
 
 class Measurement(StrictModel):
-    """Result of a measurement, with its configuration; its figures are those of `rows()`."""
+    """Result of a measurement. Its JSON has the figures of the rows beside them, by name.
 
-    model_config = ConfigDict(serialize_by_alias=True)
+    Attributes:
+        rows: Of the scored texts without gamma, then by gamma with blocks and their costs; then,
+            with the setting `timed`, of gammas that were timed to choose one, and of the requests
+            of the verdict. The units are the numbers of the prompts.
+        acceptance_by_position: Expected acceptance of the first, second, ... new token, over the
+            texts that contain it.
+        expected: Expected speedup at the gamma of the verdict, with an interval that holds for the
+            best of all gammas; None if requests were timed, or blocks cannot be.
+        best_gamma: The gamma to serve, that of the verdict; above 0 exactly if the verdict is GO.
+        timed_gammas: Gammas with measured costs in the engine; those between are interpolated.
+    """
 
     schema_version: Literal[1] = 1
     kind: Literal["measure"] = "measure"
     config: MeasureConfig
-    acceptance: AcceptanceRow
-    cost: CostRow
-    gammas: list[GammaRow]
+    rows: list[Row] = Field(min_length=1)
+    acceptance_by_position: list[float]
+    expected: Interval | None = None
     best_gamma: int
-    """The gamma to serve, that of the verdict; above 0 exactly if the verdict is GO."""
-    tried: list[TriedRow]
-    """Gammas timed to choose the one of `speed`; empty if only the expected best was timed."""
-    speed: SpeedRow | None
-    expected: IntervalRow | None = None
-    """Expected speedup at the gamma of the verdict, with an interval that holds for the best of all
-    gammas; None if requests were timed, or blocks cannot be."""
     timed_gammas: tuple[int, ...] = ()
-    """Gammas with measured costs in the engine; those between are interpolated."""
     verdict: Verdict
     environment: dict[str, object]
-    target_fingerprint: str = ""
-    """Fingerprint of the model's files; empty for models in memory."""
-    draft_fingerprint: str = ""
-    result_rows: list[Row] = Field(default_factory=list[Row], alias="rows")
 
-    def rows(self) -> list[Row]:
-        """Result rows: of the scored texts without gamma, then by gamma; then of timed requests.
+    @model_validator(mode="before")
+    @classmethod
+    def _without_parts_of_rows(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        given = cast("dict[str, Any]", values)
+        return {name: value for name, value in given.items() if name not in _FROM_ROWS}
 
-        The units are the numbers of the prompts. Rows of texts have the sums of acceptance, and by
-        gamma also those of blocks and the costs of a block as totals. The row of timed requests has
-        the setting `timed`.
-        """
-        return self.result_rows
+    @model_serializer(mode="wrap")
+    def _with_parts_of_rows(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        by_position = {"acceptance_by_position": self.acceptance_by_position}
+        found = (
+            as_json(of_texts(self.texts, self.config.seed) | by_position),
+            of_passes(self.texts),
+            [of_blocks(row) for row in self.blocks],
+            [of_trial(row) for row in self.tried],
+            self.requests and as_json(of_requests(self.requests, self.config.seed)),
+            *map(self.fingerprint, ("target", "draft")),
+        )
+        return fields(self) | dict(zip(_FROM_ROWS, found, strict=True))
+
+    @property
+    def texts(self) -> Row:
+        """The row of the scored texts."""
+        return self.rows[0]
+
+    @property
+    def blocks(self) -> list[Row]:
+        """The rows of the scored texts with blocks of each gamma."""
+        return [row for row in self.rows[1:] if "timed" not in row.setting]
+
+    @property
+    def tried(self) -> list[Row]:
+        """Gammas that were timed to choose that of the requests; empty if only one was timed."""
+        return select(self.rows, timed="choosing")
+
+    @property
+    def requests(self) -> Row | None:
+        """The row of the timed requests."""
+        return next(iter(select(self.rows, timed="requests")), None)
+
+    def fingerprint(self, role: str) -> str:
+        """Fingerprint of the files of the target or the draft; empty for models in memory."""
+        return self.texts.source.fingerprints.get(role, "")
+
+    @property
+    def engine(self) -> str:
+        """The engine with these costs; empty: Paceline's decoder."""
+        return str(self.texts.setting.get("engine", ""))
+
+    def figure(self, name: str, row: Row | None = None) -> Interval:
+        """A figure of a row, by default of the scored texts, with its interval."""
+        return FIGURES[name].measure(row or self.texts, seed=self.config.seed)
+
+
+_FROM_ROWS = (
+    *("acceptance", "cost", "gammas", "tried", "speed"),
+    *("target_fingerprint", "draft_fingerprint"),
+)
 
 
 def measure(config: MeasureConfig, progress: Progress = silent) -> Measurement:
@@ -134,13 +185,9 @@ def measure(config: MeasureConfig, progress: Progress = silent) -> Measurement:
         costs = read_costs(config.costs)
         config = as_served(config, costs)
     pair = load_models_of(config, costs, progress)
-    prompts = load_prompts(config, pair)
-    measurement = measure_models(*pair, prompts, config, progress, engine=costs)
+    prompts = config.read_prompts(pair)
     marks = {name: fingerprint(getattr(config, name)) for name in ("target", "draft")}
-    source = measurement.rows()[0].source.model_copy(update={"fingerprints": marks})
-    rows = [row.model_copy(update={"source": source}) for row in measurement.rows()]
-    named = {f"{name}_fingerprint": mark for name, mark in marks.items()}
-    return measurement.model_copy(update=named | {"result_rows": rows})
+    return measure_models(*pair, prompts, config, progress, costs, marks)
 
 
 def as_served(config: MeasureConfig, costs: EngineCosts) -> MeasureConfig:
@@ -167,12 +214,11 @@ def measure_models(
     prompts: Sequence[Sequence[int]],
     config: MeasureConfig,
     progress: Progress = silent,
-    known_texts: list[list[int]] | None = None,
     engine: EngineCosts | None = None,
+    fingerprints: Mapping[str, str] = MappingProxyType({}),
 ) -> Measurement:
-    """Measure two models, loaded and prepared for decoding, on tokenized prompts.
+    """Measure two models, with these fingerprints, prepared for decoding, on tokenized prompts.
 
-    `known_texts`: texts from `sample_texts` for the first prompts; missing ones are appended.
     `engine`: costs of an engine, used instead of timing passes.
     """
     if config.timed_prompts and config.max_new_tokens < _MIN_TIMED_TOKENS:
@@ -181,58 +227,45 @@ def measure_models(
             f"ask for {_MIN_TIMED_TOKENS} or more, or skip the timing with timed_prompts=0"
         )
     prompts = prompts[: config.num_prompts]
-    completions = [] if known_texts is None else known_texts
+    completions: list[list[int]] = []
     sample_texts(target, prompts, config, completions, progress)
-    completions = completions[: len(prompts)]
-    texts = ScoredTexts.of(target, draft, prompts, completions, config, progress)
+    texts = PairTexts(target, draft, prompts, completions, *config.scoring)
+    scored = ScoredTexts.of(texts, score_texts(texts, progress))
     sizes = {"target": target.num_parameters, "draft": draft.num_parameters}
-    scored = _row_of_texts(texts, config, Source.here("measure", sizes=sizes))
-    acceptance = texts.acceptance(scored, config.seed)
-    gammas = texts.usable_gammas(config.gammas)
-    # passes and requests are timed in the middle of a typical text
-    begun = completions[0][: config.max_new_tokens // 2]
-    samplings = config.sampling, config.draft_sampling
+    source = Source.here("measure", fingerprints=dict(fingerprints), sizes=sizes)
+    row = _row_of_texts(scored, config, source)
+    acceptance = FIGURES["expected_acceptance"].measure(row, seed=config.seed)
+    gammas = scored.usable_gammas(config.gammas)
     architecture = without_rollback(target, draft)
     if engine is not None:
         costs = engine.step_costs(gammas, config.concurrency)
     elif architecture is not None:
         costs = UnknownCosts()
     else:
-        timer = PassTimer(target, draft, prompts[0], gammas, *samplings, begun)
-        costs = timer.run(config.pass_repeats, progress)
-    cost = _cost_row(target, draft, costs)
+        costs = PassTimer.within(texts, gammas).run(config.pass_repeats, progress)
     served = {"engine": costs.engine, "concurrency": config.concurrency} if costs.engine else {}
-    scored = scored.extended({}, _pass_costs(costs), **served)
-    of_gammas = [_row_of_gamma(scored, gamma, texts, costs) for gamma in gammas]
-    rows = [_gamma_row(row) for row in of_gammas]
-    tried, timed, speed, expected = list[TriedRow](), None, None, None
+    row = row.extended({}, _pass_costs(costs), **served)
+    blocks = [_row_of_gamma(row, gamma, scored, costs) for gamma in gammas]
+    timed, expected = list[Row](), None
     if engine is None and architecture is not None:
-        chosen, verdict = rows[0], not_timed(acceptance, architecture)
+        chosen, verdict = blocks[0], not_timed(acceptance, architecture)
     elif config.timed_prompts and engine is None:  # also if no speedup is expected
-        chosen, tried, costs, times = _time_best(
-            target, draft, prompts, rows, begun, config, progress
-        )
-        timed = _row_of_requests(scored, chosen, costs, times, config.timed_prompts)
-        speed = _speed_row(timed, chosen, costs, times, config.seed)
-        verdict = decide(acceptance, chosen, speed)
+        chosen, timed = _time_best(texts, blocks, config, progress)
+        speedup = FIGURES["speedup"].measure(timed[-1], seed=config.seed)
+        verdict = decide(acceptance, chosen, speedup, len(timed[-1].units))
     else:
-        counts = [texts.tokens_and_blocks(gamma) for gamma in gammas]
-        speeds = expected_speeds(rows, counts, costs, seed=config.seed)
+        speeds = expected_speeds(blocks, costs, seed=config.seed)
         best, verdict = decide_by_expected(acceptance, speeds, costs)
-        chosen, expected = best.row, IntervalRow.of(best.speedup)
+        chosen, expected = best.row, best.speedup
     return Measurement(
         config=config,
-        acceptance=acceptance,
-        cost=cost,
-        gammas=rows,
-        best_gamma=chosen.gamma if verdict.go else 0,
-        tried=tried,
-        speed=speed,
+        rows=[row, *blocks, *timed],
+        acceptance_by_position=scored.acceptance_by_position,
         expected=expected,
+        best_gamma=gamma_of(chosen) if verdict.go else 0,
         timed_gammas=costs.timed_gammas,
         verdict=verdict,
         environment=environment(),
-        rows=[scored, *of_gammas, *([] if timed is None else [timed])],
     )
 
 
@@ -250,19 +283,8 @@ class ScoredTexts(NamedTuple):
     budget_B: Tensor
 
     @classmethod
-    def of(
-        cls,
-        target: Model,
-        draft: Model,
-        prompts: Sequence[Sequence[int]],
-        completions: Sequence[Sequence[int]],
-        config: PairConfig,
-        progress: Progress,
-    ) -> ScoredTexts:
-        settings = config.sampling, progress, config.draft_sampling
-        scores = score_texts(target, draft, prompts, completions, *settings)
-        budget_B = budgets_of(target, prompts, config.max_new_tokens)
-        return cls(scores, scores.mask_BT.sum(-1), budget_B)
+    def of(cls, texts: PairTexts, scores: TextScores) -> ScoredTexts:
+        return cls(scores, scores.mask_BT.sum(-1), texts.budgets)
 
     def tokens_and_blocks(self, gamma: int) -> tuple[Tensor, Tensor]:
         """Expected tokens and blocks of each text, [B] each."""
@@ -276,16 +298,11 @@ class ScoredTexts(NamedTuple):
         """See `usable_gammas`."""
         return usable_gammas(gammas, int(self.length_B.max()), int(self.budget_B.max()))
 
-    def acceptance(self, row: Row, seed: int) -> AcceptanceRow:
-        """Means over the tokens of all texts, with intervals over texts; `row`: of these texts."""
-        by_position_T = self.scores.acceptance_BT.sum(0) / self.scores.mask_BT.sum(0).clamp(min=1)
-        names = ("expected_acceptance", "greedy_draft_acceptance", "greedy_agreement")
-        return AcceptanceRow(
-            num_prompts=len(self.length_B),
-            num_tokens=int(self.length_B.sum()),
-            acceptance_by_position=[float(mean) for mean in by_position_T],
-            **{name: IntervalRow.of(FIGURES[name].measure(row, seed=seed)) for name in names},
-        )
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """Expected acceptance of the first, second, ... token, over the texts that contain it."""
+        counts_T = self.scores.mask_BT.sum(0).clamp(min=1)
+        return as_list(self.scores.acceptance_BT.sum(0) / counts_T)
 
 
 def usable_gammas(gammas: Sequence[int], longest: int, budget: int) -> list[int]:
@@ -311,19 +328,6 @@ def usable_gammas(gammas: Sequence[int], longest: int, budget: int) -> list[int]
     return usable
 
 
-def _cost_row(target: Model, draft: Model, costs: PassCosts) -> CostRow:
-    return CostRow(
-        target_pass_s=costs.target_pass_s,
-        draft_pass_s=costs.draft_pass_s,
-        cost_ratio=costs.cost_ratio,
-        target_parameters=target.num_parameters,
-        draft_parameters=draft.num_parameters,
-        engine=costs.engine,
-        target_start_s=costs.target_start_s,
-        draft_start_s=costs.draft_start_s,
-    )
-
-
 def _row_of_texts(texts: ScoredTexts, config: MeasureConfig, source: Source) -> Row:
     scores = texts.scores
     parts = {
@@ -332,14 +336,11 @@ def _row_of_texts(texts: ScoredTexts, config: MeasureConfig, source: Source) -> 
         "greedy_acceptance": scores.greedy_draft_BT,
         "agreement": scores.agreement_BT,
     }
-    setting: dict[str, Label] = {"draft": config.draft, **config.sampling.setting}
-    if config.draft_sampling is not None:
-        setting["draft_temperature"] = config.draft_sampling.temperature
-    setting["parameter_ratio"] = source.sizes["draft"] / source.sizes["target"]
+    ratio = source.sizes["draft"] / source.sizes["target"]
     return Row(
         population=f"prompts of {config.prompts.path}",
         units=tuple(range(len(texts.length_B))),
-        setting=setting,
+        setting=config.setting | {"parameter_ratio": ratio},
         sums={name: _each(part_BT.sum(-1)) for name, part_BT in parts.items()},
         source=source,
     )
@@ -364,42 +365,26 @@ def _each(values_B: Tensor) -> tuple[float, ...]:
     return tuple(map(float, values_B))
 
 
-def _gamma_row(row: Row) -> GammaRow:
-    names = ("block_efficiency_iid", "block_efficiency", "mbsu", "predicted_speedup")
-    names += ("break_even_acceptance", "block_cost_ratio", "expected_speedup")
-    figures = {name: FIGURES[name].value(row) for name in names if FIGURES[name].is_in(row)}
-    kept = ("drafted_per_block", "drafting_cost_ratio", "block_s")
-    gamma = int(row.setting["gamma"])
-    return GammaRow(gamma=gamma, **figures, **{k: row.totals[k] for k in kept if k in row.totals})
-
-
 def _time_best(
-    target: Model,
-    draft: Model,
-    prompts: Sequence[Sequence[int]],
-    rows: Sequence[GammaRow],
-    begun: Sequence[int],
-    config: MeasureConfig,
-    progress: Progress,
-) -> tuple[GammaRow, list[TriedRow], PassCosts, PairedTimes]:
+    texts: PairTexts, blocks: Sequence[Row], config: MeasureConfig, progress: Progress
+) -> tuple[Row, list[Row]]:
     """Choose and time gamma, on separate requests; passes are timed between the requests.
 
-    `begun`: tokens after the first prompt, before the timed passes.
-
     Returns:
-        The row of this gamma, all tried gammas, the costs of passes and the times.
+        The one of `blocks` with this gamma; and the rows of all tried gammas, then that of the
+        timed requests.
     """
-    prompts, length = prompts[: config.timed_prompts], config.max_new_tokens
+    prompts, length = texts.prompts[: config.timed_prompts], config.max_new_tokens
 
-    def timed(row: GammaRow) -> Candidate:
-        settings = None, row.gamma, config.sampling
-        drafts = config.draft_sampling
-        return Candidate(row, SpeculativeDecoder(target, draft, *settings, draft_sampling=drafts))
+    def timed(row: Row) -> Candidate:
+        settings = None, gamma_of(row), texts.sampling
+        drafts = texts.draft_sampling
+        return Candidate(row, SpeculativeDecoder(*texts.pair, *settings, draft_sampling=drafts))
 
     def fits(candidate: Candidate) -> bool:
         return all(has_room(candidate.decoder, prompt, length) for prompt in prompts)
 
-    best, *others = map(timed, candidates(rows))
+    best, *others = map(timed, candidates(blocks))
     others = [candidate for candidate in others if fits(candidate)]
     choosing = num_choosing(len(prompts)) if others and fits(best) else 0
     tried = [best, *others] if choosing else []
@@ -411,10 +396,9 @@ def _time_best(
             seed=config.seed + len(prompts) * config.timed_repeats,  # not used by time_pairs
             progress=progress,
         )
-    samplings = config.sampling, config.draft_sampling
-    timer = PassTimer(target, draft, prompts[0], [], *samplings, begun)
+    timer = PassTimer.within(texts, [])
     times = time_pairs(
-        AutoregressiveDecoder(target, config.sampling),
+        AutoregressiveDecoder(texts.target, texts.sampling),
         best.decoder,
         prompts[choosing:],
         max_new_tokens=length,
@@ -426,41 +410,21 @@ def _time_best(
     num_requests = len(prompts) - choosing
     for _ in range(config.pass_repeats - num_requests * config.timed_repeats):
         timer.time_once()
-    return best.row, [candidate.figures() for candidate in tried], timer.costs(), times
+    requests = _row_of_requests(best.scored, timer.costs(), times, prompts)
+    return best.scored, [*(candidate.row for candidate in tried), requests]
 
 
 def _row_of_requests(
-    row: Row, best: GammaRow, costs: PassCosts, times: PairedTimes, timed_prompts: int
+    scored: Row, costs: PassCosts, times: PairedTimes, prompts: Sequence[Sequence[int]]
 ) -> Row:
     """The row of timed requests, with the costs of passes that were timed between them.
 
-    The first of the timed prompts chose gamma.
+    `scored`: the row of the texts with blocks of the gamma. The first of the prompts chose it.
     """
-    units = row.units[:timed_prompts][-len(times.counts) :]
-    totals = _pass_costs(costs) | {"scored_block_efficiency": best.block_efficiency}
-    setting = row.setting | {"gamma": best.gamma, "timed": "requests"}
-    return row.model_copy(
+    units = scored.units[: len(prompts)][-len(times.counts) :]
+    scored_tau = FIGURES["block_efficiency"].value(scored)
+    totals = _pass_costs(costs) | {"scored_block_efficiency": scored_tau}
+    setting = scored.setting | {"timed": "requests"}
+    return scored.model_copy(
         update={"units": units, "setting": setting, "sums": times.sums, "totals": totals}
-    )
-
-
-def _speed_row(
-    row: Row, best: GammaRow, costs: PassCosts, times: PairedTimes, seed: int
-) -> SpeedRow:
-    speedup, decoding = (
-        IntervalRow.of(FIGURES[name].measure(row, seed=seed))
-        for name in ("speedup", "decoding_speedup")
-    )
-    names = ("measured_over_predicted", "engine_efficiency", "block_efficiency", "acceptance_rate")
-    return SpeedRow(
-        gamma=best.gamma,
-        num_requests=len(row.units),
-        num_tokens=sum(times.method.tokens),
-        cost_ratio=costs.cost_ratio,
-        predicted_speedup=costs.predicted_speedup(best.block_efficiency, best.gamma),
-        baseline_tokens_per_s=times.baseline.tokens_per_s,
-        speculative_tokens_per_s=times.method.tokens_per_s,
-        speedup=speedup,
-        decoding_speedup=decoding,
-        **{name: FIGURES[name].value(row) for name in names},
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Protocol, TypeVar
 
 from pydantic import Field, model_validator
@@ -10,19 +11,24 @@ from paceline.config import Options, StrictModel
 from paceline.core.sampling import SamplingParams, proposal_params
 from paceline.data import CorpusConfig, read_prompts
 from paceline.data.collate import batches_of_like_length
+from paceline.data.input_checks import first_records, note
+from paceline.data.tokens import encode
 from paceline.decode import AutoregressiveDecoder
-from paceline.errors import UsageError
+from paceline.errors import ContextLengthError, UsageError
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.loading import tokenizer_of
 from paceline.progress import Progress, silent
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
+    from paceline.data.input_checks import InputChecks
     from paceline.models import HfModel
     from paceline.models.contract import Model
+    from paceline.models.inspection import ModelFacts
+    from paceline.results.row import Label
 
 Text = TypeVar("Text")
 
@@ -56,11 +62,95 @@ class PairConfig(ModelsConfig):
     sampling: SampledBy = SamplingParams()
     draft_sampling: DraftedBy = None
     batch_size: int = Field(default=16, ge=1)
+    num_prompts: int = Field(default=32, ge=1)
 
     @model_validator(mode="after")
     def _one_penalty(self) -> PairConfig:
         proposal_params(self.sampling, self.draft_sampling)
         return self
+
+    @property
+    def setting(self) -> dict[str, Label]:
+        """The draft and the sampling parameters as settings of result rows."""
+        setting: dict[str, Label] = {"draft": self.draft, **self.sampling.setting}
+        if self.draft_sampling is not None:
+            setting["draft_temperature"] = self.draft_sampling.temperature
+        return setting
+
+    @property
+    def scoring(self) -> tuple[SamplingParams, SamplingParams | None, int]:
+        """The sampling parameters of both models and the maximum length, as in `PairTexts`."""
+        return self.sampling, self.draft_sampling, self.max_new_tokens
+
+    def read_prompts(self, pair: Pair) -> list[list[int]]:
+        """Read the prompts as tokens.
+
+        Raises:
+            PromptError: there are no prompts, or one is malformed.
+        """
+        return read_prompts(
+            self.prompts,
+            pair.tokenizer,
+            max_tokens=self.max_prompt_tokens,
+            encoder=pair.target.decoder_prompt is not None,
+        )
+
+    def check_prompts(
+        self,
+        checks: InputChecks,
+        models: Iterable[ModelFacts],
+        *,
+        new_tokens: int,
+        timed: tuple[int, int] = (0, 0),
+        skip: int = 0,
+    ) -> None:
+        """Check that the prompts after `skip` and their `new_tokens` fit the models' context.
+
+        `timed`: number of the first prompts that need another number of tokens, and this number.
+
+        Raises:
+            UsageError: there are no prompts after `skip`.
+            PromptError: a prompt cannot be read; the message names the line.
+            ContextLengthError: a prompt does not fit; the message names the line.
+        """
+        models = list(models)
+        encoder = any(model.decoder_prompt is not None for model in models)
+        limit = _least(model.max_length for model in models)
+        source_limit = _least(model.max_source_length for model in models)
+        tokenizer = next((m.tokenizer for m in models if m.tokenizer is not None), None)
+        found = list(first_records(self.prompts, skip + self.num_prompts))
+        records = after_skipped(found, skip, self.prompts.path)
+        most, lengths, num_cut = self.max_prompt_tokens, list[int](), 0
+        needs = itertools.chain(itertools.repeat(timed[1], timed[0]), itertools.repeat(new_tokens))
+        for record, num_new in zip(records, needs, strict=False):
+            if tokenizer is None:
+                break
+            length = len(encode(record, tokenizer)[0])
+            if most is not None and length > most:
+                num_cut += record.kind == "document"
+                length = most
+            if source_limit is not None and length > source_limit:
+                raise ContextLengthError(
+                    f"{record.where} has {length:,} tokens, but the encoder holds "
+                    f"{source_limit:,}; set max_prompt_tokens"
+                )
+            if limit is not None and not encoder and length + num_new > limit:
+                raise ContextLengthError(
+                    f"{record.where} has {length:,} tokens and needs {num_new:,} more, but the "
+                    f"context holds {limit:,}; set max_prompt_tokens or lower max_new_tokens"
+                )
+            lengths.append(length)
+        of = f" of {min(lengths)} to {max(lengths)} tokens" if lengths else ""
+        checks.lines.append(f"prompts: {self.prompts.path}, {len(records)} prompts{of}")
+        if num_cut:
+            note(
+                f"{num_cut} of {len(records)} texts are longer than max_prompt_tokens {most}; "
+                f"their first {most} tokens are used as prompts"
+            )
+
+
+def _least(limits: Iterable[int | None]) -> int | None:
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 class Writing(Protocol):
@@ -121,20 +211,6 @@ def load_beside(target: HfModel, path: str | Path, device: str = "auto") -> HfMo
     model = load_model(path, dtype=target.dtype, device=device)
     check_same_vocabulary(target, model)
     return model
-
-
-def load_prompts(config: PairConfig, pair: Pair) -> list[list[int]]:
-    """Read the prompts as tokens.
-
-    Raises:
-        PromptError: there are no prompts, or one is malformed.
-    """
-    return read_prompts(
-        config.prompts,
-        pair.tokenizer,
-        max_tokens=config.max_prompt_tokens,
-        encoder=pair.target.decoder_prompt is not None,
-    )
 
 
 def after_skipped(texts: list[Text], skip_prompts: int, path: str) -> list[Text]:

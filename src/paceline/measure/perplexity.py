@@ -15,7 +15,6 @@ from paceline.data.input_checks import InputChecks, checked
 from paceline.data.prompts import corpus_fingerprint, read_records
 from paceline.data.tokens import encode
 from paceline.errors import PromptError, UsageError
-from paceline.measure.results import IntervalRow
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.answer_text import answer_text
 from paceline.models.loading import tokenizer_of
@@ -70,8 +69,8 @@ class Perplexity(StrictModel):
     num_tokens: int
     num_bytes: int
     nats: float
-    perplexity: IntervalRow
-    bits_per_byte: IntervalRow
+    perplexity: Interval
+    bits_per_byte: Interval
     corpus: str | None
 
 
@@ -177,8 +176,8 @@ def _summary(
         num_tokens=int(tokens_N.sum()),
         num_bytes=int(bytes_N.sum()),
         nats=math.fsum(nats),
-        perplexity=IntervalRow.of(Interval(*map(_exp, per_token))),
-        bits_per_byte=IntervalRow.of(per_byte),
+        perplexity=Interval(*map(_exp, per_token)),
+        bits_per_byte=per_byte,
         corpus=corpus_fingerprint(config.text) or None,
     )
 

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 
 from paceline.config import StrictModel
+from paceline.core.bootstrap import Interval
 from paceline.data import read_prompts
 from paceline.data.input_checks import checked
 from paceline.engines.contract import Request, check_counts
 from paceline.environment import environment
 from paceline.errors import UsageError
-from paceline.measure.acceptance import score_texts
+from paceline.measure.acceptance import PairTexts, score_texts
 from paceline.measure.agreement import (
     Agreement,
     Counts,
@@ -24,7 +25,6 @@ from paceline.measure.agreement import (
 from paceline.measure.engine_costs import EngineCosts, mean_context
 from paceline.measure.losslessness import TIE_16_BITS, TIE_FLOAT32, OfSessions, first_split
 from paceline.measure.pair import Pair, load_beside
-from paceline.measure.results import IntervalRow
 from paceline.measure.served_runs import ServedConfig, run_engine
 from paceline.measure.starts import Starts
 from paceline.models import HfModel, load_model
@@ -38,7 +38,6 @@ from paceline.results.row import Row, Source
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.core.bootstrap import Interval
     from paceline.engines.contract import Conventions, Served
     from paceline.measure.served_runs import Runs
 
@@ -54,7 +53,7 @@ class ServedSpeed(StrictModel):
             0.25, in float32 than 0.001; None above temperature 0.
     """
 
-    speedup: IntervalRow
+    speedup: Interval
     plain_tokens_per_s: float
     speculative_tokens_per_s: float
     num_equal: int
@@ -223,7 +222,8 @@ def compare_served(
     units = tuple(place for place, answer in enumerate(served) if answer.blocks is not None)
     prompts = [requests[place].prompt for place in units]
     texts = [served[place].tokens for place in units]
-    scores = score_texts(*pair, prompts, texts, config.sampling, progress, config.proposals)
+    written = PairTexts(*pair, prompts, texts, config.sampling, config.proposals)
+    scores = score_texts(written, progress)
     settings = scores, gamma, config.max_new_tokens, conventions
     predicted, actual = predicted_counts(*settings), served_counts(served, gamma)
     greedy = None
@@ -245,15 +245,11 @@ def _speed(
 ) -> ServedSpeed:
     """The speed of the timed requests in `row`; `plain`: the answers without the draft."""
     sides = plain, runs.drafted.served
-    rates = [
-        sum(len(answer.tokens) for answer in side) / sum(answer.seconds for answer in side)
-        for side in sides
-    ]
     ties = _near_ties(pair.target, requests, *sides) if config.sampling.greedy else None
     return ServedSpeed(
-        speedup=IntervalRow.of(speedup(row, runs.starts, config.seed)),
-        plain_tokens_per_s=rates[0],
-        speculative_tokens_per_s=rates[1],
+        speedup=speedup(row, runs.starts, config.seed),
+        plain_tokens_per_s=FIGURES["target_tokens_per_s"].value(row),
+        speculative_tokens_per_s=FIGURES["tokens_per_s"].value(row),
         num_equal=sum(a.tokens == b.tokens for a, b in zip(*sides, strict=True)),
         num_near_ties=ties,
     )

@@ -17,7 +17,6 @@ from paceline.engines.process import client_of, connect, started
 from paceline.errors import EngineError
 from paceline.measure.engine_costs import StepTimer, WriteCosts, check_replaceable
 from paceline.measure.pair import PairConfig
-from paceline.measure.prompt_checks import check_prompts
 from paceline.measure.starts import Starts, spread_of, turns
 from paceline.models.inspection import inspect_model
 from paceline.models.loading import model_directory
@@ -63,7 +62,7 @@ class ServedConfig(PairConfig):
         checks.engine(self.engine)
         checks.device(self.device)
         models = checks.pair(self.target, self.draft)
-        check_prompts(checks, self, models, new_tokens=self.max_new_tokens)
+        self.check_prompts(checks, models, new_tokens=self.max_new_tokens)
         if self.write_costs is not None:
             checks.file(self.write_costs.file)
             check_replaceable(self.write_costs.file)

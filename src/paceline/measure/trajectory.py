@@ -21,7 +21,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.data import CorpusConfig, read_prompts
 from paceline.data.input_checks import InputChecks, checked
 from paceline.errors import UnsupportedModelError, UsageError
-from paceline.measure.acceptance import budgets_of, score_texts
+from paceline.measure.acceptance import PairTexts, score_texts
 from paceline.measure.measurement import ScoredTexts
 from paceline.measure.pair import after_skipped, load_beside, sample_texts
 from paceline.measure.prompt_checks import check_task
@@ -365,11 +365,12 @@ class _Scorer:
 
     def _scores(self, draft: Checkpoint, case: Case) -> ScoredTexts:
         prompts, completions = self._texts[case]
-        texts = self._target, self._draft(draft.path), prompts, completions
+        most = self._config.max_new_tokens
+        pair = self._target, self._draft(draft.path)
+        texts = PairTexts(*pair, prompts, completions, case[1], max_new_tokens=most)
         kept = self._target_logits
-        scores = score_texts(*texts, case[1], silent, target_logits=kept, with_cross_entropy=True)
-        budget_B = budgets_of(self._target, prompts, self._config.max_new_tokens)
-        return ScoredTexts(scores, scores.mask_BT.sum(-1), budget_B)
+        scores = score_texts(texts, target_logits=kept, with_cross_entropy=True)
+        return ScoredTexts.of(texts, scores)
 
     def rows(
         self, draft: Checkpoint, named: Mapping[str, Label], case: Case, source: Source

@@ -6,7 +6,6 @@ NO-GO needs all below 1, so an upper bound keeps its 2.5%. Either verdict is wro
 of measurements.
 """
 
-# B texts
 from __future__ import annotations
 
 import math
@@ -21,15 +20,15 @@ from paceline.core.bootstrap import (
     ratio_interval,
 )
 from paceline.measure.latency import about
+from paceline.measure.results import gamma_of
+from paceline.results.figures import FIGURES
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch import Tensor
-
     from paceline.measure.latency import PassCosts
-    from paceline.measure.results import AcceptanceRow, GammaRow, SpeedRow
+    from paceline.results.row import Row
 
 _ERROR_RATE = 0.05
 # A verdict that needs this many times the measurements made, and more, is out of reach.
@@ -81,13 +80,13 @@ class ExpectedSpeed(NamedTuple):
     """Expected speedup of a gamma with its interval, and the two parts of its error.
 
     Attributes:
-        row: The figures of this gamma.
+        row: Of the scored texts, with blocks of this gamma.
         speedup: With the errors of the texts and of the costs together.
         by_texts: The speedup with the error of tau alone.
         by_costs: 1 with the relative error of the costs alone; unbounded if they have no interval.
     """
 
-    row: GammaRow
+    row: Row
     speedup: Interval
     by_texts: Interval
     by_costs: Interval
@@ -99,8 +98,7 @@ def confidence_of_low(num_gammas: int) -> float:
 
 
 def expected_speeds(
-    rows: Sequence[GammaRow],
-    counts: Sequence[tuple[Tensor, Tensor]],
+    rows: Sequence[Row],
     costs: PassCosts,
     *,
     seed: int,
@@ -109,48 +107,50 @@ def expected_speeds(
     """The expected speedup of each gamma.
 
     Args:
-        rows: One for each gamma that was tried.
-        counts: Expected tokens and blocks of each text, [B] each, for each gamma.
+        rows: Of the scored texts, for each gamma.
         costs: Of blocks, with their errors.
         seed: Of the bootstrap over texts.
         num_resamples: Of the bootstrap.
     """
     confidences = confidence_of_low(len(rows)), 1 - _ERROR_RATE
     speeds: list[ExpectedSpeed] = []
-    for row, of_texts in zip(rows, counts, strict=True):
+    for row in rows:
+        (of_texts,) = FIGURES["block_efficiency"].columns(row)
+        value = FIGURES["expected_speedup"].value(row)
         by_texts, by_costs = list[Interval](), list[Interval]()
         for confidence in confidences:
             rng = named_generator(seed, "expected speedup")
             tau = ratio_interval(
                 *of_texts, rng=rng, confidence=confidence, num_resamples=num_resamples
             )
-            scale = row.expected_speedup / tau.value
-            by_texts.append(Interval(row.expected_speedup, tau.low * scale, tau.high * scale))
+            scale = value / tau.value
+            by_texts.append(Interval(value, tau.low * scale, tau.high * scale))
             by_costs.append(_by_costs(row, costs, confidence))
         parts = [Interval(wide.value, wide.low, other.high) for wide, other in (by_texts, by_costs)]
         speeds.append(ExpectedSpeed(row, product_interval(*parts), *parts))
     return speeds
 
 
-def _by_costs(row: GammaRow, costs: PassCosts, confidence: float) -> Interval:
+def _by_costs(row: Row, costs: PassCosts, confidence: float) -> Interval:
     """1 / the relative cost of a block that drafts `drafted_per_block` tokens."""
-    error = costs.error_of_block(row.gamma, confidence)
+    gamma, totals = gamma_of(row), row.totals
+    error = costs.error_of_block(gamma, confidence)
     if not math.isfinite(error[1]):
         return Interval(1.0, 0.0, math.inf)
-    part = costs.part_drafted(row.gamma, row.drafted_per_block)
-    block = row.drafting_cost_ratio * row.gamma + row.block_cost_ratio
+    part = costs.part_drafted(gamma, totals["drafted_per_block"])
+    block = totals["drafting_cost_ratio"] * gamma + totals["block_cost_ratio"]
     cost = 1 + part * (block - 1)
     low_cost, high_cost = (cost + part * block * (factor - 1) for factor in error)
     return Interval(1.0, cost / high_cost, cost / low_cost if low_cost > 0 else math.inf)
 
 
-def decide(acceptance: AcceptanceRow, best: GammaRow, speed: SpeedRow) -> Verdict:
+def decide(acceptance: Interval, best: Row, speedup: Interval, count: int) -> Verdict:
     """GO if the whole interval of the measured speedup is above 1, NO-GO if it is below.
 
     UNDECIDED if it includes 1, TOO FEW with fewer than 8 requests (`core.bootstrap.LEAST_UNITS`).
+    `best`: the row of the scored texts, with blocks of the gamma of the `count` requests.
     """
-    count, speedup = speed.num_requests, speed.speedup.interval
-    where = f"at gamma {speed.gamma}"
+    where = f"at gamma {gamma_of(best)}"
     if count < LEAST_UNITS:
         return _too_few(f"measured {speedup.value:.2f}x {where}", count, "request", "timed_prompts")
     times, _ = _times_needed(speedup, speedup, _EXACT)
@@ -166,18 +166,17 @@ def decide(acceptance: AcceptanceRow, best: GammaRow, speed: SpeedRow) -> Verdic
     return _by_interval(figure, speedup, _standing(acceptance, best), advice)
 
 
-def not_timed(acceptance: AcceptanceRow, architecture: str) -> Verdict:
+def not_timed(acceptance: Interval, architecture: str) -> Verdict:
     """The verdict on a pair with a model of this architecture, whose blocks cannot be timed."""
-    alpha = acceptance.expected_acceptance.value
     reason = (
-        f"acceptance {alpha:.3f}; {architecture} keeps a state that cannot be rolled back, so "
-        "blocks cannot be timed here: give the costs of an engine as --costs"
+        f"acceptance {acceptance.value:.3f}; {architecture} keeps a state that cannot be rolled "
+        "back, so blocks cannot be timed here: give the costs of an engine as --costs"
     )
     return Verdict(go=False, decided=False, timed=False, reason=reason)
 
 
 def decide_by_expected(
-    acceptance: AcceptanceRow, speeds: Sequence[ExpectedSpeed], costs: PassCosts
+    acceptance: Interval, speeds: Sequence[ExpectedSpeed], costs: PassCosts
 ) -> tuple[ExpectedSpeed, Verdict]:
     """As `decide`, by the expected speedups of all gammas.
 
@@ -192,12 +191,12 @@ def decide_by_expected(
         return speed.speedup.low > 1, speed.speedup.high >= 1, speed.speedup.value
 
     best = max(speeds, key=support)
-    count, speedup = acceptance.num_prompts, best.speedup
-    where = f"{costs.engine and f' in {costs.engine}'} at gamma {best.row.gamma}"
+    count, speedup = len(best.row.units), best.speedup
+    where = f"{costs.engine and f' in {costs.engine}'} at gamma {gamma_of(best.row)}"
     if count < LEAST_UNITS:
         return best, _too_few(f"expected {speedup.value:.2f}x{where}", count, "text", "num_prompts")
     if costs.engine:
-        tau = best.row.block_efficiency
+        tau = FIGURES["block_efficiency"].value(best.row)
         side, needed = _side(1.0, speedup), tau / speedup.value
         standing = f"{tau:.2f} tokens per target call are {side} the break-even {needed:.2f}"
         standing = f"{standing}; {costs.remark}" if costs.remark else standing
@@ -265,12 +264,12 @@ def _by_interval(figure: str, speedup: Interval, standing: str, advice: str) -> 
     return Verdict(go=False, decided=False, includes_one=True, reason=reason)
 
 
-def _standing(acceptance: AcceptanceRow, best: GammaRow) -> str:
-    alpha, needed = acceptance.expected_acceptance, best.break_even_acceptance
+def _standing(acceptance: Interval, best: Row) -> str:
+    needed = best.totals.get("break_even_acceptance")
     if needed is None:
-        return f"no acceptance breaks even at gamma {best.gamma}"
-    side = _side(needed, alpha.interval)
-    return f"acceptance {alpha.value:.3f} is {side} the break-even {needed:.3f}"
+        return f"no acceptance breaks even at gamma {gamma_of(best)}"
+    side = _side(needed, acceptance)
+    return f"acceptance {acceptance.value:.3f} is {side} the break-even {needed:.3f}"
 
 
 def _side(border: float, figure: Interval) -> str:

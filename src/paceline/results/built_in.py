@@ -215,6 +215,26 @@ BUILT_IN: Sequence[Figure] = (
         format=".1f",
     ),
     Figure(
+        "target_tokens_per_s",
+        "the same of the target alone, measured by turns",
+        (("target_tokens", "target_seconds"),),
+        label="tokens per second of the target alone",
+        unit="1/s",
+        better="more",
+        format=".1f",
+    ),
+    Figure(
+        "decoding_tokens_per_s",
+        "tokens per target call / seconds of a block: new tokens per second after the first",
+        of="block_efficiency",
+        formula=lambda tau, facts: tau / facts["block_s"],
+        needs=("block_s",),
+        label="tokens per second after the first",
+        unit="1/s",
+        better="more",
+        format=".1f",
+    ),
+    Figure(
         "acceptance_rate",
         "accepted / examined drafted tokens while decoding; examined: the accepted tokens and the "
         "first rejected one of each block",

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from paceline.core.bootstrap import Interval
     from paceline.core.rule_base import Rule
     from paceline.core.sampling import SamplingParams
-    from paceline.data.collate import Row
+    from paceline.data.collate import TokenRow
     from paceline.data.prompts import Record
     from paceline.models.contract import TrainableModel
     from paceline.models.hf.base import HfModel
@@ -96,7 +96,7 @@ def held_out_text(
     seed: int,
     progress: Progress,
     shared: Path | None = None,
-) -> list[Row]:
+) -> list[TokenRow]:
     """The target's completions of the prompts, generated once and then read from `cache`.
 
     Runs with the same target, prompts, settings and seed may have a `shared` file. The first run
@@ -161,7 +161,7 @@ class AgreementEvaluator:
     def __init__(
         self,
         target: TrainableModel,
-        rows: Sequence[Row],
+        rows: Sequence[TokenRow],
         sampling: SamplingParams,
         *,
         gamma: int,

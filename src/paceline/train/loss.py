@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from torch.autograd.graph import GradientEdge
 
-    from paceline.data.collate import Row, TokenBatch
+    from paceline.data.collate import TokenBatch, TokenRow
     from paceline.models.hf.base import HfModel
     from paceline.native.structures import Term
     from paceline.train.objectives import AddUp, Objective
@@ -267,7 +267,7 @@ class Normalisers:
 
     @torch.no_grad()
     def of(
-        self, rows: Sequence[Row], lengths: Sequence[int], hidden_ND: Tensor, head: Head
+        self, rows: Sequence[TokenRow], lengths: Sequence[int], hidden_ND: Tensor, head: Head
     ) -> Tensor:
         """Log-sum-exp at the hidden states of these rows, `lengths` per row. -> [N], float32.
 

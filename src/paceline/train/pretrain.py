@@ -15,7 +15,7 @@ from paceline.config import Options, StrictModel
 from paceline.core.divergences import Mean
 from paceline.core.fused import chunks
 from paceline.core.text_scores import nats_of
-from paceline.data.collate import Row, collate
+from paceline.data.collate import TokenRow, collate
 from paceline.data.examples import Lengths, build_examples
 from paceline.data.input_checks import InputChecks
 from paceline.data.prompts import (
@@ -179,7 +179,7 @@ class HeldOutLoss:
 
     headline = "loss"
 
-    def __init__(self, rows: Sequence[Row], device: torch.device) -> None:
+    def __init__(self, rows: Sequence[TokenRow], device: torch.device) -> None:
         self.batches = [
             collate(rows[start : start + _ROWS]).to(device) for start in range(0, len(rows), _ROWS)
         ]
@@ -325,7 +325,7 @@ def _evaluator(config: PretrainConfig, model: HfModel) -> HeldOutLoss | None:
         return None
     examples = _examples(config, read_records(config.data.held_out), model)
     rows = [
-        Row(example.tokens, example.trained_from, source=example.source)
+        TokenRow(example.tokens, example.trained_from, source=example.source)
         for example in examples[: config.num_evaluated]
         if example.trained_from is not None
     ]

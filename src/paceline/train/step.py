@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from accelerate import Accelerator
 
-    from paceline.data.collate import Row
+    from paceline.data.collate import TokenRow
     from paceline.models.hf.base import HfModel
     from paceline.train.config import TrainSettings
     from paceline.train.loss import StepPlan
@@ -124,7 +124,7 @@ class Stepper:
             restore_state(self.loss, self.optimizer, optimizer)
 
     def step(
-        self, rows: Sequence[Row], learning_rate: float | Callable[[], float], plan: StepPlan
+        self, rows: Sequence[TokenRow], learning_rate: float | Callable[[], float], plan: StepPlan
     ) -> StepFigures:
         """Accumulate gradients over parts of the rows, then update unless a gradient is not finite.
 
@@ -171,7 +171,7 @@ class Stepper:
         only_scored = all(term.reads_top for term in terms)
         return weights, int(scored_tokens if only_scored else tokens)
 
-    def _batch(self, rows: Sequence[Row], plan: StepPlan) -> TokenBatch:
+    def _batch(self, rows: Sequence[TokenRow], plan: StepPlan) -> TokenBatch:
         """Collate the rows; without a target, mask labels outside of the step's vocabulary."""
         batch = collate(rows).to(self.accelerator.device)
         if plan.vocabulary is None or reads_target(plan.terms) or reads_top(plan.terms):
@@ -195,7 +195,7 @@ class Stepper:
 
     @torch.no_grad()
     def score(
-        self, rows: Sequence[Row], batch: TokenBatch, terms: Sequence[Objective]
+        self, rows: Sequence[TokenRow], batch: TokenBatch, terms: Sequence[Objective]
     ) -> Tensor | None:
         """The target's hidden states at trained positions, [N, D]; None if only labels are used."""
         if not reads_target(terms):
@@ -214,7 +214,7 @@ class Stepper:
 
     def _normalisers_of(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[TokenRow],
         batch: TokenBatch,
         hidden_ND: Tensor | None,
         terms: Sequence[Objective],
@@ -262,7 +262,7 @@ class Stepper:
         return _sum(self.accelerator, torch.stack(parts)).tolist()
 
 
-def _ordered(rows: Sequence[Row], terms: Sequence[Objective]) -> Sequence[Row]:
+def _ordered(rows: Sequence[TokenRow], terms: Sequence[Objective]) -> Sequence[TokenRow]:
     """Rows of an encoder-decoder by length, so that each part has little padding.
 
     TVD++ normalises its rewards within a part, over all processes: its parts must not depend on

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
     from paceline.bench.tune import Tuned
     from paceline.results.frontier import Frontier, Reached
-    from paceline.results.row import Row as Cell
+    from paceline.results.row import Row
     from paceline.view.bench_run import Cells, Results
-    from paceline.view.page import Row, Source
+    from paceline.view.page import Line, Source
 
 _MOST_SAMPLES = 6
 _ROUNDING = 1e-6  # rounding error of sums of probabilities
@@ -93,7 +93,7 @@ def bench_page(results: Results) -> Page:
     )
 
 
-def _few(done: Sequence[Cell]) -> str:
+def _few(done: Sequence[Row]) -> str:
     """A remark if half of the examples cannot give intervals."""
     timed = [s for s in done[0].sums["target_seconds"] if s is not None] if done else ()
     if not done or len(timed) >= 2 * LEAST_UNITS:
@@ -148,12 +148,12 @@ def _verdict(cells: Cells, *, several: bool) -> str:
     )
 
 
-def _counts(row: Cell) -> bool:
+def _counts(row: Row) -> bool:
     name = family_of(row)
     return name != TARGET_ALONE and not name.startswith(ORACLE)
 
 
-def _name(row: Cell) -> str:
+def _name(row: Row) -> str:
     return f"{family_of(row)} {row.setting.get('setting', '')}".strip()
 
 
@@ -182,10 +182,10 @@ def _sections(cells: Cells, suffix: str) -> list[Section]:
     return [Section(f"{title}{suffix}", found, terms) for title, found in blocks.items() if found]
 
 
-def _lines(frontier: Frontier) -> list[Row]:
+def _lines(frontier: Frontier) -> list[Line]:
     """All figures of the cells, those of the target alone last."""
 
-    def measure(name: str, row: Cell) -> Interval | None:
+    def measure(name: str, row: Row) -> Interval | None:
         is_missing = (name.endswith("quality") and "score" not in frontier.target.sums) or (
             name == "decoding_speedup" and row.setting["strategy"] == "sequence_cascade"
         )
@@ -205,7 +205,7 @@ def _lines(frontier: Frontier) -> list[Row]:
 
 
 def frontier_figure(
-    title: str, text: str, lines: Sequence[Row], source: Source | None = None
+    title: str, text: str, lines: Sequence[Line], source: Source | None = None
 ) -> Figure:
     """Quality relative to the target's against each cost that the cells have, a line per family.
 
@@ -222,10 +222,10 @@ def frontier_figure(
 
 
 def _best_cells(frontier: Frontier, cells: Cells) -> Table:
-    rows: list[Row] = []
+    rows: list[Line] = []
     for name, own in sorted(frontier.families().items()):
         if name != TARGET_ALONE:
-            row: Row = {"family": name, "cells": len(own)}
+            row: Line = {"family": name, "cells": len(own)}
             row |= _reached("speedup at the target's quality", frontier.fastest(own, 1.0))
             rows.append(row | _reached("quality within its latency", frontier.finest(own, 1.0)))
     rows += [{"family": name, "cells": 0} for name in cells.empty_families]
@@ -248,7 +248,7 @@ def _best_cells(frontier: Frontier, cells: Cells) -> Table:
     return Table("Best setting of each family", rows, text=text, columns=columns)
 
 
-def _reached(name: str, best: Reached | None) -> Row:
+def _reached(name: str, best: Reached | None) -> Line:
     figure, bound = name.split()[0], {"speedup": "quality", "quality": "speedup"}
     if best is None:
         return {name: None, f"setting ({figure})": "not reached", f"its {bound[figure]}": None}
@@ -256,7 +256,7 @@ def _reached(name: str, best: Reached | None) -> Row:
     return bounded(name, best.value) | place | bounded(f"its {bound[figure]}", best.bound)
 
 
-def _rejections(rows: Sequence[Row]) -> list[Figure]:
+def _rejections(rows: Sequence[Line]) -> list[Figure]:
     """Rejection rate of every cell with a rule."""
     known = [row for row in rows if charts.is_finite(row.get(_REJECTED))]
     lines = [
@@ -273,7 +273,7 @@ def _seconds(frontier: Frontier) -> list[Figure]:
     alone = _ms_per_token(frontier.target, "target_")
     samples = {"target alone": alone}
     cells = [row for row in frontier.rows if _counts(row)]
-    fastest: dict[str, Cell] = {}
+    fastest: dict[str, Row] = {}
     for row in sorted(cells, key=lambda row: -frontier.measure("speedup", row).value):
         fastest.setdefault(family_of(row), row)
     for row in list(fastest.values())[: _MOST_SAMPLES - 1]:
@@ -292,7 +292,7 @@ def _seconds(frontier: Frontier) -> list[Figure]:
     return [plotted(title, text, rows, charts.dominance, axis, "decoding")]
 
 
-def _ms_per_token(row: Cell, of: str = "") -> list[float]:
+def _ms_per_token(row: Row, of: str = "") -> list[float]:
     """Of the requests that were timed beside the target alone; `of`: prefix of the sums."""
     timed = zip(
         *(row.sums[name] for name in ("target_seconds", f"{of}seconds", f"{of}tokens")), strict=True
@@ -300,7 +300,7 @@ def _ms_per_token(row: Cell, of: str = "") -> list[float]:
     return [1e3 * (s or 0) / count for alone, s, count in timed if alone is not None and count]
 
 
-def _predictions(drawn: Sequence[Row]) -> list[Figure]:
+def _predictions(drawn: Sequence[Line]) -> list[Figure]:
     """Predicted against measured rejection rates and speedups; none without predictions."""
     measured = {sentence(name)[:-1]: name for name in (_REJECTED, words_of("decoding_speedup"))}
     predicted = {title: f"predicted {name}" for title, name in measured.items()}

@@ -4,7 +4,7 @@ Why Vega-Altair and not Plotly, both tried with the versions in constraints.txt:
 0.9 MB to a page, Plotly's 4.8 MB; it draws SVG whose marks have text alternatives, which screen
 readers use; and it passes CSS variables on as colours, so themes and printing need no JavaScript.
 
-Each function takes rows (`page.Row`) and columns: an `Axis`, or the name of a figure or setting,
+Each function takes rows (`page.Line`) and columns: an `Axis`, or the name of a figure or setting,
 whose axis `axis_of` knows. `plotted` makes the block of a page from them. Bounds of a column `x`
 are in `x_low` and `x_high`; rows without finite bounds are drawn without an interval. `names`: all
 groups of a page, so that a group has the same colour and shape in all of its charts.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from paceline.view.page import Row, Source
+    from paceline.view.page import Line, Source
 
     Spec = dict[str, Any]
 
@@ -131,7 +131,7 @@ class Axis:
         """As `x`, upwards."""
         return alt.Y(field or self.field, type="quantitative", **self._settings())
 
-    def shared_by(self, rows: Sequence[Row], *values: float) -> Axis:
+    def shared_by(self, rows: Sequence[Line], *values: float) -> Axis:
         """This axis with the ends that the values and bounds of all rows need."""
         found = [row.get(name) for row in rows for name in (self.field, self.low, self.high)]
         known = [one for one in (*found, *values) if one is not None and is_finite(one)]
@@ -141,12 +141,12 @@ class Axis:
         """A Vega expression: true for rows with an interval."""
         return " && ".join(f"isValid(datum[{json.dumps(end)}])" for end in (self.low, self.high))
 
-    def has_intervals(self, rows: Sequence[Row]) -> bool:
+    def has_intervals(self, rows: Sequence[Line]) -> bool:
         """Whether any row has finite bounds; Vega warns of a layer without data."""
         ends = ((row.get(self.low), row.get(self.high)) for row in rows)
         return any(is_finite(low) and is_finite(high) for low, high in ends)
 
-    def tooltips(self, rows: Sequence[Row]) -> list[alt.Tooltip]:
+    def tooltips(self, rows: Sequence[Line]) -> list[alt.Tooltip]:
         """The value and its bounds, if any row has them."""
         names = {self.field: self.title}
         if self.has_intervals(rows):
@@ -189,7 +189,7 @@ def axis_of(column: Column) -> Axis:
 def plotted(
     title: str,
     text: str,
-    rows: Sequence[Row],
+    rows: Sequence[Line],
     chart: Callable[..., Spec],
     *columns: Column | Mapping[str, Column],
     group: str = "",
@@ -228,14 +228,14 @@ def plotted(
     return Figure(title, text, panels, rows, source)
 
 
-def _with_all(rows: Sequence[Row], *columns: Column) -> list[Row]:
+def _with_all(rows: Sequence[Line], *columns: Column) -> list[Line]:
     """The rows whose values of all columns are finite."""
     fields = [axis_of(column).field for column in columns]
     return [row for row in rows if all(is_finite(row.get(field)) for field in fields)]
 
 
 def frontier(
-    rows: Sequence[Row], x: Column, y: Column, group: str, *, detail: str = "", **settings: Any
+    rows: Sequence[Line], x: Column, y: Column, group: str, *, detail: str = "", **settings: Any
 ) -> Spec:
     """A line for each group through its rows in their order, with intervals along both axes.
 
@@ -247,25 +247,25 @@ def frontier(
     return _plot(known, x, y, group, line=line, **settings)
 
 
-def points(rows: Sequence[Row], x: Column, y: Column, group: str, **settings: Any) -> Spec:
+def points(rows: Sequence[Line], x: Column, y: Column, group: str, **settings: Any) -> Spec:
     """Two figures of each row, with intervals along both axes."""
     return _plot(_with_all(rows, x, y), x, y, group, **settings)
 
 
 def curves(
-    rows: Sequence[Row], x: Column, y: Column, group: str, *, size: int = 70, **settings: Any
+    rows: Sequence[Line], x: Column, y: Column, group: str, *, size: int = 70, **settings: Any
 ) -> Spec:
     """A line for each group along x, with bands for the intervals of y."""
     return _plot(rows, x, y, group, line={}, band=True, size=size, **settings)
 
 
-def dominance(rows: Sequence[Row], value: Column, group: str, **settings: Any) -> Spec:
+def dominance(rows: Sequence[Line], value: Column, group: str, **settings: Any) -> Spec:
     """Empirical distributions, from `dominance_rows`: the share of values at most x."""
     return _plot(rows, value, "share", group, line={}, shape="step-after", size=9, **settings)
 
 
 def _plot(
-    rows: Sequence[Row],
+    rows: Sequence[Line],
     x: Column,
     y: Column,
     group: str,
@@ -331,12 +331,12 @@ def _plot(
     return _finished(alt.layer(*layers, height=_HEIGHT), rows)
 
 
-def dominance_rows(samples: Mapping[str, Sequence[float]], field: str, group: str) -> list[Row]:
+def dominance_rows(samples: Mapping[str, Sequence[float]], field: str, group: str) -> list[Line]:
     """Rows of `dominance`: sorted values of each sample with the share of values up to each.
 
     Of more than 200 values, 200 equally spaced ranks are kept.
     """
-    rows: list[Row] = []
+    rows: list[Line] = []
     for name, values in samples.items():
         ordered = sorted(value for value in values if is_finite(value))
         count = len(ordered)
@@ -347,7 +347,7 @@ def dominance_rows(samples: Mapping[str, Sequence[float]], field: str, group: st
     return rows
 
 
-def heat_map(rows: Sequence[Row], row: str, column: str, value: Column) -> Spec:
+def heat_map(rows: Sequence[Line], row: str, column: str, value: Column) -> Spec:
     """A coloured cell with its value for each pair of `row` and `column`, in order of appearance.
 
     Rows without a finite value, such as diverged runs, have an empty cell.
@@ -376,7 +376,7 @@ def heat_map(rows: Sequence[Row], row: str, column: str, value: Column) -> Spec:
 
 
 def intervals(
-    rows: Sequence[Row],
+    rows: Sequence[Line],
     name: str,
     x: Column,
     *,
@@ -414,7 +414,7 @@ def intervals(
 
 
 def columns(
-    rows: Sequence[Row], x: Column, y: Column, *, band: tuple[float, float] | None = None
+    rows: Sequence[Line], x: Column, y: Column, *, band: tuple[float, float] | None = None
 ) -> Spec:
     """A bar for each row; shaded between the values of `band`."""
     x, y = axis_of(x), axis_of(y)
@@ -465,7 +465,7 @@ def is_finite(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def _styles(rows: Sequence[Row], group: str, names: Sequence[str]) -> tuple[alt.Color, alt.Shape]:
+def _styles(rows: Sequence[Line], group: str, names: Sequence[str]) -> tuple[alt.Color, alt.Shape]:
     """The colours and shapes of groups, of which the legend has those that occur."""
     known, legend = list(names) or _names(rows, group), _legend(rows, group)
     colours, shapes = (
@@ -475,7 +475,7 @@ def _styles(rows: Sequence[Row], group: str, names: Sequence[str]) -> tuple[alt.
     return alt.Color(group, **colours), alt.Shape(group, **shapes)
 
 
-def _legend(rows: Sequence[Row], group: str) -> alt.Legend | None:
+def _legend(rows: Sequence[Line], group: str) -> alt.Legend | None:
     """The names that occur, in as many columns as fit; no legend for a single one."""
     names = _names(rows, group)
     if len(names) < 2:
@@ -495,11 +495,11 @@ def _references(x: Axis | None, y: Axis | None) -> list[alt.Chart]:
     return layers
 
 
-def _of_values(*values: Row) -> alt.Chart:
+def _of_values(*values: Line) -> alt.Chart:
     return alt.Chart(alt.Data(values=list(values)))
 
 
-def _nominal(kind: Any, rows: Sequence[Row], column: str) -> Any:
+def _nominal(kind: Any, rows: Sequence[Line], column: str) -> Any:
     names = _names(rows, column)
     return kind(column, type="nominal", sort=names, title=None, scale=alt.Scale(domain=names))
 
@@ -508,7 +508,7 @@ def _named(names: Sequence[str]) -> list[alt.Tooltip]:
     return [alt.Tooltip(name, type="nominal", title=name.replace("_", " ")) for name in names]
 
 
-def _names(rows: Sequence[Row], column: str) -> list[Any]:
+def _names(rows: Sequence[Line], column: str) -> list[Any]:
     return list(dict.fromkeys(row[column] for row in rows))
 
 
@@ -521,7 +521,7 @@ def _in_two(name: str) -> list[str]:
     return [name[:end].rstrip(), name[end:]]
 
 
-def _finished(chart: alt.LayerChart | alt.FacetChart, rows: Sequence[Row]) -> Spec:
+def _finished(chart: alt.LayerChart | alt.FacetChart, rows: Sequence[Line]) -> Spec:
     """The specification with the container's width and the columns of the data that it draws."""
     spec = chart.properties(width="container", data=_of_values().data).to_dict()
     spec.pop("$schema", None)  # an address, which a page without network does not need

@@ -5,6 +5,15 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
+from paceline.measure.results import (
+    ACCEPTANCE,
+    gamma_of,
+    num_tokens,
+    of_passes,
+    of_requests,
+    of_trial,
+    value_of,
+)
 from paceline.results.figures import FIGURES
 from paceline.view import charts
 from paceline.view.charts import Axis
@@ -25,7 +34,7 @@ from paceline.view.page import (
     sentence,
     source_of,
 )
-from paceline.view.tables import ACCEPTANCE, gamma_table, served_tables, steps_table
+from paceline.view.tables import gamma_table, served_tables, steps_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,7 +44,7 @@ if TYPE_CHECKING:
     from paceline.measure.losslessness import DistributionCheck, LosslessnessReport
     from paceline.measure.served import ServedMeasurement
     from paceline.measure.verdict import Verdict
-    from paceline.view.page import Block, Row, Tone
+    from paceline.view.page import Block, Line, Tone
 
 _PREDICTIONS = {
     "predicted_speedup": "predicted: tau / (c gamma + 1)",
@@ -50,15 +59,16 @@ _SPEED = Axis("speedup", format=".2f")
 def measure_page(found: Measurement) -> Page:
     """The page of a measurement."""
     source = source_of("measure", found.config, found.environment)
-    cost, speed, verdict = found.cost, found.speed, found.verdict
-    text = f"{found.acceptance.num_prompts} prompts, {found.acceptance.num_tokens} tokens"
-    where = f"In {cost.engine}." if cost.engine else "Median of interleaved passes over one token."
-    costs: list[Block] = [
-        Table("Cost of a pass", [figures(cost)], text=where if verdict.timed else "Not timed.")
-    ]
-    if speed is not None:
+    verdict, passes = found.verdict, figures(of_passes(found.texts).items())
+    text = f"{len(found.texts.units)} prompts, {num_tokens(found.texts)} tokens"
+    where = "Median of interleaved passes over one token." if verdict.timed else "Not timed."
+    if found.engine:
+        where = f"In {found.engine}."
+    costs: list[Block] = [Table("Cost of a pass", [passes], text=where)]
+    if found.requests is not None:
         text_of_speed = "With and without the draft, interleaved in one process."
-        costs.append(Table("Timed requests", [figures(speed)], text=text_of_speed))
+        speed = figures(of_requests(found.requests, found.config.seed).items())
+        costs.append(Table("Timed requests", [speed], text=text_of_speed))
     return Page(
         title="Is this draft worth serving?",
         word=verdict.word,
@@ -80,36 +90,37 @@ def _tone(verdict: Verdict | Agreement) -> Tone:
 
 def _facts(found: Measurement) -> list[Fact]:
     facts: list[Fact] = []
-    if (speed := found.speed) is not None:
-        facts.append(Fact.of("measured speedup", speed.speedup, unit="x"))
-        facts.append(Fact(words_of("block_efficiency"), f"{speed.block_efficiency:.2f}"))
+    if (requests := found.requests) is not None:
+        facts.append(Fact.of("measured speedup", found.figure("speedup", requests), unit="x"))
+        tau = FIGURES["block_efficiency"].value(requests)
+        facts.append(Fact(words_of("block_efficiency"), f"{tau:.2f}"))
     elif found.expected is not None:
         facts.append(Fact.of("expected speedup", found.expected, unit="x"))
-    facts.append(Fact.of("expected acceptance", found.acceptance.expected_acceptance, ".3f"))
+    facts.append(Fact.of("expected acceptance", found.figure("expected_acceptance"), ".3f"))
     if found.verdict.timed:
-        facts.append(Fact("cost ratio", f"{found.cost.cost_ratio:.3f}"))
+        facts.append(Fact("cost ratio", f"{found.texts.totals['cost_ratio']:.3f}"))
     if found.verdict.timed and found.verdict.decided:
         facts.append(Fact("gamma to serve", str(found.best_gamma or "none: decode without draft")))
     return facts
 
 
 def _speedups(found: Measurement) -> Section:
-    rows: list[Row] = [
-        {"gamma": row.gamma, "kind": words, "speedup": getattr(row, name)}
-        for row in found.gammas
+    rows: list[Line] = [
+        {"gamma": gamma_of(row), "kind": words, "speedup": value_of(row, name)}
+        for row in found.blocks
         for name, words in _PREDICTIONS.items()
-        if charts.is_finite(getattr(row, name))
+        if charts.is_finite(value_of(row, name))
     ]
     text = (
         "Predicted from acceptance and costs, for each number of drafted tokens. Above the dashed "
         "line, decoding with the draft is faster than without."
     )
-    if (speed := found.speed) is not None:
-        first = {"gamma": speed.gamma, "kind": "measured after the first token"}
-        whole = {"gamma": speed.gamma, "kind": "measured, whole requests"}
-        rows.append(first | bounded("speedup", speed.decoding_speedup))
-        rows.append(whole | bounded("speedup", speed.speedup))
-        text += f" The measured points are of {speed.num_requests} requests, with 95% intervals."
+    if (timed := found.requests) is not None:
+        first = {"gamma": gamma_of(timed), "kind": "measured after the first token"}
+        whole = {"gamma": gamma_of(timed), "kind": "measured, whole requests"}
+        rows.append(first | bounded("speedup", found.figure("decoding_speedup", timed)))
+        rows.append(whole | bounded("speedup", found.figure("speedup", timed)))
+        text += f" The measured points are of {len(timed.units)} requests, with 95% intervals."
     gamma = Axis("gamma", "gamma: drafted tokens per block", "d", whole=True)
     chart = charts.curves(rows, gamma, _SPEED, "kind")
     blocks: list[Block] = [
@@ -118,25 +129,24 @@ def _speedups(found: Measurement) -> Section:
     ]
     if found.tried:
         text = "On other requests than the measured speedup, to choose the gamma."
-        tried = [figures(row) for row in found.tried]
+        tried = [figures(of_trial(row).items()) for row in found.tried]
         blocks.append(Table("Gammas that were timed", tried, text=text))
     return Section("Speed", blocks, ("95% interval",))
 
 
 def _acceptance(found: Measurement) -> Section:
-    rows: list[Row] = [
-        {"figure": words_of(name), **bounded("value", getattr(found.acceptance, name))}
-        for name in ACCEPTANCE
+    rows: list[Line] = [
+        {"figure": words_of(name), **bounded("value", found.figure(name))} for name in ACCEPTANCE
     ]
     value = Axis("value", "fraction of tokens", ".2f")
     text = "Three figures that others call acceptance rate, on text of the target."
     blocks = [Figure("Acceptance", text, [Panel(charts.intervals(rows, "figure", value))], rows)]
-    by_position = found.acceptance.acceptance_by_position[:_MOST_POSITIONS]
+    by_position = found.acceptance_by_position[:_MOST_POSITIONS]
     if len(by_position) > 1:
-        positions: list[Row] = [
+        positions: list[Line] = [
             {"position": at, "acceptance": share} for at, share in enumerate(by_position, 1)
         ]
-        mean = found.acceptance.expected_acceptance.value
+        mean = FIGURES["expected_acceptance"].value(found.texts)
         chart = charts.columns(
             positions,
             Axis("position", "position in the answer", "d", whole=True),
@@ -255,7 +265,7 @@ def verify_page(found: LosslessnessReport) -> Page:
     )
 
 
-def _test_figures(check: DistributionCheck) -> Row:
+def _test_figures(check: DistributionCheck) -> Line:
     known = {words_of(name): check.row.totals[name] for name in ("g_statistic", "p_value")}
     return known | {"false alarm": check.false_alarm}
 
@@ -286,7 +296,7 @@ def _cells(check: DistributionCheck, rule: str) -> Figure:
     counts = check.cell_counts
     expected = sum(counts) / len(counts)
     spread = _DEVIATIONS * (expected * (1 - 1 / len(counts))) ** 0.5
-    rows: list[Row] = [
+    rows: list[Line] = [
         {"cell": number, "tokens": count, "expected": expected}
         for number, count in enumerate(counts, 1)
     ]
@@ -340,7 +350,7 @@ def decode_page(found: Mapping[str, Any]) -> Page:
     title, prompt = "Where each token came from", found.get("prompt", "")
     blocks: list[Block] = [Text(title, text, prompt=prompt, tokens=tokens, source=source)]
     if len(histogram := stats["accepted_histogram"]) > 1:
-        rows: list[Row] = [{"accepted": n, "blocks": count} for n, count in enumerate(histogram)]
+        rows: list[Line] = [{"accepted": n, "blocks": count} for n, count in enumerate(histogram)]
         x = Axis("accepted", "accepted tokens in the block", "d", whole=True)
         chart = charts.columns(rows, x, Axis("blocks", format="d", zero=True, whole=True))
         text = "How many drafted tokens each block kept."

@@ -13,20 +13,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from paceline.config import StrictModel
 from paceline.core.bootstrap import Interval
-from paceline.measure.results import IntervalRow
 from paceline.results.figures import FIGURES
 from paceline.view.definitions import figure_of, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
-    from paceline.results.row import Row as ResultRow
+    from paceline.results.row import Row
 
-    Measure = Callable[[str, ResultRow], Interval | None]
+    Measure = Callable[[str, Row], Interval | None]
     Item = TypeVar("Item")
     Key = TypeVar("Key", bound=Hashable)
 
-Row = dict[str, Any]
+Line = dict[str, Any]
 """One line of data by column. The bounds of column `x` are `x_low` and `x_high`."""
 
 Tone = Literal["good", "bad", "neutral"]
@@ -50,9 +49,7 @@ def shown(value: Any, format: str = "") -> str:
     return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3f}"
 
 
-def interval_text(
-    found: Interval | IntervalRow, format: str = "", unit: str = "", between: str = " to "
-) -> str:
+def interval_text(found: Interval, format: str = "", unit: str = "", between: str = " to ") -> str:
     """A value with its bounds, such as `1.42x (1.38 to 1.47)`."""
     text = f"{shown(found.value, format)}{unit}"
     if is_unknown(found.low) or is_unknown(found.high):
@@ -66,7 +63,7 @@ def is_unknown(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def bounded(name: str, interval: Interval | IntervalRow | None) -> Row:
+def bounded(name: str, interval: Interval | None) -> Line:
     """The three columns of a value with its interval; the first alone if it was not measured."""
     if interval is None:
         return {name: None}
@@ -75,11 +72,11 @@ def bounded(name: str, interval: Interval | IntervalRow | None) -> Row:
     return {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
-def figures(found: Iterable[tuple[str, Any]]) -> Row:
+def figures(found: Iterable[tuple[str, Any]]) -> Line:
     """The figures of a result model by their words, with their bounds; nested parts left out."""
-    row: Row = {}
+    row: Line = {}
     for name, value in found:
-        if isinstance(value, IntervalRow | Interval):
+        if isinstance(value, Interval):
             row |= bounded(words_of(name), value)
         elif value is None or isinstance(value, int | float | str):
             row[words_of(name)] = value
@@ -147,7 +144,7 @@ class Figure:
     title: str
     text: str
     panels: Sequence[Panel]
-    rows: Sequence[Row]
+    rows: Sequence[Line]
     source: Source | None = None
 
 
@@ -184,7 +181,7 @@ class Table:
 
     kind: ClassVar = "table"
     title: str
-    rows: Sequence[Row]
+    rows: Sequence[Line]
     source: Source | None = None
     text: str = ""
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -222,14 +219,14 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
 
 
 def lines_of(
-    rows: Iterable[ResultRow],
+    rows: Iterable[Row],
     settings: Sequence[str] = (),
     figures: Sequence[str] = (),
     *,
     bare: Sequence[str] = (),
     measure: Measure | None = None,
     seed: int = 0,
-) -> list[Row]:
+) -> list[Line]:
     """A line per result row: some of its settings, and some of its figures with their intervals.
 
     Args:
@@ -241,7 +238,7 @@ def lines_of(
         seed: Of the bootstrap.
     """
 
-    def measured(name: str, row: ResultRow) -> Interval | None:
+    def measured(name: str, row: Row) -> Interval | None:
         figure = FIGURES[name]
         if not figure.is_in(row):
             return None
@@ -249,9 +246,9 @@ def lines_of(
             return Interval(figure.value(row), math.nan, math.nan)
         return figure.measure(row, seed=seed)
 
-    lines: list[Row] = []
+    lines: list[Line] = []
     for row in rows:
-        line: Row = {words_of(name): row.setting.get(name) for name in settings}
+        line: Line = {words_of(name): row.setting.get(name) for name in settings}
         for name in figures:
             line |= bounded(words_of(name), (measure or measured)(name, row))
         lines.append(line)
@@ -260,7 +257,7 @@ def lines_of(
 
 
 def table_of(
-    rows: Sequence[ResultRow],
+    rows: Sequence[Row],
     settings: Sequence[str] = (),
     figures: Sequence[str] = (),
     *,
@@ -276,12 +273,12 @@ def table_of(
     return Table(title, lines, text=text, units=units, **more)
 
 
-def columns_of(rows: Sequence[Row]) -> list[str]:
+def columns_of(rows: Sequence[Line]) -> list[str]:
     """The columns of all rows, in order of appearance."""
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
-def numeric(rows: Sequence[Row]) -> set[str]:
+def numeric(rows: Sequence[Line]) -> set[str]:
     """The columns of numbers, which are aligned by their digits."""
     return {
         name
@@ -290,7 +287,7 @@ def numeric(rows: Sequence[Row]) -> set[str]:
     }
 
 
-def _cell(row: Row, name: str, form: str, between: str) -> str | Mark:
+def _cell(row: Line, name: str, form: str, between: str) -> str | Mark:
     value = row.get(name)
     if isinstance(value, Mark):
         return value
@@ -335,7 +332,7 @@ class Text:
     source: Source | None = None
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[Line]:
         """The tokens as data."""
         return [
             {"block": one.block, "source": one.source, "token": one.text} for one in self.tokens
@@ -365,9 +362,7 @@ class Fact:
     detail: str = ""
 
     @classmethod
-    def of(
-        cls, name: str, found: Interval | IntervalRow, format: str = ".2f", unit: str = ""
-    ) -> Fact:
+    def of(cls, name: str, found: Interval, format: str = ".2f", unit: str = "") -> Fact:
         """A figure with its interval."""
         value, _, bounds = interval_text(found, format, unit).partition(" (")
         return cls(name, value, bounds.rstrip(")"))
@@ -453,7 +448,7 @@ def sampling_words(sampling: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def case_of(row: ResultRow) -> str:
+def case_of(row: Row) -> str:
     """The task and the sampling parameters of a result row."""
     return f"{row.setting['task']}, {sampling_words(row.setting)}"
 

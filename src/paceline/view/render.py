@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from paceline.view.page import Page, Row, Section, Token
+    from paceline.view.page import Line, Page, Section, Token
 
 _MOST_ROWS = 60  # of the table below a chart
 _VEGA_LITE = "6.4"  # the version that Vega-Altair 6 writes
@@ -100,7 +100,7 @@ def write(page: Page, path: Path) -> None:
     atomic_write_text(path, render(page))
 
 
-def to_csv(rows: Sequence[Row]) -> str:
+def to_csv(rows: Sequence[Line]) -> str:
     """The rows as CSV, numbers with six significant digits; empty where a value is unknown."""
     stream = io.StringIO()
     writer = csv.DictWriter(stream, columns_of(rows), restval="")
@@ -137,7 +137,7 @@ def _environment() -> jinja2.Environment:
     return found
 
 
-def _numbers_of_columns(rows: Sequence[Row], lines: Sequence[Mapping[str, Any]]) -> list[int]:
+def _numbers_of_columns(rows: Sequence[Line], lines: Sequence[Mapping[str, Any]]) -> list[int]:
     """The columns of numbers, counted from 1."""
     return [at for at, name in enumerate(lines[0], 1) if name in numeric(rows)]
 

@@ -21,7 +21,7 @@ from paceline.view.page import Source, Text
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from paceline.results.row import Row as ResultRow
+    from paceline.results.row import Row
     from paceline.results.row import Source as RowSource
     from paceline.studies.study_file import StudyConfig
     from paceline.studies.verdicts import Finding
@@ -83,7 +83,7 @@ NO_BACKGROUND = Background({}, {})
 
 
 def read_background(
-    rows: Sequence[ResultRow], places: Sequence[Path] | None = None, folder: Path = FOLDER
+    rows: Sequence[Row], places: Sequence[Path] | None = None, folder: Path = FOLDER
 ) -> Background:
     """Read the study files of rows, and the configurations of their stages.
 
@@ -134,7 +134,7 @@ def _is_of(path: Path, source: RowSource) -> bool:
     return path.parts[-3:] == Path(_config_file(source)).parts[-3:]
 
 
-def setup(name: str, rows: Sequence[ResultRow], background: Background) -> Text:
+def setup(name: str, rows: Sequence[Row], background: Background) -> Text:
     """Models, examples, settings, machine, versions and cost of one study."""
     study = background.studies.get(name)
     sources = list({row.source.command: row.source for row in rows}.values())
@@ -160,9 +160,7 @@ def setup(name: str, rows: Sequence[ResultRow], background: Background) -> Text:
     return Text(title, f"Study {name}.{about}", entries=first, more=more)
 
 
-def _models(
-    rows: Sequence[ResultRow], sources: Sequence[RowSource], background: Background
-) -> list[str]:
+def _models(rows: Sequence[Row], sources: Sequence[RowSource], background: Background) -> list[str]:
     """A line per model: its key, its path, its size and its fingerprint, as far as they are known.
 
     Commands record different parts. Two fingerprints mean that a model was replaced in between.
@@ -201,7 +199,7 @@ def _count(parameters: int) -> str:
     return f"{parameters:,}"
 
 
-def _examples(rows: Sequence[ResultRow]) -> list[str]:
+def _examples(rows: Sequence[Row]) -> list[str]:
     """Number of examples of each population; the same one in several rows counts once."""
     units: dict[str, set[int]] = {}
     for row in rows:
@@ -225,7 +223,7 @@ def _data_in(config: Any) -> Iterator[str]:
             yield from _data_in(part)
 
 
-def _settings(rows: Sequence[ResultRow]) -> list[str]:
+def _settings(rows: Sequence[Row]) -> list[str]:
     """Values of the settings that most studies vary."""
     names = {
         "temperature": "temperature",
@@ -306,7 +304,7 @@ def _needs(study: StudyConfig, variable: str) -> str:
     return f"a directory with {', '.join(files)}; " if files else ""
 
 
-def terms_of_rows(rows: Iterable[ResultRow]) -> list[str]:
+def terms_of_rows(rows: Iterable[Row]) -> list[str]:
     """The recipes and rules that these rows measure, in order of appearance."""
     found: list[str] = []
     for row in rows:

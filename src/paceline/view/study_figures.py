@@ -25,10 +25,10 @@ from paceline.view.page import Source, Table, bounded, grouped, is_unknown, line
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from paceline.results.row import Row as ResultRow
+    from paceline.results.row import Row
     from paceline.studies.verdicts import Finding
     from paceline.view.charts import Spec
-    from paceline.view.page import Block, Figure, Row
+    from paceline.view.page import Block, Figure, Line
 
 _TAIL = 0.025
 _NO_TEXT = "not trained"
@@ -45,9 +45,7 @@ class Question(NamedTuple):
     terms: tuple[str, ...] = ()
 
 
-def study_blocks(
-    rows: Sequence[ResultRow], findings: Sequence[Finding]
-) -> dict[Question, list[Block]]:
+def study_blocks(rows: Sequence[Row], findings: Sequence[Finding]) -> dict[Question, list[Block]]:
     """All figures that the rows of one study allow, by the question that they answer."""
     drafts = [row for row in rows if {"label", "gamma"} <= row.setting.keys()]
     written = [row for row in drafts if "score" in row.sums and row.setting["label"] == "end"]
@@ -82,24 +80,24 @@ def study_blocks(
     return {question: found for question, found in blocks.items() if found}
 
 
-def _groups(rows: Sequence[ResultRow], *keys: str) -> list[list[ResultRow]]:
+def _groups(rows: Sequence[Row], *keys: str) -> list[list[Row]]:
     """Rows with the same values of these settings."""
     return list(grouped(rows, lambda row: tuple(row.setting.get(key) for key in keys)).values())
 
 
-def _where(rows: Sequence[ResultRow], *keys: str) -> str:
+def _where(rows: Sequence[Row], *keys: str) -> str:
     setting = rows[0].setting
     words = [str(setting[key]) for key in keys if key in setting]
     return ", ".join([*words, f"temperature {setting.get('temperature', 1):g}"])
 
 
-def _source(rows: Iterable[ResultRow]) -> Source:
+def _source(rows: Iterable[Row]) -> Source:
     one = next(iter(rows)).source
     environment = {"commit": one.commit, "machine": one.machine, "versions": one.versions}
     return Source(one.command, None, environment)
 
 
-def _mean(figure: str, rows: Sequence[ResultRow]) -> Interval | None:
+def _mean(figure: str, rows: Sequence[Row]) -> Interval | None:
     """A figure averaged over seeds of training, with its 95% interval over examples."""
     test = Paired(
         figure=figure,
@@ -113,16 +111,16 @@ def _mean(figure: str, rows: Sequence[ResultRow]) -> Interval | None:
     return None if found is None else found.part(_TAIL).at(_TAIL)
 
 
-def _draft_lines(rows: Sequence[ResultRow], *figures: str) -> list[Row]:
+def _draft_lines(rows: Sequence[Row], *figures: str) -> list[Line]:
     """Figures of each draft, checkpoint and gamma, in order of gamma and of the training text.
 
     Drafts without one of the figures are left out.
     """
-    lines: list[Row] = []
+    lines: list[Line] = []
     for own in _groups(rows, "draft", "trained_on", "label", "gamma"):
         setting, means = own[0].setting, [_mean(one, own) for one in figures]
         draft, text = setting.get("draft", "unaligned"), setting.get("trained_on")
-        line: Row = {"draft": draft, "trained on": text or _NO_TEXT, "label": setting["label"]}
+        line: Line = {"draft": draft, "trained on": text or _NO_TEXT, "label": setting["label"]}
         line |= {"gamma": setting["gamma"], "step": setting.get("step", 0)}
         line |= {"name": f"{draft}, {text}" if text else draft}
         for figure, mean in zip(figures, means, strict=True):
@@ -133,7 +131,7 @@ def _draft_lines(rows: Sequence[ResultRow], *figures: str) -> list[Row]:
     return sorted(lines, key=lambda line: (line["gamma"], texts.index(line["trained on"])))
 
 
-def _draft_blocks(groups: Sequence[Sequence[ResultRow]]) -> list[Block]:
+def _draft_blocks(groups: Sequence[Sequence[Row]]) -> list[Block]:
     """tau of the final drafts on one axis, and acceptance over steps if checkpoints were measured.
 
     Groups are tasks and temperatures. A training text has the same colour in all figures.
@@ -142,12 +140,12 @@ def _draft_blocks(groups: Sequence[Sequence[ResultRow]]) -> list[Block]:
     ends = [[line for line in each if line["label"] in ("end", "start")] for each in lines]
     axis = axis_of(_TAU).shared_by([line for each in ends for line in each])
 
-    def chart(own: Sequence[Row], **settings: Any) -> Spec:
+    def chart(own: Sequence[Line], **settings: Any) -> Spec:
         start = next((line[axis.field] for line in own if line["label"] == "start"), None)
         return charts.intervals(own, "name", replace(axis, at=start), **settings)
 
     texts = list(dict.fromkeys(line["trained on"] for each in ends for line in each))
-    settings: Row = {"by": "gamma", "group": "trained on", "names": texts}
+    settings: Line = {"by": "gamma", "group": "trained on", "names": texts}
     blocks: list[Block] = []
     for group, every, final in zip(groups, lines, ends, strict=True):
         if not final:
@@ -166,7 +164,7 @@ def _draft_blocks(groups: Sequence[Sequence[ResultRow]]) -> list[Block]:
     return blocks
 
 
-def _over_steps(lines: Sequence[Row], where: str, source: Source) -> Figure:
+def _over_steps(lines: Sequence[Line], where: str, source: Source) -> Figure:
     """Acceptance over steps; the shared initial draft is step 0 of every curve."""
     starts = [line for line in lines if line["label"] == "start"]
     trained = [line for line in lines if line["label"] != "start"]
@@ -178,7 +176,7 @@ def _over_steps(lines: Sequence[Row], where: str, source: Source) -> Figure:
     return plotted(title, text, drawn, charts.curves, *columns, group="name", source=source)
 
 
-def _own_quality(rows: Sequence[ResultRow]) -> Figure:
+def _own_quality(rows: Sequence[Row]) -> Figure:
     """Quality of each draft's own answers and its tau, a point per draft."""
     gamma = max(int(row.setting["gamma"]) for row in rows)
     lines = _draft_lines([row for row in rows if row.has(gamma=gamma)], _TAU, _QUALITY)
@@ -187,7 +185,7 @@ def _own_quality(rows: Sequence[ResultRow]) -> Figure:
         f"intervals over n = {len(rows[0].units):,} examples."
     )
     title = f"Quality of drafts and tokens per target call: {_where(rows, 'part', 'task')}"
-    settings: Row = {"group": "trained on", "labels": ["draft"], "source": _source(rows)}
+    settings: Line = {"group": "trained on", "labels": ["draft"], "source": _source(rows)}
     return plotted(title, text, lines, charts.points, _QUALITY, _TAU, **settings)
 
 
@@ -196,7 +194,7 @@ def _name(side: Side) -> str:
     return str(side.where.get("draft", "unaligned"))
 
 
-def _dominance(finding: Finding, rows: Sequence[ResultRow]) -> list[Figure]:
+def _dominance(finding: Finding, rows: Sequence[Row]) -> list[Figure]:
     test = finding.claim.test
     if not isinstance(test, Dominance):
         return []
@@ -212,14 +210,14 @@ def _dominance(finding: Finding, rows: Sequence[ResultRow]) -> list[Figure]:
     drawn = charts.dominance_rows(samples, "tau", "draft")
     axis = Axis("tau", "tokens per target call of an example", ".2f")
     title = f"Tau per example: {finding.claim.id}"
-    settings: Row = {"source": _source(select(rows, test.rows, test.first.where))}
+    settings: Line = {"source": _source(select(rows, test.rows, test.first.where))}
     return [plotted(title, text, drawn, charts.dominance, axis, group="draft", **settings)]
 
 
-def _grid(stage: str, rows: Sequence[ResultRow]) -> Figure:
+def _grid(stage: str, rows: Sequence[Row]) -> Figure:
     """A heat map of a sweep: mean acceptance over seeds."""
 
-    def mean(_: str, row: ResultRow) -> Interval:
+    def mean(_: str, row: Row) -> Interval:
         values = [v for v in row.sums.get(_ACCEPTANCE, ()) if v is not None]
         return mean_interval(torch.tensor(values)) if len(values) > 1 else Interval(*_UNKNOWN)
 
@@ -229,7 +227,7 @@ def _grid(stage: str, rows: Sequence[ResultRow]) -> Figure:
     return plotted(title, text, lines, charts.heat_map, *columns, _ACCEPTANCE, source=_source(rows))
 
 
-def _frontier(rows: Sequence[ResultRow]) -> list[Block]:
+def _frontier(rows: Sequence[Row]) -> list[Block]:
     """Quality against rejection rate and against target calls, a line per family."""
     frontier = frontier_of(rows, _NUM_RESAMPLES)
     if frontier is None or "score" not in frontier.target.sums:
@@ -245,9 +243,9 @@ def _frontier(rows: Sequence[ResultRow]) -> list[Block]:
     return [frontier_figure(f"Quality and cost: {where}", text, lines, _source(rows))]
 
 
-def _bounds(rows: Sequence[ResultRow]) -> Table:
+def _bounds(rows: Sequence[Row]) -> Table:
     """Acceptance and its bounds, regret and its bounds, as means. The rows are of one stage."""
-    lines: list[Row] = []
+    lines: list[Line] = []
     for row in rows:
         setting = row.setting
         if "proven" in row.sums:

@@ -34,10 +34,10 @@ from paceline.view.study_figures import study_blocks
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from paceline.results.row import Row as ResultRow
+    from paceline.results.row import Row
     from paceline.studies.claim_file import Claim
     from paceline.studies.verdicts import Finding
-    from paceline.view.page import Block, Row, Tone
+    from paceline.view.page import Block, Line, Tone
     from paceline.view.study_background import Background
 
 _TERMS = ("verdict", "block efficiency", "gamma", "expected acceptance")
@@ -75,7 +75,7 @@ _WORDS = {  # of one claim, and of several
 
 def study_page(
     title: str,
-    rows: Sequence[ResultRow],
+    rows: Sequence[Row],
     findings: Sequence[Finding],
     background: Background = NO_BACKGROUND,
 ) -> Page:
@@ -145,7 +145,7 @@ def _listed(parts: Sequence[str]) -> str:
     return ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1]
 
 
-def _facts(rows: Sequence[ResultRow], findings: Sequence[Finding]) -> list[Fact]:
+def _facts(rows: Sequence[Row], findings: Sequence[Finding]) -> list[Fact]:
     found = [one for one in findings if not one.claim.is_check]
     decided = sum(one.verdict in verdicts.DECIDED for one in found)
     examples = {
@@ -189,7 +189,7 @@ def _claim_sections(findings: Sequence[Finding]) -> list[Section]:
 
 
 def _figure_sections(
-    by_study: Mapping[str, Sequence[ResultRow]],
+    by_study: Mapping[str, Sequence[Row]],
     findings: Sequence[Finding],
     background: Background,
 ) -> list[Section]:
@@ -254,13 +254,13 @@ def summary(paper: str, findings: Sequence[Finding], source: Source) -> Table | 
         return None
     names = dict.fromkeys(_column(one.claim) for one in own)
     columns = sorted(names, key=lambda name: (name == _TOGETHER, name))
-    lines: list[Row] = []
+    lines: list[Line] = []
     for (_, place), group in grouped(own, _line_of).items():
         claim = group[0].claim
         text = claim.pattern or claim.here
         detail = f"{claim.item}; size: {claim.size.text}. Tested: {place}{text}"
         marks = {_column(one.claim): _mark(one) for one in group}
-        row: Row = {_SAYS: Mark(claim.says, detail=detail)}
+        row: Line = {_SAYS: Mark(claim.says, detail=detail)}
         lines.append(row | {name: marks.get(name, "") for name in columns})
     return Table(
         title=f"Findings of {paper}",
@@ -325,7 +325,7 @@ def _claims(paper: str, findings: Sequence[Finding]) -> Table:
     )
 
 
-def _claim(one: Finding) -> Row:
+def _claim(one: Finding) -> Line:
     claim = one.claim
     size = f" Size in the paper: {claim.size.text}" + (f" ({one.size})." if one.size else ".")
     percent = interval_text(one.effect, "+.1%") if one.effect and _is_ratio(one) else ""

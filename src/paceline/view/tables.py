@@ -25,11 +25,10 @@ if TYPE_CHECKING:
     from paceline.measure.analysis import PredictedFrontier
     from paceline.measure.engine_costs import EngineCosts
     from paceline.measure.served import ServedMeasurement
-    from paceline.results.row import Row as ResultRow
+    from paceline.results.row import Row
     from paceline.train.sweep import Sweep
-    from paceline.view.page import Row
+    from paceline.view.page import Line
 
-ACCEPTANCE = ("expected_acceptance", "greedy_draft_acceptance", "greedy_agreement")
 _BREAK_EVEN = words_of("break_even_acceptance")
 _ENDS = ("_low", "_high")
 _SPEEDUPS = ("predicted_speedup", "block_cost_ratio", "expected_speedup", "mbsu")
@@ -41,9 +40,9 @@ def gamma_table(found: Measurement, *, with_intervals: bool = False) -> Table:
 
     Without costs, the figures that need them are left out.
     """
-    rows = [row for row in found.rows() if "gamma" in row.setting and "timed" not in row.setting]
+    rows = found.blocks
     figures = ("block_efficiency", "break_even_acceptance", *_SPEEDUPS)
-    if found.cost.engine:
+    if found.engine:
         figures = (*_IN_ENGINE, "expected_speedup")
     elif with_intervals:
         figures = ("block_efficiency_iid", *figures)
@@ -56,18 +55,18 @@ def gamma_table(found: Measurement, *, with_intervals: bool = False) -> Table:
         units="prompts",
         seed=found.config.seed,
     )
-    lines: list[Row] = []
+    lines: list[Line] = []
     for row, line in zip(rows, table.rows, strict=True):
         gamma = row.setting["gamma"]
         named = line | {"gamma": f"{gamma}*" if gamma == found.best_gamma else str(gamma)}
         if found.verdict.timed and "break_even_acceptance" not in row.totals:
             named[_BREAK_EVEN] = "none"
-        if found.cost.engine:
+        if found.engine:
             known = "" if gamma in found.timed_gammas else " ~"
             named["block"] = f"{row.totals['block_s'] * 1e3:.1f} ms{known}"
         lines.append(named)
     columns = {"*": "the gamma to serve, if the verdict is GO."}
-    if found.cost.engine:
+    if found.engine:
         columns["block"] = "time per block in the engine, drafting included; ~: interpolated."
     return dataclasses.replace(table, rows=lines, columns=columns)
 
@@ -130,10 +129,10 @@ def served_tables(found: ServedMeasurement) -> list[Table]:
 
 def steps_table(costs: EngineCosts) -> Table:
     """The time of an engine's steps."""
-    lines: list[Row] = []
+    lines: list[Line] = []
     for step in costs.steps:
         ends = (1e3 * step.seconds.value, 1e3 * step.seconds.low, 1e3 * step.seconds.high)
-        line: Row = {"requests at a time": str(step.batch_size), "gamma": step.gamma}
+        line: Line = {"requests at a time": str(step.batch_size), "gamma": step.gamma}
         lines.append(line | bounded("ms per step", Interval(*ends)))
     columns = {
         "gamma": "drafted tokens per block; 0: without the draft.",
@@ -142,9 +141,9 @@ def steps_table(costs: EngineCosts) -> Table:
     return Table("", lines, columns=columns, formats={"ms per step": ".1f"})
 
 
-def trajectory_tables(rows: Sequence[ResultRow]) -> list[Table]:
+def trajectory_tables(rows: Sequence[Row]) -> list[Table]:
     """A table per task and sampling, with a line per checkpoint and gamma."""
-    cases: dict[str, list[Row]] = {}
+    cases: dict[str, list[Line]] = {}
     for row in rows:
         label = "" if row.has(label=START) else f" {row.setting['label']}"
         line = {"draft": f"{draft_name(row)}{label}"} | checkpoint_line(row, rows)
@@ -157,9 +156,9 @@ def trajectory_tables(rows: Sequence[ResultRow]) -> list[Table]:
     return [Table(case, lines, **settings) for case, lines in cases.items()]
 
 
-def checkpoint_line(row: ResultRow, rows: Sequence[ResultRow]) -> Row:
+def checkpoint_line(row: Row, rows: Sequence[Row]) -> Line:
     """The figures of a draft in training; `rows` has the run's initial draft, too."""
-    line: Row = {}
+    line: Line = {}
     for name in ("quality", "expected_acceptance"):
         if FIGURES[name].is_in(row):
             line |= bounded(words_of(name), FIGURES[name].measure(row))
@@ -176,7 +175,7 @@ def before_and_after(
     title: str = "",
 ) -> Table:
     """A line per figure on held-out text, which evaluations before and after training have."""
-    lines: list[Row] = [
+    lines: list[Line] = [
         {"figure": words_of(name)}
         | bounded("before", _evaluated(before or {}, name))
         | bounded("after", _evaluated(after, name))
@@ -191,7 +190,7 @@ def _evaluated(figures: Mapping[str, float], name: str) -> Interval | None:
     return Interval(figures[name], *(figures.get(name + end, math.nan) for end in _ENDS))
 
 
-def sweep_cells(sweep: Sweep) -> list[Row]:
+def sweep_cells(sweep: Sweep) -> list[Line]:
     """The mean over seeds of each cell."""
     return [
         {"row": _words(row), "column": _words(column)}
@@ -201,7 +200,7 @@ def sweep_cells(sweep: Sweep) -> list[Row]:
     ]
 
 
-def sweep_differences(sweep: Sweep) -> list[Row]:
+def sweep_differences(sweep: Sweep) -> list[Line]:
     """The differences of the other rows to the reference, by column and over all columns."""
     columns = sweep.names("column")
     spans = {_words(column): [column] for column in columns}
@@ -259,8 +258,8 @@ def name_of(decoding: DecodingConfig) -> str:
     return f"{family(decoding)} {setting(decoding)}".strip()
 
 
-def _tried(row: ResultRow, config: TuneConfig) -> Row:
-    line: Row = {"family": row.setting["family"], "setting": row.setting.get("setting", "-")}
+def _tried(row: Row, config: TuneConfig) -> Line:
+    line: Line = {"family": row.setting["family"], "setting": row.setting.get("setting", "-")}
     quality = "relative_quality" if config.absolute_quality is None else "quality"
     for name in (quality, "speedup"):
         found = measure(name, row, config.seed)

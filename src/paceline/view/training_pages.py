@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from paceline.results.row import Row as ResultRow
-    from paceline.view.page import Block, Row
+    from paceline.results.row import Row
+    from paceline.view.page import Block, Line
 
     Figures = Mapping[str, float]
 
@@ -119,7 +119,7 @@ def _duration(seconds: float) -> str:
 
 
 def _held_out(points: Sequence[tuple[int, Figures]], known: Sequence[str]) -> Section:
-    rows: list[Row] = [
+    rows: list[Line] = [
         {"figure": words_of(name), "step": step} | bounded("value", _interval(figures, name))
         for name in known
         for step, figures in points
@@ -143,9 +143,9 @@ def _held_out(points: Sequence[tuple[int, Figures]], known: Sequence[str]) -> Se
 def _loss(steps: Sequence[Mapping[str, Any]]) -> Section:
     size = math.ceil(len(steps) / _MOST_POINTS)
     parts = [steps[start : start + size] for start in range(0, len(steps), size)]
-    rows: list[Row] = []
+    rows: list[Line] = []
     for part in parts:
-        row: Row = {"curve": "loss", "step": part[-1]["step"], "seconds": part[-1]["elapsed_s"]}
+        row: Line = {"curve": "loss", "step": part[-1]["step"], "seconds": part[-1]["elapsed_s"]}
         row |= {"loss": _mean(part, "loss")}
         if size > 1:
             losses = [one["loss"] for one in part]
@@ -175,7 +175,7 @@ def _mean(part: Sequence[Mapping[str, Any]], name: str) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def trajectory_page(rows: Sequence[ResultRow], manifest: Mapping[str, Any] | None) -> Page:
+def trajectory_page(rows: Sequence[Row], manifest: Mapping[str, Any] | None) -> Page:
     """The page of measured checkpoints; `manifest` None if it is unknown."""
     manifest = manifest or {}
     source = source_of("trajectory", manifest.get("config"), manifest.get("environment"))
@@ -201,9 +201,9 @@ def trajectory_page(rows: Sequence[ResultRow], manifest: Mapping[str, Any] | Non
     return Page(title, verdict, sections, facts=facts, about=about(source), source=source)
 
 
-def _case(where: str, rows: Sequence[ResultRow]) -> Section:
+def _case(where: str, rows: Sequence[Row]) -> Section:
     """The figures of one task and sampling, a panel per gamma."""
-    lines: list[Row] = []
+    lines: list[Line] = []
     for place, every in grouped(rows, lambda row: row.source.run).items():
         own = [row for row in every if not row.has(label=START)]
         begun = {row.source.fingerprints["start"] for row in own}
@@ -236,17 +236,17 @@ def _case(where: str, rows: Sequence[ResultRow]) -> Section:
     return Section(where, blocks, ("95% interval",))
 
 
-def _line(run: str, row: ResultRow) -> Row:
-    names: Row = {"run": run, "draft": row.setting["label"], "step": row.setting.get("step", 0)}
+def _line(run: str, row: Row) -> Line:
+    names: Line = {"run": run, "draft": row.setting["label"], "step": row.setting.get("step", 0)}
     return names | {"seconds": row.totals["elapsed_s"]}
 
 
-def draw_trajectories(rows: Sequence[ResultRow], path: Path) -> None:
+def draw_trajectories(rows: Sequence[Row], path: Path) -> None:
     """Write an image of tau over steps and over seconds, a column per gamma.
 
     Successive runs are concatenated along the axis. Raises StorageError.
     """
-    lines: list[Row] = []
+    lines: list[Line] = []
     for own in grouped(rows, lambda row: (case_of(row), row.setting["gamma"])).values():
         places = zip(own, along(own, "step"), along(own, "elapsed_s"), strict=True)
         named = [{"line": case_of(row), "step": step, "seconds": s} for row, step, s in places]
@@ -260,7 +260,7 @@ def draw_trajectories(rows: Sequence[ResultRow], path: Path) -> None:
     charts.save(panels, path, columns=len(panels) // 2)
 
 
-def along(rows: Sequence[ResultRow], figure: Literal["step", "elapsed_s"]) -> list[float]:
+def along(rows: Sequence[Row], figure: Literal["step", "elapsed_s"]) -> list[float]:
     """The position of each draft on an axis, with runs concatenated."""
     positions: list[float] = []
     before = last = 0.0
@@ -274,7 +274,7 @@ def along(rows: Sequence[ResultRow], figure: Literal["step", "elapsed_s"]) -> li
     return positions
 
 
-def sweep_page(rows: Sequence[ResultRow], manifest: Mapping[str, Any]) -> Page:
+def sweep_page(rows: Sequence[Row], manifest: Mapping[str, Any]) -> Page:
     """The page of a sweep, from a row per cell of its grid, whose units are seeds."""
     config = manifest["config"]
     names = [config["figure"], *(name for name in FIGURES if name in rows[0].sums)]
@@ -336,7 +336,7 @@ def _figure_of_sweep(sweep: Sweep) -> Section:
     if rows:
         x = Axis("difference", f"difference to {_words(reference)}", "+.3f", at=0.0)
         text = (
-            f"Row - {_words(reference)}, paired by column and seed, with the 95% interval over "
+            f"Line - {_words(reference)}, paired by column and seed, with the 95% interval over "
             "seeds. A difference whose interval crosses the dashed line is not established."
         )
         title = f"Difference in {name} to {_words(reference)}"
@@ -344,8 +344,8 @@ def _figure_of_sweep(sweep: Sweep) -> Section:
     return Section(heading, blocks, ("95% interval",))
 
 
-def _run(row: ResultRow, place: int, figures: Sequence[str]) -> Row:
-    cells: Row = {key: _words(row.setting[key]) for key in ("row", "column")}
+def _run(row: Row, place: int, figures: Sequence[str]) -> Line:
+    cells: Line = {key: _words(row.setting[key]) for key in ("row", "column")}
     cells |= {"seed": str(row.units[place])}
     named = {words_of(name): name for name in figures}
     named |= {"steps": "num_steps", "seconds": "elapsed_s"}

@@ -1,20 +1,19 @@
 """Rows are padded and labelled by position, and rows of like length go together."""
 
-from functools import partial
-
 import pytest
 import torch
 
 from paceline.core.sampling import SamplingParams
-from paceline.data.collate import Row, batches_of_like_length, collate
-from paceline.measure.acceptance import score_texts
+from paceline.data.collate import TokenRow, batches_of_like_length, collate
+from paceline.measure.acceptance import PairTexts, TextScores, score_texts
 from paceline.models.fakes import TableModel
-from paceline.progress import silent
 from support.models import tiny_model
 
 
 def test_labels_masks_and_padding_of_an_example_made_by_hand():
-    batch = collate([Row([10, 11, 12, 13], trained_from=2), Row([20, 21], trained_from=1)])
+    batch = collate(
+        [TokenRow([10, 11, 12, 13], trained_from=2), TokenRow([20, 21], trained_from=1)]
+    )
     assert batch.tokens_BT.tolist() == [[10, 11, 12], [20, 0, 0]]
     assert batch.labels_BT.tolist() == [[11, 12, 13], [21, 0, 0]]
     assert batch.mask_BT.tolist() == [[False, True, True], [True, False, False]]
@@ -25,7 +24,7 @@ def test_labels_masks_and_padding_of_an_example_made_by_hand():
 def test_every_label_is_the_token_that_a_shifted_loss_of_transformers_would_use():
     model = tiny_model()
     tokens = [5, 9, 3, 44, 7, 12]
-    row = collate([Row(tokens, trained_from=3)])
+    row = collate([TokenRow(tokens, trained_from=3)])
     ids = torch.tensor([tokens])
     with torch.no_grad():
         theirs = model.hf(ids, labels=torch.tensor([[-100] * 3 + tokens[3:]])).loss
@@ -37,18 +36,20 @@ def test_every_label_is_the_token_that_a_shifted_loss_of_transformers_would_use(
 def test_a_label_that_equals_the_padding_token_is_kept():
     # pad == eos in SmolLM2: a mask by token would drop the label that ends the text
     eos_and_padding = 0
-    batch = collate([Row([5, 6, eos_and_padding], 1), Row([5, 6, 7, 8, eos_and_padding], 1)])
+    batch = collate(
+        [TokenRow([5, 6, eos_and_padding], 1), TokenRow([5, 6, 7, 8, eos_and_padding], 1)]
+    )
     assert batch.mask_BT.sum(-1).tolist() == [2, 4]
     assert batch.labels_BT[batch.mask_BT].tolist() == [6, eos_and_padding, 6, 7, 8, eos_and_padding]
 
 
 def test_rows_of_one_length_need_no_attention_mask():
-    assert collate([Row([1, 2, 3], 1), Row([4, 5, 6], 2)]).attention_BT is None
+    assert collate([TokenRow([1, 2, 3], 1), TokenRow([4, 5, 6], 2)]).attention_BT is None
 
 
 def test_hidden_states_of_a_padded_row_are_those_of_the_row_alone():
     model = tiny_model()
-    short, long = Row([4, 5, 6], 1), Row([9, 8, 7, 6, 5, 4, 3], 1)
+    short, long = TokenRow([4, 5, 6], 1), TokenRow([9, 8, 7, 6, 5, 4, 3], 1)
     both, alone = collate([long, short]), collate([short])
     with torch.no_grad():
         padded = model.hidden(both)[1, :2]
@@ -59,7 +60,7 @@ def test_hidden_states_of_a_padded_row_are_those_of_the_row_alone():
 @pytest.mark.parametrize(("tokens", "trained_from"), [([1], 1), ([1, 2], 0), ([1, 2], 2)])
 def test_a_row_without_context_or_label_is_our_own_mistake(tokens: list[int], trained_from: int):
     with pytest.raises(AssertionError):
-        Row(tokens, trained_from)
+        TokenRow(tokens, trained_from)
 
 
 def test_one_long_row_among_many_is_alone():
@@ -92,10 +93,14 @@ def test_scores_come_in_the_order_of_the_prompts():
     target, draft = (TableModel(torch.rand(6, 6, generator=rng).softmax(-1)) for _ in range(2))
     prompts = [[1] * 40, [2], [3, 4] * 3, [5], [0] * 90, [1, 2]]
     texts = [[1, 2, 3], [4, 5], [0], [1, 1, 1, 2], [5, 4, 3], [2]]
-    score = partial(score_texts, target, draft, with_cross_entropy=True)
-    together = score(prompts, texts, SamplingParams(), silent)
+
+    def score(prompts: list[list[int]], texts: list[list[int]]) -> TextScores:
+        of = PairTexts(target, draft, prompts, texts, SamplingParams())
+        return score_texts(of, with_cross_entropy=True)
+
+    together = score(prompts, texts)
     for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
-        alone = score([prompt], [text], SamplingParams(), silent)
+        alone = score([prompt], [text])
         for whole, own in zip(together, alone, strict=True):
             assert torch.allclose(whole[row, : len(text)].double(), own[0].double(), atol=1e-6)
             assert not whole[row, len(text) :].any()

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from paceline.core.sampling import SamplingParams
-from paceline.data.collate import Row
+from paceline.data.collate import TokenRow
 from paceline.data.examples import Example
 from paceline.data.sources import (
     BlendedText,
@@ -188,7 +188,7 @@ class KnownText:
 
     def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
         self.num_drawn += 1
-        return TextBatch([Row([49 + self.num_drawn, 7, 8], 1)], "fixed")
+        return TextBatch([TokenRow([49 + self.num_drawn, 7, 8], 1)], "fixed")
 
 
 def test_every_batch_has_its_rows_of_the_second_corpus():

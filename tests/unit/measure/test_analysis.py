@@ -32,11 +32,14 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.stats import DecodeStats
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import UsageError
+from paceline.measure.acceptance import PairTexts
 from paceline.measure.analysis import AnalyzeConfig, analyze_models, analyze_rules, rule_effect
 from paceline.models.fakes import TableModel
+from paceline.results import FIGURES
 from paceline.view.tables import frontier_table
 from support import exact
 
+REJECTED, TAU = (FIGURES[name].value for name in ("expected_rejection_rate", "block_efficiency"))
 BINARY: list[Rule] = [
     *(BiLDRule(1.9), Chow(0.5), ChowLog(1.2), Diff(0.05)),
     *(DiffLog(0.05), Opt(0.2), OptLog(0.3)),
@@ -102,12 +105,13 @@ def test_on_its_own_text_a_rule_is_predicted_to_do_what_it_then_does(
     stats = sum((one.stats for one in found), DecodeStats())
     texts = [one.tokens for one in found]
     served = with_bonus(rule, bonus)
-    (row,) = analyze_rules(target, draft, prompts, texts, [served], sampling, (2,), budget=400)
+    written = PairTexts(target, draft, prompts, texts, sampling, max_new_tokens=400)
+    ((_, row),) = analyze_rules(written, [served], (2,))
     # a token is rejected or not, a block has up to two accepted: deviations of 1/2 and 1 at most
     spread = 4 * 0.5 / math.sqrt(stats.num_examined) if temperature else 0.02
     tau_spread = 4 * 1 / math.sqrt(stats.num_blocks) if temperature else 0.02
-    assert row.blocks[2].rejection_rate == pytest.approx(stats.rejection_rate, abs=spread)
-    assert row.blocks[2].block_efficiency == pytest.approx(stats.block_efficiency, abs=tau_spread)
+    assert REJECTED(row) == pytest.approx(stats.rejection_rate, abs=spread)
+    assert TAU(row) == pytest.approx(stats.block_efficiency, abs=tau_spread)
 
 
 @pytest.mark.parametrize("rule", [Lenient("linear", 0.1), Lossy(0.9), Lossy(0.9, "tuned")], ids=str)
@@ -117,11 +121,13 @@ def test_a_loose_rule_changes_greedy_text_at_temperature_0_and_not_at_top_k_1(ru
     texts = [[5, 1, 0, 3], [2, 2, 7, 4]]
     settings = [SamplingParams(top_k=1), SamplingParams(temperature=0)]
     changed = [
-        analyze_rules(target, draft, [[0], [1]], texts, [rule], one, (2,))[0] for one in settings
+        analyze_rules(PairTexts(target, draft, [[0], [1]], texts, one), [rule], (2,))[0]
+        for one in settings
     ]
-    assert changed[0].mean("output_tvd") == 0
-    assert changed[1].mean("output_tvd") > 0
-    assert changed[1].blocks[2].rejection_rate < changed[0].blocks[2].rejection_rate
+    (top_k, _), (greedy, _) = changed
+    assert FIGURES["output_tvd"].value(top_k) == 0
+    assert FIGURES["output_tvd"].value(greedy) > 0
+    assert REJECTED(changed[1][1]) < REJECTED(changed[0][1])
     decoded = [
         SpeculativeDecoder(target, draft, rule, 2, one).generate([[0], [1]], 12, eos_token_ids=[])
         for one in settings
@@ -146,29 +152,27 @@ def test_the_first_token_counts_where_the_rule_judges_it(rule: Rule):
     found = SpeculativeDecoder(target, draft, rule, 1).generate([[0]] * 600, 4)
     stats = sum((one.stats for one in found), DecodeStats())
     texts = [one.tokens for one in found]
-    (row,) = analyze_rules(
-        *(target, draft, [[0]] * 600, texts, [rule], SamplingParams(), (1,)), budget=4
-    )
+    written = PairTexts(target, draft, [[0]] * 600, texts, SamplingParams(), max_new_tokens=4)
+    ((_, row),) = analyze_rules(written, [rule], (1,))
     assert (stats.num_recovered > 100) == (not rule.exact)
     spread = 4 * 0.5 / math.sqrt(stats.num_examined)
-    assert row.blocks[1].rejection_rate == pytest.approx(stats.rejection_rate, abs=spread)
+    assert REJECTED(row) == pytest.approx(stats.rejection_rate, abs=spread)
 
 
 def test_a_lossless_rule_is_at_no_distance_and_drafting_alone_at_all_of_it():
     target, draft = (TableModel(values) for values in tables())
     rules = [Lossless(), Chow(1.0)]
-    lossless, alone = analyze_rules(
-        target, draft, [[1]], [[2, 3, 4, 5, 6]], rules, SamplingParams(), gammas=(1, 2, 3, 4)
-    )
-    assert lossless.mean("output_tvd") == pytest.approx(0, abs=1e-6)
-    assert lossless.mean("output_kl") == pytest.approx(0, abs=1e-6)
-    assert alone.blocks[1].rejection_rate == 0
+    texts = PairTexts(target, draft, [[1]], [[2, 3, 4, 5, 6]], SamplingParams())
+    (lossless, *_), (alone, *blocks) = analyze_rules(texts, rules, gammas=(1, 2, 3, 4))
+    assert FIGURES["output_tvd"].value(lossless) == pytest.approx(0, abs=1e-6)
+    assert FIGURES["output_kl"].value(lossless) == pytest.approx(0, abs=1e-6)
+    assert REJECTED(blocks[0]) == 0
     p, q = tables()
     distances = [exact.tvd(p[before], q[before]) for before in (1, 2, 3, 4, 5)]
-    assert alone.mean("output_tvd") == pytest.approx(math.fsum(distances) / 5, abs=1e-6)
+    assert FIGURES["output_tvd"].value(alone) == pytest.approx(math.fsum(distances) / 5, abs=1e-6)
     # alone drafts the first token, too: 4 tokens and 1 in blocks of 3, all 5 in a block of 4
-    assert alone.blocks[3].block_efficiency == pytest.approx(5 / 2)
-    assert alone.blocks[4].block_efficiency == pytest.approx(5)
+    assert TAU(blocks[2]) == pytest.approx(5 / 2)
+    assert TAU(blocks[3]) == pytest.approx(5)
 
 
 @pytest.mark.parametrize(
@@ -188,21 +192,23 @@ def test_the_first_token_is_a_drafted_position_but_of_an_exact_rule_or_in_vllm(r
     draft[0] = torch.tensor([0.0, 0.0, 1.0])
     models = [TableModel(table) for table in (target, draft)]
     texts = [[1, 2, 1, 2, 1, 2]] * 4
-    (row,) = analyze_rules(*models, [[0]] * 4, texts, [rule], SamplingParams(), (1,), budget=6)
+    written = PairTexts(*models, [[0]] * 4, texts, SamplingParams(), max_new_tokens=6)
+    ((_, row),) = analyze_rules(written, [rule], (1,))
     if rule.exact or isinstance(rule, TargetBonus):  # 5 positions behind the first token: 2 + 2 + 1
-        assert row.blocks[1].rejection_rate == pytest.approx(0, abs=1e-5)
-        assert row.blocks[1].block_efficiency == pytest.approx(5 / 3, rel=1e-5)
+        assert REJECTED(row) == pytest.approx(0, abs=1e-5)
+        assert TAU(row) == pytest.approx(5 / 3, rel=1e-5)
     else:  # judged: the first, which is never the draft's here; then as above
         # 6 tokens in 1 + 3 blocks of which 3 were judged; acceptance at the first is 1/3
-        assert row.blocks[1].rejection_rate == pytest.approx((2 / 3) / 3, rel=1e-5)
-        assert row.blocks[1].block_efficiency == pytest.approx((4 + 1 / 3 + 2) / 4, rel=1e-5)
+        assert REJECTED(row) == pytest.approx((2 / 3) / 3, rel=1e-5)
+        assert TAU(row) == pytest.approx((4 + 1 / 3 + 2) / 4, rel=1e-5)
 
 
 def test_texts_of_one_token_are_no_blocks_of_an_exact_rule():
     target, draft = (TableModel(values) for values in tables())
-    (row,) = analyze_rules(target, draft, [[1]], [[2]], [Lossless()], SamplingParams(), (2,))
-    assert math.isnan(row.blocks[2].rejection_rate)
-    assert (row.blocks[2].block_efficiency, row.blocks[2].drafted_per_block) == (1, 0)
+    texts = PairTexts(target, draft, [[1]], [[2]], SamplingParams())
+    ((_, row),) = analyze_rules(texts, [Lossless()], (2,))
+    assert math.isnan(REJECTED(row))
+    assert (row.sums["calls"], row.totals["drafted_per_block"]) == ((0,), 0)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +218,7 @@ def test_texts_of_one_token_are_no_blocks_of_an_exact_rule():
 def test_nothing_to_analyse_is_one_line(texts: list[list[int]], chosen: list[Rule], says: str):
     target, draft = (TableModel(values) for values in tables())
     with pytest.raises(UsageError, match=says):
-        analyze_rules(target, draft, [[1]] * len(texts), texts, chosen, SamplingParams())
+        analyze_rules(PairTexts(target, draft, [[1]] * len(texts), texts, SamplingParams()), chosen)
 
 
 def test_analyze_predicts_for_vllm_too():

@@ -13,13 +13,13 @@ from paceline.decode import SpeculativeDecoder
 from paceline.decode.block import draw
 from paceline.errors import ConfigError
 from paceline.measure import latency
-from paceline.measure.acceptance import score_texts
+from paceline.measure.acceptance import PairTexts, score_texts
 from paceline.measure.analysis import analyze_rules
 from paceline.measure.latency import PassTimer
 from paceline.measure.measurement import MeasureConfig, measure_models
 from paceline.models.contract import ModelSession
 from paceline.models.fakes import TableModel
-from paceline.progress import silent
+from paceline.results import FIGURES
 from support import exact
 
 GREEDY = SamplingParams(temperature=0)
@@ -48,7 +48,7 @@ def test_scores_are_those_of_the_proposal_token_by_token(drafts: exact.Shaping, 
     proposal = exact.Shaping(drafts.temperature, drafts.top_k, repetition_penalty=penalty)
     given = SamplingParams(temperature=drafts.temperature, top_k=drafts.top_k)
     prompt, completion = [1, 2], [3, 0, 5, 1]
-    scores = score_texts(target, draft, [prompt], [completion], sampling, silent, given)
+    scores = score_texts(PairTexts(target, draft, [prompt], [completion], sampling, given))
     for place, token in enumerate(completion):
         text = prompt + completion[:place]
         p = shaping(target.log_probs(text).tolist(), text)
@@ -73,16 +73,15 @@ def test_greedy_drafts_measure_as_they_decode():
         draft_sampling={"temperature": 0},
     )
     found = measure_models(target, draft, [[1, 2]] * 400, asked)
-    acceptance = found.acceptance
-    assert acceptance.expected_acceptance.value == pytest.approx(
-        acceptance.greedy_draft_acceptance.value, abs=1e-6
-    )
+    alpha, greedy = map(found.figure, ("expected_acceptance", "greedy_draft_acceptance"))
+    assert alpha.value == pytest.approx(greedy.value, abs=1e-6)
     decoder = SpeculativeDecoder(target, draft, gamma=3, draft_sampling=GREEDY)
     generations = decoder.generate([[1, 2]] * 400, 60)
     stats = sum((text.stats for text in generations), DecodeStats())
-    assert found.gammas[0].block_efficiency == pytest.approx(stats.block_efficiency, abs=0.04)
+    tau = FIGURES["block_efficiency"].value
+    assert tau(found.blocks[0]) == pytest.approx(stats.block_efficiency, abs=0.04)
     sampled = asked.model_copy(update={"draft_sampling": None})
-    other = measure_models(target, draft, [[1, 2]] * 400, sampled).gammas[0].block_efficiency
+    other = tau(measure_models(target, draft, [[1, 2]] * 400, sampled).blocks[0])
     assert abs(other - stats.block_efficiency) > 0.1
 
 
@@ -92,13 +91,13 @@ def test_timed_requests_draft_as_the_figures_say():
         max_new_tokens=40, gammas=(2,), timed_prompts=12, draft_sampling={"temperature": 0}
     )
     found = measure_models(target, draft, [[1, 2]] * 12, asked)
-    assert found.speed is not None
+    assert found.requests is not None
     decoder = SpeculativeDecoder(target, draft, gamma=2, draft_sampling=GREEDY)
     stats = sum(
         (decoder.generate([[1, 2]], 40, asked.seed + row)[0].stats for row in range(12)),
         DecodeStats(),
     )
-    assert found.speed.acceptance_rate == stats.acceptance_rate
+    assert FIGURES["acceptance_rate"].value(found.requests) == stats.acceptance_rate
 
 
 @pytest.mark.slow
@@ -113,13 +112,16 @@ def test_a_rule_is_predicted_to_do_what_it_does_with_such_drafts(rule: Rule, dra
     found = decoder.generate(prompts, 400, eos_token_ids=[])
     stats = sum((one.stats for one in found), DecodeStats())
     texts = [one.tokens for one in found]
-    (row,) = analyze_rules(
-        *(target, draft, prompts, texts, [rule], sampling, (2,)), budget=400, draft_sampling=drafts
-    )
+    written = PairTexts(target, draft, prompts, texts, sampling, drafts, max_new_tokens=400)
+    ((_, row),) = analyze_rules(written, [rule], (2,))
     spread = 4 * 0.5 / math.sqrt(stats.num_examined)
-    assert row.blocks[2].rejection_rate == pytest.approx(stats.rejection_rate, abs=spread)
+    assert FIGURES["expected_rejection_rate"].value(row) == pytest.approx(
+        stats.rejection_rate, abs=spread
+    )
     spread = 4 * 1 / math.sqrt(stats.num_blocks)
-    assert row.blocks[2].block_efficiency == pytest.approx(stats.block_efficiency, abs=spread)
+    assert FIGURES["block_efficiency"].value(row) == pytest.approx(
+        stats.block_efficiency, abs=spread
+    )
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,12 @@ from paceline.measure.engine_costs import (
     check_replaceable,
     read_costs,
 )
+from paceline.measure.results import gamma_of
 from paceline.measure.starts import Starts
 from paceline.models import CausalModel, load_model
 from paceline.models.drafts.save import save_draft
 from paceline.progress import silent
+from paceline.results import FIGURES
 from support.engines import costs_of, step, write_costs
 from support.results import example
 from support.results import row as cell_row
@@ -177,27 +179,26 @@ def config(folder: Path, **changes: Any) -> MeasureConfig:
 
 def test_measure_takes_an_engines_costs_and_its_way_of_drafting(folder: Path):
     found = measure(config(folder))
-    assert found.cost.engine == "vllm 0.32.0"
-    assert found.speed is None
-    assert [row.gamma for row in found.gammas] == [1, 2, 3], "4 to 8 were not timed in the engine"
-    for row, ratio in zip(found.gammas, (1.2, 1.35, 1.5), strict=True):
-        whole = 1 + (ratio - 1) * row.drafted_per_block / row.gamma
-        assert row.expected_speedup == pytest.approx(row.block_efficiency / whole)
+    assert found.engine == "vllm 0.32.0"
+    assert found.requests is None
+    expected, tau = FIGURES["expected_speedup"].value, FIGURES["block_efficiency"].value
+    assert list(map(gamma_of, found.blocks)) == [1, 2, 3], "4 to 8 were not timed in the engine"
+    for row, ratio in zip(found.blocks, (1.2, 1.35, 1.5), strict=True):
+        whole = 1 + (ratio - 1) * row.totals["drafted_per_block"] / gamma_of(row)
+        assert expected(row) == pytest.approx(tau(row) / whole)
     drafts = found.config.draft_sampling
     assert drafts is not None
     assert drafts.greedy
-    acceptance = found.acceptance
-    assert acceptance.expected_acceptance.value == pytest.approx(
-        acceptance.greedy_draft_acceptance.value, abs=1e-6
-    )
+    alpha, greedy = map(found.figure, ("expected_acceptance", "greedy_draft_acceptance"))
+    assert alpha.value == pytest.approx(greedy.value, abs=1e-6)
     assert found.expected is not None
-    best = next(row for row in found.gammas if row.expected_speedup == found.expected.value)
+    assert found.expected.value in map(expected, found.blocks)
     # costs that are known to a tenth each leave at least a fifth of doubt, whatever the texts say
-    assert found.expected.low < best.expected_speedup * 0.9 / 1.1 * 1.01
+    assert found.expected.low < found.expected.value * 0.9 / 1.1 * 1.01
     assert "in vllm 0.32.0" in found.verdict.reason
     in_full = measure(config(folder, costs=str(write_costs(folder, *STEPS, drafts_in_full=True))))
-    for row, ratio in zip(in_full.gammas, (1.2, 1.35, 1.5), strict=True):
-        assert row.expected_speedup == pytest.approx(row.block_efficiency / ratio)
+    for row, ratio in zip(in_full.blocks, (1.2, 1.35, 1.5), strict=True):
+        assert expected(row) == pytest.approx(tau(row) / ratio)
 
 
 def test_an_engine_that_ignores_a_drafts_list_is_measured_with_all_tokens(folder: Path):
@@ -215,7 +216,7 @@ def test_an_engine_that_ignores_a_drafts_list_is_measured_with_all_tokens(folder
         wanted = config(
             folder, draft=str(folder / "listed"), costs=str(costs), sampling={"temperature": 0}
         )
-        found[full] = measure(wanted).acceptance.expected_acceptance.value
+        found[full] = measure(wanted).figure("expected_acceptance").value
     assert found[True] == 1
     assert found[False] < 0.5
 

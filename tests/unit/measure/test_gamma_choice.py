@@ -10,9 +10,12 @@ import torch
 from paceline.measure import latency
 from paceline.measure.latency import PassCosts, candidates, num_choosing
 from paceline.measure.measurement import MeasureConfig, Measurement, measure_models
+from paceline.measure.results import gamma_of, of_trial
 from paceline.models.fakes import TableModel
+from paceline.results import FIGURES
 from support.results import gamma_row
 
+EXPECTED = FIGURES["expected_speedup"]
 PROMPTS = [[number // 25, number // 5 % 5, number % 5] for number in range(64)]
 
 
@@ -30,8 +33,8 @@ PROMPTS = [[number // 25, number // 5 % 5, number % 5] for number in range(64)]
 def test_the_two_best_and_a_shorter_one_are_candidates(
     expected: dict[int, float], wanted: list[int]
 ):
-    rows = [gamma_row(gamma, expected_speedup=speedup) for gamma, speedup in expected.items()]
-    assert [one.gamma for one in candidates(rows)] == wanted
+    rows = [gamma_row(gamma, 2.0 * speedup) for gamma, speedup in expected.items()]
+    assert [gamma_of(row) for row in candidates(rows)] == wanted
 
 
 def test_few_requests_are_all_for_the_verdict():
@@ -74,17 +77,21 @@ class Clock:
         return measure_models(self.target, self.draft, PROMPTS, config)
 
 
+def expected_best(found: Measurement) -> int:
+    return gamma_of(max(found.blocks, key=EXPECTED.value))
+
+
 def test_a_wrong_prediction_is_put_right_by_timing(monkeypatch: pytest.MonkeyPatch):
     """Drafting takes five times what its passes took alone: gamma 8 loses, half of it gains."""
     clock = Clock(monkeypatch, draft_s=5)
     found = clock.measure()
-    assert found.speed is not None
-    best = max(found.gammas, key=lambda one: one.expected_speedup).gamma
-    tried = {one.gamma: one for one in found.tried}
-    assert best in tried
-    assert found.speed.gamma < best
-    assert tried[found.speed.gamma].tokens_per_s > tried[best].tokens_per_s
-    assert found.best_gamma == (found.speed.gamma if found.speed.speedup.value > 1 else 0)
+    assert found.requests is not None
+    best, chosen = expected_best(found), gamma_of(found.requests)
+    tried = {gamma_of(row): of_trial(row)["tokens_per_s"] for row in found.tried}
+    assert chosen < best
+    assert tried[chosen] > tried[best]
+    gains = found.figure("speedup", found.requests).value > 1
+    assert found.best_gamma == (chosen if gains else 0)
 
 
 @pytest.mark.slow
@@ -92,9 +99,9 @@ def test_a_wrong_prediction_is_put_right_by_timing(monkeypatch: pytest.MonkeyPat
 def test_luck_with_a_few_texts_does_not_choose(monkeypatch: pytest.MonkeyPatch, seed: int):
     """Blocks cost what was expected; four requests alone give tau within 10% or so."""
     found = Clock(monkeypatch, draft_s=1).measure(timed_prompts=16, seed=100 * seed)
-    assert found.speed is not None
-    expected = {one.gamma: one.expected_speedup for one in found.gammas}
-    assert expected[found.speed.gamma] > 0.995 * max(expected.values())
+    assert found.requests is not None
+    expected = {gamma_of(row): EXPECTED.value(row) for row in found.blocks}
+    assert expected[gamma_of(found.requests)] > 0.995 * max(expected.values())
 
 
 def test_requests_that_chose_are_not_among_those_that_are_reported(monkeypatch: pytest.MonkeyPatch):
@@ -107,11 +114,12 @@ def test_requests_that_chose_are_not_among_those_that_are_reported(monkeypatch: 
 
     monkeypatch.setattr(latency, "time_request", spy)
     found = clock.measure(timed_prompts=16)
-    assert found.speed is not None
-    assert (found.speed.num_requests, [one.num_requests for one in found.tried]) == (12, [4, 4, 2])
+    assert found.requests is not None
+    assert len(found.requests.units) == 12
+    assert [of_trial(row)["num_requests"] for row in found.tried] == [4, 4, 2]
     # 3 + 3 + 2 + 2 to choose, then 12 pairs: two more than 16 pairs take
     assert len(asked) == 34
-    assert {gamma for gamma, _, _ in asked[10:]} == {0, found.speed.gamma}
+    assert {gamma for gamma, _, _ in asked[10:]} == {0, gamma_of(found.requests)}
     for part in (1, 2):  # neither a prompt nor a seed is used for both
         assert not {one[part] for one in asked[:10]} & {one[part] for one in asked[10:]}
 
@@ -121,18 +129,17 @@ def test_a_gamma_that_the_context_has_no_room_for_is_not_tried(monkeypatch: pyte
     clock = Clock(monkeypatch, draft_s=5)
     seconds = {gamma: 5.0 * gamma for gamma in range(1, 9)}
     clock.costs = replace(clock.costs, drafting_s=seconds)
-    all_tried = {one.gamma for one in clock.measure(timed_prompts=16).tried}
-    best = max(clock.measure().gammas, key=lambda one: one.expected_speedup).gamma
+    all_tried = set(map(gamma_of, clock.measure(timed_prompts=16).tried))
+    best = expected_best(clock.measure())
     assert max(all_tried) > best
     clock.target.max_length = 3 + 40 + best
     found = clock.measure(timed_prompts=16)
-    assert {one.gamma for one in found.tried} == {one for one in all_tried if one <= best}
+    assert set(map(gamma_of, found.tried)) == {one for one in all_tried if one <= best}
 
 
 def test_few_requests_time_the_expected_best_alone(monkeypatch: pytest.MonkeyPatch):
     found = Clock(monkeypatch, draft_s=5).measure(timed_prompts=8)
-    assert found.speed is not None
+    assert found.requests is not None
     assert found.tried == []
-    assert found.speed.num_requests == 8
-    best = max(found.gammas, key=lambda one: one.expected_speedup)
-    assert found.speed.gamma == best.gamma
+    assert len(found.requests.units) == 8
+    assert gamma_of(found.requests) == expected_best(found)

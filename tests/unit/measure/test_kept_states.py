@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from paceline.core.sampling import SamplingParams
-from paceline.measure.acceptance import score_texts
+from paceline.measure.acceptance import PairTexts, score_texts
 from paceline.measure.trajectory import KeptStates
 from paceline.models import HfModel, wrap_model
-from paceline.progress import silent
 from support.models import tiny_hf, tiny_pair
 
 PROMPTS = [[5], [7, 8, 9, 4], [11, 12], [6, 6, 5], [9, 10, 11, 12, 13]]
@@ -23,8 +22,9 @@ def test_scores_of_every_draft_are_those_of_a_pass_of_its_own(architecture: str,
     target, draft = tiny_pair(architecture)
     kept = KeptStates(target, most_bytes)
     for other in (draft, target):
-        pair = target, other, PROMPTS, TEXTS, SAMPLING, silent
-        for wanted, got in zip(score_texts(*pair), score_texts(*pair, None, kept), strict=True):
+        texts = PairTexts(target, other, PROMPTS, TEXTS, SAMPLING)
+        both = score_texts(texts), score_texts(texts, target_logits=kept)
+        for wanted, got in zip(*both, strict=True):
             torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
 
 
@@ -40,7 +40,7 @@ def test_the_target_processes_each_text_once(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(HfModel, "hidden", counted)
     kept = KeptStates(target)
     for _ in range(2):
-        score_texts(target, draft, PROMPTS, TEXTS, SAMPLING, silent, target_logits=kept)
+        score_texts(PairTexts(target, draft, PROMPTS, TEXTS, SAMPLING), target_logits=kept)
         assert len(passes) == 2, "five texts, four in a batch"
 
 

@@ -13,16 +13,17 @@ from paceline.core.stats import DecodeStats
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import UsageError
 from paceline.measure import latency
-from paceline.measure.acceptance import score_texts
+from paceline.measure.acceptance import PairTexts, score_texts
 from paceline.measure.latency import PairedTimes, PassTimer, PromptTimes, time_pairs
 from paceline.measure.measurement import MeasureConfig, measure_models
-from paceline.measure.results import IntervalRow
+from paceline.measure.results import gamma_of, num_tokens, of_requests
 from paceline.measure.verdict import decide
 from paceline.models.fakes import TableModel
 from paceline.progress import silent
 from paceline.results import FIGURES, Row, Source
-from support.results import acceptance_row, gamma_row, speed_row
+from support.results import gamma_row
 
+TAU = FIGURES["block_efficiency"].value
 PROMPTS = [[1, 2], [3], [4, 5, 1], [0, 0]] * 3
 
 
@@ -33,7 +34,7 @@ def _config(**values):
 def test_scores_of_a_text_are_those_computed_token_by_token():
     target, draft = TableModel.random(6, 2, seed=1), TableModel.random(6, 2, seed=2)
     prompt, completion = [1, 2], [3, 0, 5]
-    scores = score_texts(target, draft, [prompt], [completion], SamplingParams(), silent)
+    scores = score_texts(PairTexts(target, draft, [prompt], [completion], SamplingParams()))
     for position, token in enumerate(completion):
         context = prompt + completion[:position]
         p, q = target.log_probs(context).exp(), draft.log_probs(context).exp()
@@ -46,8 +47,8 @@ def test_scores_of_a_text_are_those_computed_token_by_token():
 
 def test_a_short_text_does_not_count_beyond_its_end():
     target, draft = TableModel.random(6, 1, seed=1), TableModel.random(6, 1, seed=2)
-    both = score_texts(target, draft, [[1], [2]], [[3, 4, 5], [0]], SamplingParams(), silent)
-    alone = score_texts(target, draft, [[2]], [[0]], SamplingParams(), silent)
+    both = score_texts(PairTexts(target, draft, [[1], [2]], [[3, 4, 5], [0]], SamplingParams()))
+    alone = score_texts(PairTexts(target, draft, [[2]], [[0]], SamplingParams()))
     assert both.mask_BT.tolist() == [[True] * 3, [True, False, False]]
     assert both.acceptance_BT[1].tolist() == [*alone.acceptance_BT[0].tolist(), 0.0, 0.0]
 
@@ -66,12 +67,11 @@ def test_a_draft_equal_to_its_target_scores_exactly_one(temperature, top_k, top_
     # the first token, then three blocks of 4
     config = _config(sampling=sampling, max_new_tokens=13, timed_prompts=1, gammas=(3,))
     found = measure_models(model, model, PROMPTS, config)
-    alpha = found.acceptance.expected_acceptance
-    assert (alpha.value, alpha.low, alpha.high) == (1.0, 1.0, 1.0)
-    assert found.acceptance.greedy_agreement.value == 1.0
-    assert found.gammas[0].block_efficiency == 4.0
-    assert found.speed is not None
-    assert found.speed.acceptance_rate == 1.0
+    assert found.figure("expected_acceptance") == (1.0, 1.0, 1.0)
+    assert found.figure("greedy_agreement").value == 1.0
+    assert TAU(found.blocks[0]) == 4.0
+    assert found.requests is not None
+    assert FIGURES["acceptance_rate"].value(found.requests) == 1.0
 
 
 def test_models_that_have_nothing_in_common_score_zero_and_no_less():
@@ -79,8 +79,10 @@ def test_models_that_have_nothing_in_common_score_zero_and_no_less():
     sampling = SamplingParams(top_k=3)
     scores = [
         score_texts(
-            *(TableModel.random(9, 1, seed=seed), TableModel.random(9, 1, seed=seed + 100)),
-            *([[1], [2]], [[3, 4, 5, 6], [7, 8, 1, 2]], sampling, silent),
+            PairTexts(
+                *(TableModel.random(9, 1, seed=seed), TableModel.random(9, 1, seed=seed + 100)),
+                *([[1], [2]], [[3, 4, 5, 6], [7, 8, 1, 2]], sampling),
+            )
         ).acceptance_BT
         for seed in range(40)
     ]
@@ -95,9 +97,9 @@ def test_expected_acceptance_is_a_ratio_of_sums_not_a_mean_of_means():
     models = [TableModel(table, eos_token_ids=(0,)) for table in (target, draft)]
     config = _config(max_new_tokens=8, timed_prompts=0, gammas=(1,), seed=2)
     found = measure_models(*models, [[1], [2], [2], [2]], config)
-    num_half = found.acceptance.num_tokens - 8
-    expected = (8 * 1.0 + num_half * 0.5) / found.acceptance.num_tokens
-    assert found.acceptance.expected_acceptance.value == pytest.approx(expected)
+    count = num_tokens(found.texts)
+    expected = (8 * 1.0 + (count - 8) * 0.5) / count
+    assert found.figure("expected_acceptance").value == pytest.approx(expected)
 
 
 def test_predicted_tokens_per_call_is_what_decoding_gives():
@@ -109,7 +111,7 @@ def test_predicted_tokens_per_call_is_what_decoding_gives():
     found = measure_models(target, draft, [[1, 2]] * 400, config)
     generations = SpeculativeDecoder(target, draft, gamma=3).generate([[1, 2]] * 400, 60)
     stats = sum((text.stats for text in generations[1:]), generations[0].stats)
-    assert found.gammas[0].block_efficiency == pytest.approx(stats.block_efficiency, abs=0.04)
+    assert TAU(found.blocks[0]) == pytest.approx(stats.block_efficiency, abs=0.04)
 
 
 def test_a_first_token_that_no_block_drafts_does_not_count():
@@ -121,8 +123,8 @@ def test_a_first_token_that_no_block_drafts_does_not_count():
     target, draft = (TableModel(table / table.sum(-1, keepdim=True)) for table in tables)
     config = _config(num_prompts=8, max_new_tokens=5, timed_prompts=0, gammas=(1, 3, 4))
     found = measure_models(target, draft, [[0]] * 8, config)
-    assert found.acceptance.expected_acceptance.value < 0.9
-    assert [row.block_efficiency for row in found.gammas] == pytest.approx([2, 4])
+    assert found.figure("expected_acceptance").value < 0.9
+    assert list(map(TAU, found.blocks)) == pytest.approx([2, 4])
     generations = SpeculativeDecoder(target, draft, gamma=1).generate([[0]] * 8, 5)
     stats = sum((text.stats for text in generations[1:]), generations[0].stats)
     assert stats.block_efficiency == 2
@@ -135,11 +137,11 @@ def test_a_measurement_survives_json():
 
 
 def test_the_figures_of_a_measurement_are_ratios_of_the_sums_of_its_rows():
-    """By numpy, from the rows in the JSON that `measure --json` prints."""
+    """By numpy: the JSON that `measure --json` prints has both."""
     target, draft = TableModel.random(6, 1, seed=1), TableModel.random(6, 1, seed=2)
     config = _config(max_new_tokens=16, timed_prompts=12, gammas=(1, 3), seed=5)
-    found = measure_models(target, draft, PROMPTS, config)
-    text, *blocks, timed = json.loads(found.model_dump_json())["rows"]
+    found = json.loads(measure_models(target, draft, PROMPTS, config).model_dump_json())
+    text, *blocks, _, _, timed = found["rows"]
     sums = {name: np.array(values) for name, values in text["sums"].items()}
     for figure, name in {
         "expected_acceptance": "acceptance",
@@ -147,56 +149,56 @@ def test_the_figures_of_a_measurement_are_ratios_of_the_sums_of_its_rows():
         "greedy_agreement": "agreement",
     }.items():
         expected = sums[name].sum() / sums["tokens"].sum()
-        assert getattr(found.acceptance, figure).value == pytest.approx(expected)
+        assert found["acceptance"][figure]["value"] == pytest.approx(expected)
     assert text["units"] == list(range(12))
-    assert text["totals"]["cost_ratio"] == pytest.approx(found.cost.cost_ratio)
+    assert text["totals"]["cost_ratio"] == pytest.approx(found["cost"]["cost_ratio"])
     assert "gamma" not in text["setting"]
-    for row, figures in zip(blocks, found.gammas, strict=True):
+    for row, figures in zip(blocks, found["gammas"], strict=True):
         gamma, totals = row["setting"]["gamma"], row["totals"]
         tau = np.sum(row["sums"]["emitted"]) / np.sum(row["sums"]["calls"])
-        assert (figures.gamma, figures.block_efficiency) == (gamma, pytest.approx(tau))
+        assert (figures["gamma"], figures["block_efficiency"]) == (gamma, pytest.approx(tau))
         ratio = row["setting"]["parameter_ratio"]
-        assert figures.mbsu == pytest.approx(tau / (ratio * gamma + 1))
-        passes = found.cost.draft_pass_s / found.cost.target_pass_s * gamma + 1
-        assert figures.predicted_speedup == pytest.approx(tau / passes)
+        assert figures["mbsu"] == pytest.approx(tau / (ratio * gamma + 1))
+        passes = found["cost"]["draft_pass_s"] / found["cost"]["target_pass_s"] * gamma + 1
+        assert figures["predicted_speedup"] == pytest.approx(tau / passes)
         part = totals["drafted_per_block"] / gamma
         block = 1 + part * (totals["block_cost_ratio"] - 1)
         block += part * gamma * totals["drafting_cost_ratio"]
-        assert figures.expected_speedup == pytest.approx(tau / block)
-    speed = found.speed
-    assert speed is not None
-    assert timed["setting"]["gamma"] == speed.gamma
-    assert timed["units"] == list(range(12 - speed.num_requests, 12))
+        assert figures["expected_speedup"] == pytest.approx(tau / block)
+    speed = found["speed"]
+    assert timed["setting"]["gamma"] == speed["gamma"]
+    assert timed["units"] == list(range(12 - speed["num_requests"], 12))
     each = {name: np.array(values) for name, values in timed["sums"].items()}
     per_token = each["target_seconds"].sum() / each["target_tokens"].sum()
     speedup = per_token * each["tokens"].sum() / each["seconds"].sum()
-    assert speed.speedup.value == pytest.approx(speedup)
+    assert speed["speedup"]["value"] == pytest.approx(speedup)
     after = (each["target_seconds"] - each["target_first_seconds"]).sum()
     after /= (each["target_tokens"] - each["target_first_tokens"]).sum()
     after *= (each["tokens"] - each["first_tokens"]).sum()
     after /= (each["seconds"] - each["first_seconds"]).sum()
-    assert speed.decoding_speedup.value == pytest.approx(after)
-    assert speed.baseline_tokens_per_s == pytest.approx(1 / per_token)
-    assert speed.block_efficiency == pytest.approx(each["emitted"].sum() / each["calls"].sum())
+    assert speed["decoding_speedup"]["value"] == pytest.approx(after)
+    assert speed["baseline_tokens_per_s"] == pytest.approx(1 / per_token)
+    assert speed["block_efficiency"] == pytest.approx(each["emitted"].sum() / each["calls"].sum())
     kept = (each["examined"] - each["rejected"]).sum() / each["examined"].sum()
-    assert speed.acceptance_rate == pytest.approx(kept)
-    at = {row.gamma: row.block_efficiency for row in found.gammas}[speed.gamma]
-    predicted = at / (timed["totals"]["cost_ratio"] * speed.gamma + 1)
-    assert speed.predicted_speedup == pytest.approx(predicted)
-    assert speed.measured_over_predicted == pytest.approx(after / predicted)
+    assert speed["acceptance_rate"] == pytest.approx(kept)
+    at = {row["gamma"]: row["block_efficiency"] for row in found["gammas"]}[speed["gamma"]]
+    predicted = at / (timed["totals"]["cost_ratio"] * speed["gamma"] + 1)
+    assert speed["predicted_speedup"] == pytest.approx(predicted)
+    assert speed["measured_over_predicted"] == pytest.approx(after / predicted)
 
 
 def test_the_bounds_of_a_measurement_are_those_of_its_rows():
     target, draft = TableModel.random(6, 1, seed=1), TableModel.random(6, 1, seed=2)
     found = measure_models(target, draft, PROMPTS, _config(max_new_tokens=10, timed_prompts=9))
-    text, *_, timed = type(found).model_validate_json(found.model_dump_json()).rows()
-    assert found.speed is not None
-    for row, figure, interval in (
-        (text, "expected_acceptance", found.acceptance.expected_acceptance),
-        (timed, "speedup", found.speed.speedup),
-        (timed, "decoding_speedup", found.speed.decoding_speedup),
+    shown = json.loads(found.model_dump_json())
+    text, *_, timed = type(found).model_validate(shown).rows
+    for row, part, figure in (
+        (text, "acceptance", "expected_acceptance"),
+        (timed, "speed", "speedup"),
+        (timed, "speed", "decoding_speedup"),
     ):
-        assert FIGURES[figure].measure(row, seed=found.config.seed) == interval.interval
+        interval = FIGURES[figure].measure(row, seed=found.config.seed)
+        assert shown[part][figure] == interval._asdict()
 
 
 def _timed(temperature):
@@ -268,13 +270,14 @@ def test_texts_that_all_stop_at_once_are_not_timed():
 
 def test_what_the_engine_keeps_is_measured_against_the_tokens_that_it_gave():
     target, draft = TableModel.random(6, 1, seed=1), TableModel.random(6, 1, seed=2)
-    speed = measure_models(target, draft, PROMPTS, _config(timed_prompts=3)).speed
-    assert speed is not None
-    reachable = speed.block_efficiency / (1 + speed.cost_ratio * speed.gamma)
-    assert speed.engine_efficiency == pytest.approx(speed.decoding_speedup.value / reachable)
-    assert speed.measured_over_predicted == pytest.approx(
-        speed.decoding_speedup.value / speed.predicted_speedup
-    )
+    found = measure_models(target, draft, PROMPTS, _config(timed_prompts=3))
+    assert found.requests is not None
+    speed = of_requests(found.requests, 0)
+    reachable = speed["block_efficiency"] / (1 + speed["cost_ratio"] * speed["gamma"])
+    measured = speed["decoding_speedup"].value
+    assert speed["engine_efficiency"] == pytest.approx(measured / reachable)
+    predicted = measured / speed["predicted_speedup"]
+    assert speed["measured_over_predicted"] == pytest.approx(predicted)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -293,9 +296,9 @@ def test_passes_are_timed_as_blocks_make_them(monkeypatch: pytest.MonkeyPatch, t
 
 
 def _verdict(low, high, alpha=0.5, num_requests=8):
-    speedup = IntervalRow(value=(low + high) / 2, low=low, high=high)
+    acceptance, speedup = Interval(alpha, alpha - 0.05, alpha + 0.05), (low + high) / 2
     best = gamma_row(2, break_even_acceptance=0.3)
-    return decide(acceptance_row(alpha=alpha), best, speed_row(speedup, num_requests, gamma=2))
+    return decide(acceptance, best, Interval(speedup, low, high), num_requests)
 
 
 def test_go_needs_the_whole_interval_above_one():
@@ -327,10 +330,9 @@ def test_few_prompts_give_no_verdict(timed: int):
 def test_the_interval_of_one_request_is_everything_and_survives_json():
     target, draft = TableModel.random(6, 1, seed=1), TableModel.random(6, 1, seed=2)
     found = measure_models(target, draft, PROMPTS[:1], _config(timed_prompts=1))
-    assert found.speed is not None
-    assert (found.speed.speedup.low, found.speed.speedup.high) == (0, float("inf"))
-    alpha = found.acceptance.expected_acceptance
-    assert (alpha.low, alpha.high) == (0, 1)
+    assert found.requests is not None
+    assert found.figure("speedup", found.requests)[1:] == (0, float("inf"))
+    assert found.figure("expected_acceptance")[1:] == (0, 1)
     written = found.model_dump_json()
     assert '"high":null' in written
     assert (
@@ -379,11 +381,13 @@ def test_the_gamma_that_is_recommended_for_short_answers_is_the_cheapest_one(
     )
     found = measure_models(target, draft, [[1]] * 400, config)
     seconds = {
-        row.gamma: _engine_seconds(row.gamma, (10, 1), max_new_tokens) for row in found.gammas
+        gamma: _engine_seconds(gamma, (10, 1), max_new_tokens)
+        for gamma in map(gamma_of, found.blocks)
     }
     assert seconds[found.best_gamma] < 1.03 * min(seconds.values())
-    for row in found.gammas:  # 10 seconds a token without a draft
-        assert 10 / seconds[row.gamma] == pytest.approx(row.expected_speedup, rel=0.08)
+    for row in found.blocks:  # 10 seconds a token without a draft
+        expected = FIGURES["expected_speedup"].value(row)
+        assert 10 / seconds[gamma_of(row)] == pytest.approx(expected, rel=0.08)
     if max_new_tokens == 40:
         assert seconds[8] > 1.1 * seconds[found.best_gamma]
 
@@ -399,9 +403,9 @@ def test_texts_that_fit_are_scored_beside_one_that_is_longer():
     """Context 12: the longest prompt with the longest completion would have no room."""
     target, draft = (TableModel.random(6, 1, seed=seed, max_length=12) for seed in (1, 2))
     prompts, completions = [[1, 2], [3] * 10, [4]], [[1, 2, 3, 4, 5, 1], [2], [3, 3]]
-    together = score_texts(target, draft, prompts, completions, SamplingParams(), silent)
+    together = score_texts(PairTexts(target, draft, prompts, completions, SamplingParams()))
     for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
-        alone = score_texts(target, draft, [prompt], [completion], SamplingParams(), silent)
+        alone = score_texts(PairTexts(target, draft, [prompt], [completion], SamplingParams()))
         for found, wanted in zip(together, alone, strict=True):
             if found is None or wanted is None:  # the cross entropy, which is not asked for
                 assert found is wanted

@@ -13,10 +13,9 @@ from paceline.core.speed import block_efficiency_from_text, mbsu
 from paceline.data.tokens import encode
 from paceline.decode import AutoregressiveDecoder
 from paceline.errors import ConfigError, UsageError
-from paceline.measure.acceptance import score_texts
+from paceline.measure.acceptance import PairTexts, score_texts
 from paceline.measure.trajectory import TrajectoryConfig, checkpoints_of, gain_of, trajectory
 from paceline.models import load_model, prepare_for_decoding
-from paceline.progress import silent
 from paceline.results.figures import as_values
 from paceline.results.row import Row
 from paceline.tasks import build_task
@@ -75,7 +74,7 @@ def test_figures_are_those_of_the_texts_that_are_kept(folder: Path, tmp_path: Pa
     models = folder / "target", Path(row.source.run) / "draft"
     target, draft = (load_model(path) for path in models)
     sampling = SamplingParams(temperature=0.6, top_p=0.9)
-    scores = score_texts(target, draft, texts["prompts"], texts["completions"], sampling, silent)
+    scores = score_texts(PairTexts(target, draft, texts["prompts"], texts["completions"], sampling))
     tau = block_efficiency_from_text(*scores.drafted, 3)
     ratio = draft.num_parameters / target.num_parameters
     figures = as_values(row)

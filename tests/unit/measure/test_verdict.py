@@ -9,7 +9,7 @@ import torch
 from paceline.core.bootstrap import Interval, median_interval, product_interval
 from paceline.measure.engine_costs import StepCosts
 from paceline.measure.latency import PassCosts
-from paceline.measure.results import GammaRow, IntervalRow
+from paceline.measure.results import gamma_of
 from paceline.measure.verdict import (
     ExpectedSpeed,
     Verdict,
@@ -17,10 +17,13 @@ from paceline.measure.verdict import (
     decide_by_expected,
     expected_speeds,
 )
-from support.results import acceptance_row, gamma_row, speed_row
+from paceline.results.row import Row
+from support.results import gamma_row
+
+ALPHA = Interval(0.5, 0.45, 0.55)
 
 
-def row(gamma: int, speedup: float = 1.0, drafted: float | None = None) -> GammaRow:
+def row(gamma: int, speedup: float = 1.0, drafted: float | None = None) -> Row:
     """A block costs two target passes."""
     return gamma_row(
         gamma,
@@ -28,7 +31,6 @@ def row(gamma: int, speedup: float = 1.0, drafted: float | None = None) -> Gamma
         drafted_per_block=gamma if drafted is None else drafted,
         drafting_cost_ratio=0.5 / gamma,
         block_cost_ratio=1.5,
-        expected_speedup=speedup,
     )
 
 
@@ -43,16 +45,15 @@ def expected(gamma: int, speedup: float, texts: float, costs: float) -> Expected
 
 def timed(speedup: float, error: float, count: int = 32) -> Verdict:
     low, high = (speedup * math.exp(sign * error / 100) for sign in (-1, 1))
-    measured = IntervalRow(value=speedup, low=low, high=high)
-    return decide(acceptance_row(), row(3), speed_row(measured, count))
+    return decide(ALPHA, row(3), Interval(speedup, low, high), count)
 
 
 def by_expected(*found: ExpectedSpeed, repeats: int = 31, engine: str = "") -> tuple[int, Verdict]:
     costs = PassCosts(1.0, 0.1, {}, {}, block_ratios={3: [2.0] * repeats})
     if engine:
         costs = StepCosts.of_blocks(1.0, {3: 2.0}, engine=engine)
-    best, verdict = decide_by_expected(acceptance_row(), found, costs)
-    return best.row.gamma, verdict
+    best, verdict = decide_by_expected(ALPHA, found, costs)
+    return gamma_of(best.row), verdict
 
 
 @dataclass(frozen=True)
@@ -188,8 +189,7 @@ def test_the_error_of_a_block_is_that_of_the_median_of_its_rounds():
 
 
 def test_costs_without_an_interval_say_how_many_rounds_they_need():
-    texts = torch.full((32,), 64.0), torch.full((32,), 16.0)
-    found = expected_speeds([row(3, 2.0)], [texts], costs_with(0.0, math.inf), seed=0)
+    found = expected_speeds([row(3, 2.0)], costs_with(0.0, math.inf), seed=0)
     assert found[0].speedup == (2.0, 0.0, math.inf)
     _, verdict = by_expected(*found, repeats=5)
     assert verdict.reason.endswith("the costs have no interval; set pass_repeats=6 or more")
@@ -201,10 +201,9 @@ def test_costs_without_an_interval_say_how_many_rounds_they_need():
 
 def test_the_costs_of_a_block_count_as_far_as_it_drafts():
     """A block of 4 costs 2 passes, half of a block 1.5; +10% is 2.2 and 1.6."""
-    texts = torch.full((32,), 64.0), torch.full((32,), 32.0)
     for in_full, cost, more in ((True, 2.0, 2.2), (False, 1.5, 1.6)):
         half = row(4, 1.0, drafted=2.0)
         costs = costs_with(0.9, 1.1, in_full=in_full)
-        (found,) = expected_speeds([half], [texts], costs, seed=0)
+        (found,) = expected_speeds([half], costs, seed=0)
         assert found.speedup.low == pytest.approx(cost / more)
         assert found.speedup.high == pytest.approx(cost / (2 * cost - more))

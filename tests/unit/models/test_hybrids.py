@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paceline.core.sampling import SamplingParams
-from paceline.data.collate import Row, collate
+from paceline.data.collate import TokenRow, collate
 from paceline.measure.acceptance import forced_logits
 from paceline.measure.perplexity import document_nats
 from paceline.models import wrap_model
@@ -23,7 +23,7 @@ def test_padding_on_the_right_changes_neither_hidden_states_nor_loss(kind: str):
     hf = tiny_hf(kind).train()
     model = wrap_model(hf)
     texts = texts_of(model.vocab_size)
-    batch = collate([Row(text, 1) for text in texts])
+    batch = collate([TokenRow(text, 1) for text in texts])
     assert batch.attention_BT is not None, "rows of several lengths"
     with torch.inference_mode():
         logits_BTV = model.plain_head.logits(model.hidden(batch))

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 
 from paceline.data import replay
-from paceline.data.collate import Row
+from paceline.data.collate import TokenRow
 from paceline.errors import ConfigError, PromptError, TrainingError, UsageError
 from paceline.records import read_jsonl
 from paceline.train import align
@@ -157,7 +157,7 @@ def test_a_run_that_is_resumed_knows_how_long_a_round_of_text_takes(
     written: list[int] = []
     write = replay.TargetRounds._generate
 
-    def spy(self: replay.TargetRounds, number: int, count: int) -> list[Row]:
+    def spy(self: replay.TargetRounds, number: int, count: int) -> list[TokenRow]:
         written.append(count)
         return write(self, number, count)
 

@@ -8,7 +8,7 @@ from paceline.core.rule_base import Rule
 from paceline.core.rules import Lenient, Opt, TokenV3
 from paceline.core.sampling import SamplingParams
 from paceline.core.speed import block_efficiency_from_text
-from paceline.data.collate import Row
+from paceline.data.collate import TokenRow
 from paceline.models import CausalModel, load_model
 from paceline.progress import silent
 from paceline.train.config import Evaluation
@@ -18,13 +18,13 @@ from support.runs import write_pair
 
 Pair = tuple[CausalModel, CausalModel]
 ROWS = [
-    Row([5, 6, 7, 8, 9, 10, 11], 2),
-    Row([40, 41, 42, 43], 1),
-    *[Row([9, 8, 7, 6, number, 4], 3) for number in range(8)],
+    TokenRow([5, 6, 7, 8, 9, 10, 11], 2),
+    TokenRow([40, 41, 42, 43], 1),
+    *[TokenRow([9, 8, 7, 6, number, 4], 3) for number in range(8)],
 ]
 
 
-def probabilities(model: CausalModel, row: Row, temperature: float) -> list[list[float]]:
+def probabilities(model: CausalModel, row: TokenRow, temperature: float) -> list[list[float]]:
     """Before each token of the text: through the whole transformers model, alone, in float64."""
     with torch.no_grad():
         logits = model.hf(torch.tensor([list(row.tokens)])).logits[0].double()
@@ -108,7 +108,7 @@ def test_a_text_shorter_than_what_was_asked_for_ended_by_itself(pair: Pair):
 
 
 def test_texts_of_one_token_have_no_block_efficiency(pair: Pair):
-    rows = [Row([5, 6, 7], 2), Row([8, 9], 1)]
+    rows = [TokenRow([5, 6, 7], 2), TokenRow([8, 9], 1)]
     evaluator = AgreementEvaluator(pair[0], rows, SamplingParams(), gamma=2, vocab_size=266)
     assert "block_efficiency" not in evaluator.evaluate(pair[1])
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from paceline.core.divergences import token_weights
 from paceline.core.fused import Head
 from paceline.core.sampling import SamplingParams
-from paceline.data.collate import Row, collate
+from paceline.data.collate import TokenRow, collate
 from paceline.measure.perplexity import document_nats
 from paceline.models import HfModel
 from paceline.models.hf.logit_map import LogitMap
@@ -29,7 +29,11 @@ NATIVE = pytest.param(
     True, marks=pytest.mark.skipif(compiled() is None, reason="no C compiler"), id="native"
 )
 ROADS = pytest.mark.parametrize("native", [NATIVE, pytest.param(False, id="autograd")])
-ROWS = [Row([5, 6, 7, 8, 9, 10, 11], 2), Row([40, 41, 42, 43], 1), Row([9, 8, 7, 6, 5, 4], 3)]
+ROWS = [
+    TokenRow([5, 6, 7, 8, 9, 10, 11], 2),
+    TokenRow([40, 41, 42, 43], 1),
+    TokenRow([9, 8, 7, 6, 5, 4], 3),
+]
 VOCAB = 58  # three rows of padding
 SUBSET = torch.tensor([*range(4, 12), 40, 41, 42, 43, 17, 30])
 OFFSETS = torch.tensor([0.0] * 12 + [1.3, 1.3])
@@ -53,7 +57,7 @@ def make_pair(architectures: tuple[str, str]) -> Pair:
     return models
 
 
-def logits_of(hf: Any, row: Row) -> Tensor:
+def logits_of(hf: Any, row: TokenRow) -> Tensor:
     """Before each trained token: through the whole transformers model, alone."""
     return hf(torch.tensor([list(row.tokens)])).logits[0, row.trained_from - 1 : -1, :VOCAB]
 
@@ -165,7 +169,7 @@ def test_nats_are_those_of_a_plain_pass(architecture: str):
         labels = torch.tensor(list(row.tokens)[1:])
         nats.append(float(F.cross_entropy(logits_TV, labels, reduction="sum")))
         assert document_nats(model, row.tokens) == pytest.approx(nats[-1], rel=1e-4)
-    whole = [Row(row.tokens, 1) for row in ROWS]
+    whole = [TokenRow(row.tokens, 1) for row in ROWS]
     found = HeldOutLoss(whole, model.device).evaluate(model)
     assert found["loss"] == pytest.approx(sum(nats) / found["num_tokens"], rel=1e-4)
 
