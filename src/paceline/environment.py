@@ -54,8 +54,12 @@ def _gpu() -> dict[str, str]:
     return {"gpu": ", ".join(dict.fromkeys(names))}
 
 
+@functools.cache
 def _git_state() -> dict[str, Any] | None:
-    """Commit of the source tree; None if Paceline does not run from a git repository."""
+    """Commit of the source tree; None if Paceline does not run from a git repository.
+
+    Asked once: a process runs the code that it has loaded, and a bench records it in each row.
+    """
     source = Path(__file__).resolve().parent
 
     def git(*arguments: str) -> str:

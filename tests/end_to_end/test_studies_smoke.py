@@ -5,6 +5,7 @@ study does not have fails here.
 """
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from threading import Lock
 
@@ -12,7 +13,7 @@ import pytest
 
 from paceline.config import validate
 from paceline.results.row import read_rows
-from paceline.studies.claim_file import read_claims
+from paceline.studies.claim_file import ClaimFile, read_claims
 from paceline.studies.session import run_and_judge
 from paceline.studies.study_file import find_studies, read_study
 from paceline.train.sweep import SweepConfig, sweep
@@ -109,6 +110,11 @@ def _texts_of_direct_alignment(folder: Path) -> Path:
     return folder
 
 
+@cache
+def claims() -> ClaimFile:
+    return read_claims()
+
+
 class InThisProcess:
     """Runs stages one after the other, without the imports of processes of their own."""
 
@@ -146,7 +152,7 @@ def test_a_study_runs_and_its_claims_find_their_rows(
     study = study.model_copy(update={"variables": own, "output": tmp_path / "study"})
     rows, found = run_and_judge(study, name, "smoke", runner=InThisProcess())
     findings = {one.claim.id: one for one in found}
-    assert findings.keys() == {one.id for one in read_claims().claims if one.study == name}
+    assert findings.keys() == {one.id for one in claims().claims if one.study == name}
     # the smoke scale has fewer families and settings, so that a side may have no rows
     wrong = {key: one.reason for key, one in findings.items() if "name " in one.reason}
     assert wrong == {}, "these claims name sums that rows lack, or leave settings open"

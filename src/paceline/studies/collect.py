@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from paceline.results.row import read_rows as read_rows_of_run
 from paceline.studies.execute import StageFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from paceline.studies.plan import PlannedStage
 
@@ -30,6 +31,7 @@ def collect(study: str, output: Path, stages: Sequence[PlannedStage]) -> list[Ro
         UsageError: a stage's output is of another version or malformed.
     """
     folder = StageFolder(output)
+    count = functools.cache(count_parameters)  # the rows of a study are of few models
     rows: list[Row] = []
     for stage in stages:
         if stage.command in _READ:
@@ -37,7 +39,7 @@ def collect(study: str, output: Path, stages: Sequence[PlannedStage]) -> list[Ro
                 of_stage = {
                     "stage": stage.name,
                     "command": command_of(stage, folder),
-                    "sizes": row.source.sizes or _sizes(stage.config),
+                    "sizes": row.source.sizes or _sizes(stage.config, count),
                 }
                 of_study = {
                     "study": study,
@@ -84,12 +86,10 @@ def model_path(config: Mapping[str, Any], key: str) -> str | None:
     return path if isinstance(path, str) else None
 
 
-def _sizes(config: Mapping[str, Any]) -> dict[str, int]:
+def _sizes(config: Mapping[str, Any], count: Callable[[Path], int]) -> dict[str, int]:
     """Numbers of parameters of the models that are directories here."""
     paths = {key: model_path(config, key) for key in MODELS}
     counts = {
-        key: count_parameters(Path(path).expanduser())
-        for key, path in paths.items()
-        if path is not None
+        key: count(Path(path).expanduser()) for key, path in paths.items() if path is not None
     }
-    return {key: count for key, count in counts.items() if count}
+    return {key: number for key, number in counts.items() if number}

@@ -24,7 +24,6 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
-from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from paceline.config import StrictModel
@@ -32,6 +31,7 @@ from paceline.core.fused import Head, chunked_loss, chunks
 from paceline.core.top_k_tail import TopScores, among
 from paceline.native.kernels import can_differentiate, losses_and_slopes
 from paceline.train.objectives import Compared, Policies, native_terms, token_losses
+from paceline.train.weights import local_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -376,12 +376,8 @@ def _free_bytes(trained: Sequence[Tensor]) -> float:
     device = trained[0].device
     free, _ = torch.cuda.mem_get_info(device)
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    update = _UPDATE_BYTES * sum(map(_num_local, trained))
+    update = _UPDATE_BYTES * sum(local_part(weight).numel() for weight in trained)
     return free / _processes_per_device() + cached - update
-
-
-def _num_local(weight: Tensor) -> int:
-    return (weight.to_local() if isinstance(weight, DTensor) else weight).numel()
 
 
 def _processes_per_device() -> int:

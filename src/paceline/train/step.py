@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate import DistributedType
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 
 from paceline.core.divergences import count_units, token_weights
 from paceline.data.collate import TokenBatch, collate
@@ -28,7 +27,8 @@ from paceline.train.objectives import (
 )
 from paceline.train.optim import build_optimizer
 from paceline.train.weights import (
-    is_finite,
+    as_sharded,
+    local_part,
     restore_state,
     rows_added_in_place,
     shard_model,
@@ -114,7 +114,7 @@ class Stepper:
 
     def is_finite(self) -> bool:
         """True if all weights are finite, on every process."""
-        finite = all(bool(is_finite(weight).all()) for weight in self.parameters)
+        finite = all(bool(local_part(weight).isfinite().all()) for weight in self.parameters)
         (num_bad,) = self._add_up(int(not finite))
         return num_bad == 0
 
@@ -247,8 +247,8 @@ class Stepper:
 
     def _synchronised(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
         """Synchronise gradients only in the last part of a step."""
-        if isinstance(self.loss, FSDPModule):
-            self.loss.set_requires_gradient_sync(last)
+        if (sharded := as_sharded(self.loss)) is not None:
+            sharded.set_requires_gradient_sync(last)
             return contextlib.nullcontext()
         return contextlib.nullcontext() if last else self.accelerator.no_sync(self.loss)
 

@@ -3,6 +3,9 @@
 With FSDP, a layer is gathered only while it is used. Draft and target are sharded separately. The
 target has no gradients or optimizer state. Its embeddings and head stay gathered after first use,
 because the loss uses the head chunk by chunk, outside of the target's forward pass.
+
+The functions import FSDP: it takes as long to load as half of torch, and what reads a configuration
+alone does not need it.
 """
 
 from __future__ import annotations
@@ -12,15 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
 
 from paceline.errors import UsageError
 from paceline.models.drafts.layers import layer_list
@@ -29,11 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from accelerate import Accelerator
+    from torch.distributed.checkpoint.state_dict import StateDictOptions
+    from torch.distributed.fsdp import FSDPModule
 
     from paceline.models.hf.base import HfModel
 
 _CONSTANT = "SinusoidalPositionalEmbedding"
-_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def train_all(model: HfModel) -> None:
@@ -127,6 +122,9 @@ def shard_model(model: HfModel, root: nn.Module, accelerator: Accelerator) -> No
 
     Weights in main memory are moved to the device layer by layer, only this process's shard.
     """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
     _ = model.head_weight  # the first access runs a forward pass, which needs unsharded weights
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
     _, layers = layer_list(model.hf)
@@ -138,11 +136,26 @@ def shard_model(model: HfModel, root: nn.Module, accelerator: Accelerator) -> No
     head.to(accelerator.device)
 
 
+def as_sharded(module: nn.Module) -> FSDPModule | None:
+    """The module if `shard_model` has sharded it."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return module if isinstance(module, FSDPModule) else None
+
+
+def _whole() -> StateDictOptions:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions
+
+    return StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
 def whole_model(loss: nn.Module, model: HfModel) -> HfModel:
     """The unsharded model on the main process; other processes return `model`. Collective."""
-    if not isinstance(loss, FSDPModule):
+    if as_sharded(loss) is None:
         return model
-    weights: dict[str, Any] = get_model_state_dict(loss, options=_WHOLE)
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict
+
+    weights: dict[str, Any] = get_model_state_dict(loss, options=_whole())
     if not weights:
         return model
     whole: Any = type(model.hf)(model.hf.config)
@@ -153,24 +166,32 @@ def whole_model(loss: nn.Module, model: HfModel) -> HfModel:
 
 def whole_state(loss: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The optimizer's unsharded state. Collective."""
-    if not isinstance(loss, FSDPModule):
+    if as_sharded(loss) is None:
         return optimizer.state_dict()
-    return get_optimizer_state_dict(loss, optimizer, options=_WHOLE)
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    return get_optimizer_state_dict(loss, optimizer, options=_whole())
 
 
 def restore_state(loss: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Load the state of `whole_state`. Collective."""
-    if isinstance(loss, FSDPModule):
-        set_optimizer_state_dict(loss, optimizer, state, options=_WHOLE)
-    else:
+    if as_sharded(loss) is None:
         optimizer.load_state_dict(state)
+        return
+    from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
+
+    set_optimizer_state_dict(loss, optimizer, state, options=_whole())
 
 
-def is_finite(weight: Tensor) -> Tensor:
-    """Elementwise `isfinite` of the local part of a tensor."""
-    return (weight.to_local() if isinstance(weight, DTensor) else weight).isfinite()
+def local_part(weight: Tensor) -> Tensor:
+    """This process's part of a tensor that may be sharded."""
+    from torch.distributed.tensor import DTensor
+
+    return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
 def whole_number(value: Tensor) -> float:
     """The value of a scalar tensor that may be sharded."""
+    from torch.distributed.tensor import DTensor
+
     return float(value.full_tensor() if isinstance(value, DTensor) else value)

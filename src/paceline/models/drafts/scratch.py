@@ -10,13 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
 from torch import nn
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    LlamaConfig,
-    PreTrainedTokenizerFast,
-    T5Config,
-)
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 
 from paceline.config import StrictModel
 from paceline.models.drafts.save import copy_tokenizer
@@ -184,6 +178,8 @@ def _new_tokenizer(
 
 
 def _new_llama(shape: NewModel, tokenizer: Any) -> PreTrainedModel:
+    from transformers import LlamaConfig  # slow: it loads the compiler of torch
+
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=shape.hidden_size,
@@ -202,6 +198,8 @@ def _new_llama(shape: NewModel, tokenizer: Any) -> PreTrainedModel:
 
 def _new_t5(shape: NewT5, tokenizer: Any) -> PreTrainedModel:
     """Its decoder begins with the padding token, or with the end of text if there is none."""
+    from transformers import T5Config  # slow: it loads the compiler of torch
+
     eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
     settings: dict[str, Any] = {
         "tie_word_embeddings": False,
