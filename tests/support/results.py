@@ -46,6 +46,7 @@ def example(
         prefill_tokens=prefill_tokens,
         calls=calls,
         drafted=examined,
+        accepted=examined - rejected,
         examined=examined,
         rejected=rejected,
     )

@@ -7,7 +7,8 @@ workbench.py          rules, thresholds, block lengths and temperatures -> cells
 runner.py             runs every cell on every example, interleaved with the target alone; resumes
 served_cells.py       runs cells in vLLM
 prediction.py         predicts the figures of a cell from teacher-forced passes
-sequential_test.py    bound and result of tune; tests of the settings, and their order
+tuning.py             configuration and result of tune
+sequential_test.py    the bound of tune; tests of the settings, and their order
 tune.py               chooses a setting for a quality floor or a latency budget
 score.py              scores a model behind a URL on a task
 

@@ -66,10 +66,14 @@ class Answer(NamedTuple):
         prefill_tokens: int,
         calls: int,
         drafted: int,
+        accepted: int,
         examined: int,
         rejected: int,
     ) -> Answer:
-        """`score`: None if the task has no metric; `times`: None if it was made with others."""
+        """`score`: None if the task has no metric; `times`: None if it was made with others.
+
+        `accepted` may have tokens after a stop token, as `drafted` has; `examined` has none.
+        """
         sums: dict[str, float] = {} if score is None else {"score": score}
         sums |= {
             "tokens": len(tokens),
@@ -77,7 +81,7 @@ class Answer(NamedTuple):
             "emitted": len(tokens) - prefill_tokens,
             "calls": calls,
             "drafted": drafted,
-            "accepted": examined - rejected,
+            "accepted": accepted,
             "examined": examined,
             "rejected": rejected,
         }

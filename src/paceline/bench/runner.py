@@ -273,6 +273,7 @@ class _Answerer:
             prefill_tokens=stats.num_prefill_tokens,
             calls=stats.num_target_calls,
             drafted=stats.num_drafted,
+            accepted=stats.num_accepted + stats.num_accepted_behind_stop,
             examined=stats.num_examined,
             rejected=stats.num_recovered,
         )

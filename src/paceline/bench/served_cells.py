@@ -160,6 +160,7 @@ class _Asked(NamedTuple):
             prefill_tokens=1,
             calls=counts.num_passes,
             drafted=counts.num_drafted,
+            accepted=counts.num_examined - counts.num_rejected,  # none after a stop are streamed
             examined=counts.num_examined,
             rejected=counts.num_rejected,
         )

@@ -20,16 +20,8 @@ from typing import TYPE_CHECKING, Any
 from paceline.bench.answers import key_of, read_rows
 from paceline.bench.prediction import predict
 from paceline.bench.runner import finished, run_cells, target_texts
-from paceline.bench.sequential_test import (
-    Bound,
-    FailedCell,
-    Step,
-    Tried,
-    TuneConfig,
-    Tuned,
-    confirm,
-    statement,
-)
+from paceline.bench.sequential_test import Bound, confirm, statement
+from paceline.bench.tuning import FailedCell, Step, Tried, TuneConfig, Tuned
 from paceline.bench.workbench import (
     BenchConfig,
     bench_context,

@@ -22,19 +22,27 @@ def block_efficiency_iid(acceptance: float, gamma: int) -> float:
     return sum(acceptance**i for i in range(gamma + 1))
 
 
-def block_efficiency_from_text(
+def tokens_and_blocks(
     acceptance_BT: Tensor,
     survival_BT: Tensor,
     mask_BT: Tensor,
     gamma: int,
     *,
     budget: int | Tensor | None = None,
-) -> float:
-    """tau from products of per-position acceptance along target-sampled text.
+) -> tuple[Tensor, Tensor]:
+    """Expected tokens and blocks of each text, as an engine generates it; tau: their ratio of sums.
 
-    Expected tokens / expected blocks when an engine generates these texts; see `tokens_and_blocks`.
     Unlike the i.i.d. estimate, it accounts for clusters of easy and hard positions, and for shorter
-    blocks at the end of a text.
+    blocks at the end of a text. Given a text y ~ p, the token at a drafted position was an accepted
+    draft token with probability survival, independently of the others. This gives P(a block starts
+    at t); the sum over t is the number of blocks. A block emits its accepted tokens and one more,
+    but none after an accepted end-of-text token:
+
+        tokens = blocks + sum_t P(t is verified) beta_t - P(the end of text is an accepted draft)
+
+    A block drafts fewer tokens than the budget has left, so the last token of a truncated text is
+    never verified; an end-of-text token can be. With survival instead of beta, tokens would be the
+    text's length: E[survival] = beta, and beta has less variance.
 
     Args:
         acceptance_BT: beta = sum_v min(p, q), [B, T].
@@ -45,38 +53,12 @@ def block_efficiency_from_text(
         budget: Maximum positions per text, a number or [B]; None: T. A text that fills its budget
             was truncated; a shorter one ended with an end-of-text token.
 
+    Returns:
+        Tokens and blocks, [B] each, float64; 0 for empty texts.
+
     Raises:
         ValueError: the mask contains no text.
     Paper: ours. Differs: Zhou et al. 2023 use the i.i.d. estimate.
-    """
-    tokens_B, blocks_B = tokens_and_blocks(
-        acceptance_BT, survival_BT, mask_BT, gamma, budget=budget
-    )
-    return float(tokens_B.sum() / blocks_B.sum())
-
-
-def tokens_and_blocks(
-    acceptance_BT: Tensor,
-    survival_BT: Tensor,
-    mask_BT: Tensor,
-    gamma: int,
-    *,
-    budget: int | Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Expected tokens and blocks of each text; the ratio of sums is `block_efficiency_from_text`.
-
-    Given a text y ~ p, the token at a drafted position was an accepted draft token with probability
-    survival, independently of the others. This gives P(a block starts at t); the sum over t is the
-    number of blocks. A block emits its accepted tokens and one more, but none after an accepted
-    end-of-text token:
-
-        tokens = blocks + sum_t P(t is verified) beta_t - P(the end of text is an accepted draft)
-
-    A block drafts fewer tokens than the budget has left, so the last token of a truncated text is
-    never verified; an end-of-text token can be. With survival instead of beta, tokens would be the
-    text's length: E[survival] = beta, and beta has less variance.
-
-    Shapes and errors: as in `block_efficiency_from_text` -> [B] each, float64; 0 for empty texts.
     """
     mask_BT, budget_B = _text(mask_BT, budget)
     survival_BT = survival_BT.cpu().double() * mask_BT
@@ -110,7 +92,7 @@ def accepted_by_position(
     `starts_before`: count only blocks that start before this position, [B], for engines that draft
     beyond a text's end or do not count a last block without drafted tokens. None: all.
 
-    Shapes and errors: as in `block_efficiency_from_text` -> [B, gamma] and [B], float64.
+    Shapes and errors: as in `tokens_and_blocks` -> [B, gamma] and [B], float64.
     Paper: ours.
     """
     _check(gamma)
@@ -134,7 +116,7 @@ def judged_places(
 ) -> Tensor:
     """`examined_places` for texts with ends: 0 beyond the text and at the end of the budget.
 
-    Shapes and errors: as in `block_efficiency_from_text` -> [B, T], float64.
+    Shapes and errors: as in `tokens_and_blocks` -> [B, T], float64.
     Paper: ours.
     """
     mask_BT, budget_B = _text(mask_BT, budget)
@@ -176,7 +158,7 @@ def drafted_per_block(
 ) -> float:
     """Mean number of drafted tokens per block: gamma, or less where the budget ends.
 
-    Shapes and errors: as in `block_efficiency_from_text`.
+    Shapes and errors: as in `tokens_and_blocks`.
     Paper: ours.
     """
     _check(gamma)

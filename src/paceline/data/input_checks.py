@@ -1,4 +1,4 @@
-"""InputChecks of a configuration's inputs before expensive work starts.
+"""Checks a configuration's inputs before expensive work starts.
 
 They take seconds: they read configurations, tokenizers, weight headers and texts, and test paths.
 Each configuration of a long command has a method `check` that runs them. The function that does

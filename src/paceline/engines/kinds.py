@@ -1,8 +1,8 @@
 """The engines: how each is started and asked, what it loads and drafts, and what was tested.
 
 To add an engine, add its `EngineKind` to `KINDS`, and the class of its client: in `servers`, or as
-`assisted` for an engine that runs in this process. No other module names an engine, except those
-for what one engine alone has, such as the plugin of vLLM.
+`assisted` for an engine that runs in this process. Other modules name an engine only where it alone
+has something, such as the plugin of vLLM.
 """
 
 from __future__ import annotations

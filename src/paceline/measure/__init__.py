@@ -15,7 +15,7 @@ trajectory.py   checkpoints of training runs on the same texts
 bounds.py       theoretical bounds beside what they bound
 perplexity.py   how well one model predicts plain text
 losslessness.py tests of greedy and sampled speculative text against the target
-results.py      result rows
+results.py      figures of a measurement by name, from its rows
 """
 
 from paceline.measure.losslessness import LosslessnessReport, VerifyConfig, verify_losslessness

@@ -198,8 +198,8 @@ BUILT_IN: Sequence[Figure] = (
     ),
     Figure(
         "engine_efficiency",
-        "the same with the tokens per target call of these requests; the rest is spent on longer "
-        "target passes and on work outside of passes",
+        "measured decoding speedup / predicted speedup with the tokens per target call of these "
+        "requests; the rest is spent on longer target passes and on work outside of passes",
         of="decoding_speedup",
         formula=lambda measured, facts: measured / facts["predicted_speedup"],
         needs=("predicted_speedup",),
@@ -216,7 +216,7 @@ BUILT_IN: Sequence[Figure] = (
     ),
     Figure(
         "target_tokens_per_s",
-        "the same of the target alone, measured by turns",
+        "new tokens per second of whole requests of the target alone, measured by turns",
         (("target_tokens", "target_seconds"),),
         label="tokens per second of the target alone",
         unit="1/s",
@@ -319,7 +319,7 @@ BUILT_IN: Sequence[Figure] = (
         "deferral_rate",
         "target calls / tokens, without the pass over the prompt",
         (("calls", "emitted"),),
-        label="target passes / tokens",
+        label="target calls / tokens",
         term="deferral rate",
         better="less",
         paper=_CASCADES,

@@ -150,16 +150,7 @@ def ranked(parts: Sequence[Part], rank: int, tail: float) -> Part:
 
 def select(rows: Sequence[Row], *conditions: Mapping[str, Condition]) -> list[Row]:
     """The rows that have all of these settings."""
-
-    def has(row: Row, key: str, wanted: Condition) -> bool:
-        value = row.setting.get(key)
-        return value in wanted if isinstance(wanted, tuple) else value == wanted
-
-    return [
-        row
-        for row in rows
-        if all(has(row, key, wanted) for each in conditions for key, wanted in each.items())
-    ]
+    return [row for row in rows if all(row.has(**each) for each in conditions)]
 
 
 def paired_evidence(

@@ -53,8 +53,6 @@ _OTHERS = (
      "do not tell."),
     ("claim's interval", "wider than 95%: the probability that any claim of a paper gets a wrong "
      "verdict is at most 5%."),
-    ("regret", "expected loss of a rule minus that of the best rule, which knows the true "
-     "distribution."),
     ("dominance", "if one curve is above the other everywhere, its values are smaller at every "
      "rank."),
 )  # fmt: skip
@@ -118,11 +116,8 @@ _OCCURRING = (
 OCCURRING = {one.term: one for one in _OCCURRING}
 """Recipes, objectives, rules and papers, which a page defines if they occur in its rows."""
 _FIGURES = {one.words: _registered(one) for one in figures.FIGURES.values()}
-DEFINITIONS = (
-    {one.term: one for one in _FIGURES.values()}
-    | {term: Definition(term, text) for term, text in _OTHERS}
-    | OCCURRING
-)
+_TERMS = (*_FIGURES.values(), *(Definition(*one) for one in _OTHERS), *_OCCURRING)
+DEFINITIONS = {one.term: one for one in _TERMS}
 """Everything by its term."""
 TERMS_OF_WORDS = {term: term for term in DEFINITIONS} | {
     words: one.term for words, one in _FIGURES.items()

@@ -1,6 +1,6 @@
 """The model of a page: a verdict, and sections of charts, tables and text.
 
-A page knows nothing of HTML or of the plotting library: a chart is a Vega-Lite specification made
+A page does not depend on HTML or the plotting library: a chart is a Vega-Lite specification made
 by `charts`, and `render` writes the page.
 """
 

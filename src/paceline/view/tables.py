@@ -18,8 +18,8 @@ from paceline.view.page import Table, bounded, case_of, sampling_words, table_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from paceline.bench.sequential_test import Step, TuneConfig
     from paceline.bench.tune import Tuned
+    from paceline.bench.tuning import Step, TuneConfig
     from paceline.decode.strategies import DecodingConfig
     from paceline.measure import Measurement
     from paceline.measure.analysis import PredictedFrontier

@@ -20,6 +20,7 @@ from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculati
 from paceline.errors import ConfigError, UsageError
 from paceline.models import CausalModel, load_model
 from paceline.records import RunDirectory
+from paceline.results.figures import FIGURES
 from paceline.results.row import Row, Source, write_rows
 from support.runs import QUESTIONS, bench_config, write_bench_pair, write_corpus
 
@@ -151,6 +152,17 @@ def test_every_cell_has_a_row_and_its_texts_are_those_of_its_decoder(
 
 
 COUNTS = ("calls", "examined", "rejected")
+
+
+def test_all_tokens_of_a_draft_that_equals_its_target_are_accepted_also_after_a_stop_token(
+    folder: Path, tmp_path: Path
+):
+    grid = {"num_speculative_tokens": [7], "rules": [{"rule": "lossless"}]}
+    changes = {"draft": str(folder / "target"), "max_new_tokens": 30, "seed": 2}
+    rows = bench(settings(folder, tmp_path / "run", grid=grid, **changes)).rows
+    (row,) = (row for row in rows if row.has(family="lossless", temperature=1.0))
+    assert FIGURES["draft_acceptance_rate"].value(row) == 1
+    assert sum(row.sums["accepted"]) > sum(row.sums["examined"])
 
 
 def _prompt(target: CausalModel, folder: Path, number: int) -> list[int]:

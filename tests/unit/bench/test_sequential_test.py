@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from paceline.bench.sequential_test import Bound, Step, Tried, TuneConfig, confirm, statement
+from paceline.bench.sequential_test import Bound, confirm, statement
+from paceline.bench.tuning import Step, Tried, TuneConfig
 from paceline.config import validate
 from paceline.core.rules import Chow, Lossless
 from paceline.decode.strategies import DecodingConfig, Speculative

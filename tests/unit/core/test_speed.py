@@ -2,6 +2,7 @@
 
 import math
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor
 from paceline.core.speed import (
     accepted_by_position,
     best_gamma,
-    block_efficiency_from_text,
     block_efficiency_iid,
     break_even_acceptance,
     drafted_per_block,
@@ -202,9 +202,14 @@ def outcomes(context: int, drafted: tuple[int, ...], end: int | None):
 ends = pytest.mark.parametrize("end", [None, END])
 
 
+def tau_of_text(*scores_and_gamma: Any, budget: int | Tensor | None = None) -> float:
+    tokens, blocks = tokens_and_blocks(*scores_and_gamma, budget=budget)
+    return float(tokens.sum() / blocks.sum())
+
+
 def estimated(budget: int, gamma: int, end: int | None) -> float:
     texts, mask = all_texts(budget, end)
-    return block_efficiency_from_text(*scores(texts), mask, gamma, budget=budget)
+    return tau_of_text(*scores(texts), mask, gamma, budget=budget)
 
 
 @ends
@@ -281,7 +286,7 @@ def test_counting_whole_windows_alone_is_caught(gamma: int, end: int | None):
 @pytest.mark.parametrize(("gamma", "tau"), [(8, 11 / 2), (4, 11 / 3), (10, 11), (20, 11)])
 def test_a_perfect_draft_writes_a_short_text_in_whole_blocks(gamma: int, tau: float):
     ones = torch.ones(1, 11)
-    assert block_efficiency_from_text(ones, ones, ones, gamma) == pytest.approx(tau)
+    assert tau_of_text(ones, ones, ones, gamma) == pytest.approx(tau)
 
 
 def test_an_accepted_end_of_text_has_no_bonus_behind_it():
@@ -289,8 +294,8 @@ def test_an_accepted_end_of_text_has_no_bonus_behind_it():
     # 11 where gamma is 11 or more.
     ones = torch.ones(1, 11)
     for gamma in (10, 11, 20):
-        assert block_efficiency_from_text(ones, ones, ones, gamma, budget=40) == 11
-    assert block_efficiency_from_text(ones, ones, ones, 5, budget=40) == pytest.approx(11 / 2)
+        assert tau_of_text(ones, ones, ones, gamma, budget=40) == 11
+    assert tau_of_text(ones, ones, ones, 5, budget=40) == pytest.approx(11 / 2)
     assert drafted_per_block(ones, ones, 20, budget=40) == 20
     assert drafted_per_block(ones, ones, 20) == 10
 
@@ -307,14 +312,14 @@ def test_each_text_may_have_a_budget_of_its_own():
 
 def test_constant_acceptance_gives_the_iid_figure_in_long_texts():
     constant = torch.full((1, 4000), 0.6)
-    found = block_efficiency_from_text(constant, constant, torch.ones(1, 4000), 5)
+    found = tau_of_text(constant, constant, torch.ones(1, 4000), 5)
     assert found == pytest.approx(block_efficiency_iid(0.6, 5), rel=1e-3)
 
 
 def test_a_hard_stretch_counts_by_its_blocks_and_not_by_its_tokens():
     # 10 tokens kept in blocks of 4 + bonus, then 10 that are all rejected: 2 blocks and 10
     kept = torch.cat([torch.ones(1, 10), torch.zeros(1, 10)], 1)
-    found = block_efficiency_from_text(kept, kept, torch.ones(1, 20), 4)
+    found = tau_of_text(kept, kept, torch.ones(1, 20), 4)
     assert found == pytest.approx(20 / 12)
 
 
@@ -322,18 +327,18 @@ def test_what_is_masked_does_not_count():
     acceptance = torch.tensor([[0.5, 0.5, 0.5, 9.0], [0.5, 9.0, 9.0, 9.0]])
     mask = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]])
     budget = torch.tensor([3, 1])
-    found = block_efficiency_from_text(acceptance, acceptance, mask, 2, budget=budget)
+    found = tau_of_text(acceptance, acceptance, mask, 2, budget=budget)
     # text 1: starts at 0 (1), 1 (0.5) and 2 (0.5 x 0.5 + 0.5 x 0.5); judged at 0 (1) and 1 (1)
     assert found == pytest.approx((2 + 2 * 0.5 + 1) / (2 + 1))
 
 
 def test_without_a_draft_a_block_gives_one_token():
-    assert block_efficiency_from_text(torch.ones(1, 3), torch.ones(1, 3), torch.ones(1, 3), 0) == 1
+    assert tau_of_text(torch.ones(1, 3), torch.ones(1, 3), torch.ones(1, 3), 0) == 1
 
 
 def test_texts_without_a_token_are_an_error():
     nothing = torch.zeros(2, 3)
-    for call in (block_efficiency_from_text, tokens_and_blocks):
+    for call in (tau_of_text, tokens_and_blocks):
         with pytest.raises(ValueError, match="no text has a token where a block could draft"):
             call(nothing, nothing, nothing, 4)
     with pytest.raises(ValueError, match="no text has a token"):

@@ -9,7 +9,7 @@ import torch
 
 from paceline.config import validate
 from paceline.core.sampling import SamplingParams
-from paceline.core.speed import block_efficiency_from_text, mbsu
+from paceline.core.speed import mbsu, tokens_and_blocks
 from paceline.data.tokens import encode
 from paceline.decode import AutoregressiveDecoder
 from paceline.errors import ConfigError, UsageError
@@ -75,7 +75,8 @@ def test_figures_are_those_of_the_texts_that_are_kept(folder: Path, tmp_path: Pa
     target, draft = (load_model(path) for path in models)
     sampling = SamplingParams(temperature=0.6, top_p=0.9)
     scores = score_texts(PairTexts(target, draft, texts["prompts"], texts["completions"], sampling))
-    tau = block_efficiency_from_text(*scores.drafted, 3)
+    tokens, blocks = tokens_and_blocks(*scores.drafted, 3)
+    tau = float(tokens.sum() / blocks.sum())
     ratio = draft.num_parameters / target.num_parameters
     figures = as_values(row)
     interval = figures["block_efficiency"]

@@ -7,7 +7,7 @@ import torch
 from paceline.core.rule_base import Rule
 from paceline.core.rules import Lenient, Opt, TokenV3
 from paceline.core.sampling import SamplingParams
-from paceline.core.speed import block_efficiency_from_text
+from paceline.core.speed import tokens_and_blocks
 from paceline.data.collate import TokenRow
 from paceline.models import CausalModel, load_model
 from paceline.progress import silent
@@ -75,7 +75,8 @@ def test_block_efficiency_is_that_of_acceptance_and_survival_laid_out_by_hand(pa
             survival[index, position] = min(1.0, q[token] / p[token])
             mask[index, position] = 1
     # the first token comes with the prompt, from the target alone
-    expected = block_efficiency_from_text(acceptance[:, 1:], survival[:, 1:], mask[:, 1:], 2)
+    tokens, blocks = tokens_and_blocks(acceptance[:, 1:], survival[:, 1:], mask[:, 1:], 2)
+    expected = float(tokens.sum() / blocks.sum())
     found = AgreementEvaluator(target, ROWS, SamplingParams(), gamma=2, vocab_size=266).evaluate(
         draft
     )

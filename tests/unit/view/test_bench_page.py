@@ -74,10 +74,10 @@ def test_every_cell_has_its_figures(tmp_path: Path):
         "decoding speedup": pytest.approx((8 / 10) / (2 / 20)),
         "relative latency": pytest.approx(1 / speedup),
         "rejection rate": pytest.approx(9 / 30),
-        "target passes / tokens": pytest.approx(10 / 30),
+        "target calls / tokens": pytest.approx(10 / 30),
     }
     assert found["chow"]["quality_low"] == pytest.approx(0.0125, abs=0.002)  # exact: 0.0125
-    assert found["autoregressive"]["target passes / tokens_high"] == 1.0
+    assert found["autoregressive"]["target calls / tokens_high"] == 1.0
 
 
 def test_best_cells_name_the_setting_and_its_other_figure(tmp_path: Path):
