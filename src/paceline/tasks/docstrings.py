@@ -16,6 +16,7 @@ import importlib.metadata
 import importlib.util
 import json
 import platform
+import random
 import re
 import textwrap
 from functools import cache
@@ -36,7 +37,7 @@ from paceline.tasks import scoring
 from paceline.tasks.base import TaskExample, TaskModel, exchange, pick
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from paceline.tasks.base import Split
@@ -188,6 +189,9 @@ class PairFiles(NamedTuple):
 def write_pairs(folder: Path, dictionary: Path, packages: tuple[str, ...] = ()) -> PairFiles:
     """Write the files into `folder`, each atomically.
 
+    The files of a task are shuffled, so that the first examples are a random sample: the sources
+    are in the order of packages and words.
+
     Args:
         folder: Where to write.
         dictionary: A Ding dictionary of German and English.
@@ -208,8 +212,8 @@ def write_pairs(folder: Path, dictionary: Path, packages: tuple[str, ...] = ()) 
         (summaries, files.summaries_train, files.summaries_test),
     ):
         kept = [pair for pair in pairs if not is_held_out(pair[0])]
-        _write(train, kept)
-        _write(test, [pair for pair in pairs if is_held_out(pair[0])])
+        _write(train, _shuffled(kept))
+        _write(test, _shuffled([pair for pair in pairs if is_held_out(pair[0])]))
         trained = [*trained, *_REPEATS * kept]
     _write(files.pairs_train, trained)
     return files
@@ -263,6 +267,10 @@ def _summaries(packages: tuple[str, ...]) -> Iterator[Pair]:
 
 def _are_sentences(*texts: str) -> bool:
     return all(len(t.split()) >= _FEWEST_WORDS and t.endswith(_ENDS) for t in texts)
+
+
+def _shuffled(pairs: Sequence[Pair]) -> list[Pair]:
+    return random.Random(0).sample(pairs, len(pairs))
 
 
 def _write(path: Path, pairs: Iterable[Pair]) -> None:

@@ -1,17 +1,19 @@
 """Docstrings and pairs of text: what is kept, which split it is in, how it is scored."""
 
 import json
+import math
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
+from scipy.stats import spearmanr
 
 from paceline.data import python_docs
 from paceline.data.python_docs import is_held_out, write_python_docs
 from paceline.errors import UsageError
 from paceline.tasks import Docstrings, Split, TaskExample, docstrings
-from paceline.tasks.docstrings import read_dictionary, write_pairs
+from paceline.tasks.docstrings import docstring_pairs, read_dictionary, write_pairs
 
 BODY = "It reads the file from its beginning to its end, and does so once for every caller it has."
 SPLITS: tuple[Split, Split] = ("train", "test")
@@ -270,6 +272,19 @@ def test_test_pairs_are_in_no_training_file(dictionary: Path, tmp_path: Path):
     assert times["translate German to English: ein altes Haus"] == 1
     assert {times[row["prompt"]] for row in rows["translation_train"]} == {3}
     assert all(row["prompt"].startswith("summarize: ") for row in rows["summaries_test"])
+
+
+def test_the_first_examples_are_a_random_sample(dictionary: Path, tmp_path: Path):
+    """With n examples in random order, the correlation of ranks is normal with deviation n^-1/2."""
+    sources = [pair.body for pair in docstring_pairs(())]
+    places = {" ".join(body.split())[:60]: place for place, body in enumerate(sources)}
+    lines = write_pairs(tmp_path, dictionary).summaries_train.read_text("utf-8").splitlines()
+    documents = [json.loads(line)["prompt"].split(": ", 2)[2][:60] for line in lines]
+    order = [places[text] for text in documents if text in places]
+    assert len(order) > 1000
+    limit = 4 / math.sqrt(len(order))  # p = 6e-5
+    assert abs(spearmanr(order, range(len(order))).statistic) < limit
+    assert spearmanr(sorted(order), range(len(order))).statistic > limit  # as they are found
 
 
 def test_a_document_is_a_name_and_the_beginning_of_a_docstring(dictionary: Path, tmp_path: Path):
