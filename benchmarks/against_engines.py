@@ -31,7 +31,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.engines.commands import EngineChoice, Setup
 from paceline.engines.contract import Request
-from paceline.engines.kinds import Drafting, Room
+from paceline.engines.kinds import Capacity, Drafting
 from paceline.engines.process import started
 from paceline.progress import silent
 from pairing import pair_parser, ratio, served_pair, show
@@ -108,9 +108,9 @@ def start_engine(options: argparse.Namespace, stack: ExitStack) -> tuple[str, li
     choice = EngineChoice(
         engine=options.engine, program=options.program, options=tuple(options.option)
     )
-    room = Room(options.prompt_tokens + options.new_tokens + gamma + 1)
+    capacity = Capacity(options.prompt_tokens + options.new_tokens + gamma + 1)
     engines = [
-        stack.enter_context(started(choice, Setup(target, one, room, options.dtype), silent))
+        stack.enter_context(started(choice, Setup(target, one, capacity, options.dtype), silent))
         for one in (None, Drafting(draft, gamma))
     ]
     return f"{options.engine} {engines[0].version}", [served(engine) for engine in engines]

@@ -18,7 +18,7 @@ from paceline.bench.workbench import Cell
 from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative
 from paceline.engines.commands import Setup
 from paceline.engines.contract import Request
-from paceline.engines.kinds import Drafting, Room
+from paceline.engines.kinds import Capacity, Drafting
 from paceline.engines.process import check_choice, started
 from paceline.engines.servers import BLOCKS, VllmServer, examined, stream_answer
 from paceline.errors import EngineError
@@ -182,7 +182,7 @@ def _server(
         drafting = Drafting(choice.draft or config.draft, gamma, "probabilistic", rule)
         options, extra = (*options, *BLOCKS), gamma + 1
     length = max(map(len, prompts.prompts)) + prompts.max_new_tokens + extra
-    setup = Setup(choice.target or config.target, drafting, Room(length), config.dtype)
+    setup = Setup(choice.target or config.target, drafting, Capacity(length), config.dtype)
     with started(choice.model_copy(update={"options": options}), setup, progress) as engine:
         assert isinstance(engine, VllmServer), "the configuration allows no other"
         yield engine

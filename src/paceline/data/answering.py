@@ -33,7 +33,7 @@ from paceline.data.tokens import inner_tokens, tokens_of
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.engines.commands import Setup
 from paceline.engines.contract import Request as ServedRequest
-from paceline.engines.kinds import Room
+from paceline.engines.kinds import Capacity
 from paceline.engines.process import check_choice, running
 from paceline.engines.text_servers import TextServers
 from paceline.engines.texts import EngineWriter, OpenAIWriter
@@ -445,11 +445,11 @@ def _own_server(config: GenerateDataConfig, writer: EngineWriter) -> Iterator[st
         options = (*choice.options, flag, str(writer.top_logprobs))
         choice = choice.model_copy(update={"options": options})
     check_choice(choice)
-    room = Room(config.max_prompt_tokens + config.max_new_tokens, writer.concurrency)
+    capacity = Capacity(config.max_prompt_tokens + config.max_new_tokens, writer.concurrency)
     # a worker process has a device of its own; Ray hides the other ones
     own = config.pool == "processes" and config.workers > 1 and torch.cuda.is_available()
     gpu = torch.cuda.current_device() if own else None
-    setup = Setup(choice.target or config.target, None, room, config.dtype, gpu)
+    setup = Setup(choice.target or config.target, None, capacity, config.dtype, gpu)
     with running(choice, setup, silent) as client:
         yield client.url
 

@@ -16,7 +16,7 @@ from paceline.permissions import PROGRAMS, Origin, allowed, is_given
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from paceline.engines.kinds import Drafting, EngineKind, Room
+    from paceline.engines.kinds import Capacity, Drafting, EngineKind
 
 
 RULE_IS_SET = "paceline: drafts are judged by"
@@ -94,14 +94,14 @@ class Setup(NamedTuple):
     Attributes:
         target: Path or hub name of the target.
         drafting: Speculative decoding; None: off.
-        room: Capacity.
+        capacity: Requests and context length to serve.
         dtype: Compute dtype; auto: the server's default.
         gpu: The only visible GPU that the server uses; None: all.
     """
 
     target: str
     drafting: Drafting | None
-    room: Room
+    capacity: Capacity
     dtype: str = "auto"
     gpu: int | None = None
 
@@ -112,7 +112,7 @@ def server_command(choice: EngineChoice, setup: Setup, port: int) -> list[str]:
     assert not kind.in_process, "not a server"
     program, *first = kind.program
     command = [choice.program or program, *first, *kind.target_arguments(setup.target)]
-    command += ["--host", "127.0.0.1", "--port", str(port), *kind.capacity(setup.room)]
+    command += ["--host", "127.0.0.1", "--port", str(port), *kind.capacity(setup.capacity)]
     command += [] if setup.dtype == "auto" else kind.dtype(setup.dtype)
     command += [] if setup.drafting is None else kind.draft_arguments(setup.drafting)
     return [*command, *choice.options]

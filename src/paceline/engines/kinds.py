@@ -55,7 +55,7 @@ class Drafting(NamedTuple):
     rule: str | None = None
 
 
-class Room(NamedTuple):
+class Capacity(NamedTuple):
     """Capacity of a server.
 
     Attributes:
@@ -106,7 +106,7 @@ class EngineKind:
     program: tuple[str, ...] = ()  # starts its server
     target_flags: tuple[str, ...] = ()  # before the path of the target
     draft: Callable[[Drafting], list[str]] = lambda _: []  # arguments for speculative decoding
-    capacity: Callable[[Room], list[str]] = lambda _: []
+    capacity: Callable[[Capacity], list[str]] = lambda _: []
     dtype: Callable[[str], list[str]] = lambda dtype: ["--dtype", dtype]
     environment: Callable[[str], dict[str, str]] = lambda _: {}
     logprobs_flag: str = ""  # option for the largest number of log probabilities in an answer
@@ -210,17 +210,17 @@ def _drafted_by_llama(drafting: Drafting) -> list[str]:
     ]
 
 
-def _room_in_llama(room: Room) -> list[str]:
+def _capacity_of_llama(wanted: Capacity) -> list[str]:
     """Also /metrics; -c is the total over all requests."""
-    size = room.batch_size
-    return ["-c", str(room.length * size), "-np", str(size), "--metrics"]
+    size = wanted.batch_size
+    return ["-c", str(wanted.length * size), "-np", str(size), "--metrics"]
 
 
-def _flags(length: str, size: str) -> Callable[[Room], list[str]]:
+def _flags(length: str, size: str) -> Callable[[Capacity], list[str]]:
     """By default, every server admits one request; SGLang's limit is 48 when it drafts."""
-    return lambda room: [
-        *(length, str(room.length)),
-        *((size, str(room.batch_size)) if room.batch_size > 1 else ()),
+    return lambda wanted: [
+        *(length, str(wanted.length)),
+        *((size, str(wanted.batch_size)) if wanted.batch_size > 1 else ()),
     ]
 
 
@@ -292,7 +292,7 @@ _KINDS = (
         program=("llama-server",),
         target_flags=("-m",),
         draft=_drafted_by_llama,
-        capacity=_room_in_llama,
+        capacity=_capacity_of_llama,
         dtype=_cache_of_llama,
         texts=TextForm(
             program="llama.cpp",

@@ -16,7 +16,7 @@ from paceline.config import StrictModel
 from paceline.core.sampling import SamplingParams
 from paceline.engines.commands import EngineChoice, Setup
 from paceline.engines.contract import Request
-from paceline.engines.kinds import Drafting, Room
+from paceline.engines.kinds import Capacity, Drafting
 from paceline.engines.process import check_choice, started
 from paceline.errors import ExportError
 from paceline.export.export_inputs import SAMPLES
@@ -255,8 +255,8 @@ def check_in_engine(sources: Sources, path: Path, gamma: int, progress: Progress
     if choice.kind.load is not None:
         engine = choice.kind.load(load_model(target), load_model(path), gamma)
         return _summary(engine, engine.serve(request))
-    room = Room(len(prompt) + _NUM_TOKENS + gamma + 1)
-    setup = Setup(target, Drafting(str(path), gamma), room)
+    capacity = Capacity(len(prompt) + _NUM_TOKENS + gamma + 1)
+    setup = Setup(target, Drafting(str(path), gamma), capacity)
     with started(choice, setup, progress) as engine:
         return _summary(engine, engine.serve(request))
 

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from paceline.config import Options
 from paceline.data.input_checks import InputChecks
 from paceline.engines.commands import EngineChoice, Setup
-from paceline.engines.kinds import Drafting, DraftSampling, Room, names_of, untested
+from paceline.engines.kinds import Capacity, Drafting, DraftSampling, names_of, untested
 from paceline.engines.process import client_of, connect, started
 from paceline.errors import EngineError
 from paceline.measure.engine_costs import StepTimer, WriteCosts, check_replaceable
@@ -292,8 +292,8 @@ class _Runner:
         if gamma:
             drafting = Drafting(choice.draft or config.draft, gamma, config.drafting)
         sizes = config.write_costs.batch_sizes if config.write_costs else (1,)
-        room = Room(self._context_length(), max(sizes))
-        setup = Setup(choice.target or config.target, drafting, room, config.dtype)
+        capacity = Capacity(self._context_length(), max(sizes))
+        setup = Setup(choice.target or config.target, drafting, capacity, config.dtype)
         begun = time.monotonic()
 
         def report(stage: str, done: float, total: float, note: str = "") -> None:

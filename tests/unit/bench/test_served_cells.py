@@ -20,7 +20,7 @@ from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.engines.client import Client
 from paceline.engines.commands import EngineChoice, Setup, server_command, server_environment
 from paceline.engines.contract import Request
-from paceline.engines.kinds import Drafting, Room
+from paceline.engines.kinds import Capacity, Drafting
 from paceline.engines.process import started
 from paceline.engines.servers import VerifiedBlock, VllmServer, examined, stream_answer
 from paceline.engines.vllm_plugin import read_rule
@@ -310,7 +310,7 @@ def test_a_vllm_without_the_plugin_is_refused(tmp_path: Path):
     choice = EngineChoice(engine="vllm", program=str(program))
 
     def start(rule: str | None) -> None:
-        setup = Setup("target", Drafting("draft", 2, "probabilistic", rule), Room(64))
+        setup = Setup("target", Drafting("draft", 2, "probabilistic", rule), Capacity(64))
         with started(choice, setup, lambda *_: None):
             pass
 
