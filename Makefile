@@ -11,8 +11,8 @@ DEMO_RUN := runs/demo
 GARDEN := runs/garden
 DIRECT := runs/direct/data
 DICTIONARY := $(CACHE)/trans-de-en/usr/share/trans/de-en
-STUDIES := bounds distillspec_recipes direct_alignment distillspec_divergences \
-	distillspec_quality cascades_t5 cascades_sums distillspec_transfer distillspec_lenience distillspec_garden
+STUDIES := distillspec_divergences direct_alignment distillspec_recipes cascades_t5 cascades_sums \
+	distillspec_transfer distillspec_quality distillspec_lenience bounds
 ENGINES := .engines
 VLLM := 0.32.0
 LLAMA_CPP := 0.3.36
@@ -27,7 +27,7 @@ SHELL := bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help install test unit lint style types layers spelling collect format report-test demo engines vllm \
-	llamacpp garden direct study rows compat oldest newest clean
+	llamacpp garden direct study $(STUDIES:%=study-%) rows compat oldest newest clean
 
 help: ## list these targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 16
@@ -54,13 +54,25 @@ report-test: $(VENV)/.browser ## HTML reports in Debian's Chromium, which this i
 demo: $(VENV)/.demo $(DEMO_MODEL) ## set up, fetch SmolLM2-135M, then draft, measure, align, verify, decode
 	$(BIN)/paceline demo --target $(DEMO_MODEL) --out $(DEMO_RUN)
 
-garden: $(GARDEN)/target/model/config.json runs/arithmetic/draft/model/config.json ## text and models of the studies (about an hour)
+# Two trainings or studies at a time, each with half of the cores: models of this size gain little from a second one.
+HALF := $(shell $(PYTHON) -c 'import os; print(max(1, (os.cpu_count() or 1) // 2))')
+
+garden: export OMP_NUM_THREADS := $(HALF)
+garden: $(VENV)/.dev ## text and models of the studies (about 50 minutes)
+	$(MAKE) --no-print-directory --jobs=2 $(GARDEN)/target/model/config.json \
+		runs/arithmetic/draft/model/config.json $(GARDEN)/medium/model/config.json
 
 direct: $(DEMO_MODEL) $(DIRECT)/prompts.jsonl ## model and text of the study of direct alignment
 
-study: garden direct ## the papers' figures and verdicts on their claims
-	for study in $(STUDIES); do $(BIN)/paceline study run $$study; done
+study: garden direct ## the papers' figures and verdicts on their claims (about 100 minutes)
+	$(MAKE) --no-print-directory --jobs=2 $(STUDIES:%=study-%)
+	$(BIN)/paceline study run distillspec_garden # by itself: it is timed
 	$(BIN)/paceline claims --save docs/studies
+
+study-distillspec_quality: study-distillspec_divergences
+study-distillspec_lenience: study-distillspec_recipes
+$(STUDIES:%=study-%): study-%:
+	OMP_NUM_THREADS=$(HALF) $(BIN)/paceline study run $* --workers 1
 
 rows: ## rows of the studies as one release file in dist, and its checksum
 	mkdir -p dist
@@ -179,10 +191,13 @@ $(GARDEN)/data/pairs_train.jsonl: $(DICTIONARY) | $(VENV)/.dev
 	$(BIN)/paceline corpus --out $(GARDEN)/data --dictionary $(DICTIONARY) $(addprefix --package ,torch numpy \
 		transformers datasets pandas sympy scipy)
 
-$(GARDEN)/target/model/config.json: $(GARDEN)/data/pairs_train.jsonl
+$(GARDEN)/draft/model/config.json: $(GARDEN)/data/pairs_train.jsonl
 	$(call pretrain,configs/garden/pretrain_draft.yaml,$(GARDEN)/draft)
-	$(call pretrain,configs/garden/pretrain_medium.yaml,$(GARDEN)/medium)
-	$(call pretrain,configs/garden/pretrain_target.yaml,$(GARDEN)/target)
+
+# with the tokenizer of the draft
+$(GARDEN)/medium/model/config.json $(GARDEN)/target/model/config.json: $(GARDEN)/%/model/config.json: \
+		$(GARDEN)/draft/model/config.json
+	$(call pretrain,configs/garden/pretrain_$*.yaml,$(GARDEN)/$*)
 
 $(DIRECT)/prompts.jsonl: | $(VENV)/.dev
 	$(BIN)/paceline corpus --out $(DIRECT) $(addprefix --package ,torch transformers numpy datasets pandas)

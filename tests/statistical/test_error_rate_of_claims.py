@@ -128,6 +128,12 @@ def test_an_effect_of_nothing_is_rarely_said_to_hold(drafts: int):
 
 
 @pytest.mark.parametrize("drafts", [1, 3])
+def test_an_effect_of_nothing_is_rarely_said_to_have_the_other_sign(drafts: int):
+    """400 studies, 5% nominal: a false alarm needs more than 9.4%."""
+    assert outcomes(ratios(0.0, drafts=drafts), wanted()).get(FAILS, 0) < limit(SIDE, STUDIES)
+
+
+@pytest.mark.parametrize("drafts", [1, 3])
 def test_an_effect_that_matters_is_rarely_called_small_or_failing(drafts: int):
     """400 studies, 5% nominal: a false alarm needs more than 9.4%."""
     found = outcomes(ratios(MATTERS, drafts=drafts), wanted())

@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     ForcedLogits = Callable[[Sequence[Sequence[int]], Tensor], Tensor]
     """Logits before each token of completions: B prompts, tokens [B, T] -> [B, T, V]."""
 
-_BATCH_SIZE = 4  # 4 rows of 64 tokens at a vocabulary of 50k take about 100 MB for both models
+_MOST_LOGITS = 2**24  # of a model in one batch; about five tensors have as many
+_MOST_LOGITS_CUDA = 2**28
+_LEAST_TEXTS, _MOST_TEXTS = 4, 64
 
 
 def budgets_of(writer: Model, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Tensor:
@@ -91,6 +93,13 @@ class PairTexts:
         return max(self.lengths) if self.max_new_tokens is None else self.max_new_tokens
 
     @property
+    def batch_size(self) -> int:
+        """Number of texts that are scored at once, by the memory that their logits take."""
+        most = _MOST_LOGITS_CUDA if torch.cuda.is_available() else _MOST_LOGITS
+        fitting = most // (max(self.lengths) * self.vocab_size)
+        return min(max(fitting, _LEAST_TEXTS), _MOST_TEXTS)
+
+    @property
     def budgets(self) -> Tensor:
         """Maximum number of tokens of each text within the target's context, [B]."""
         return budgets_of(self.target, self.prompts, self.most)
@@ -122,7 +131,7 @@ def score_texts(
         limit = min(limits, default=None)
     progress("scoring", 0, count)
     lengths = list(map(len, of.prompts))
-    for rows in batches_of_like_length(lengths, _BATCH_SIZE, of.lengths, limit):
+    for rows in batches_of_like_length(lengths, of.batch_size, of.lengths, limit):
         scores = _score_batch(of, rows, forced, with_cross_entropy=with_cross_entropy)
         known = [score_BT for score_BT in scores if score_BT is not None]
         parts.append([F.pad(score_BT, (0, width - score_BT.shape[1])) for score_BT in known])

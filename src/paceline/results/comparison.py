@@ -4,8 +4,7 @@
 better. The cells are chosen on one half of the examples, and the statistic is measured on the other
 half, so that a family does not gain from the luck of its best cell; then the halves change places,
 and the mean of both counts. Both halves are resampled, each by itself, so the interval includes
-that another sample would choose other cells. Of the larger family, all choices of n cells count
-equally, where n is the size of the smaller family: otherwise a finer grid is an advantage.
+that another sample would choose other cells.
 
 `compare_curves`: a family is a curve of quality against cost, linear between its cells. The effect
 is the mean difference of two curves over the costs that both reach, as a reader sees which curve of
@@ -16,14 +15,13 @@ least cost at a floor of quality, which jumps from one cell to another.
 # C cells, P points, R resamples
 from __future__ import annotations
 
-from math import comb
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from paceline.core.bootstrap import percentile_interval
 from paceline.errors import UsageError
-from paceline.results.frontier import ORACLE, TARGET_ALONE, family_of
+from paceline.results.frontier import ORACLE, TARGET_ALONE, family_of, is_lossless
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,22 +83,23 @@ ACCEPTED = Cost("rejection_rate", is_saving=True, alone=0.0, is_timed=False)
 class AtQuality(NamedTuple):
     """The largest gain of the cells with at least a quality / target's of `floor`.
 
-    If no cell of the family reaches the floor, the gain of the target alone.
+    Lossless speculative decoding with the same gamma is one of them: it has the target's quality,
+    and who serves a rule may always choose it. Families without a gamma, such as sequential
+    cascades, have the target alone.
     """
 
     cost: Cost
     floor: float
 
-    def values(self, frontier: Frontier, places: Sequence[int], count: int) -> Tensor:
-        """The expected best of `count` of the cells at these places, [1 + R]."""
-        alone = self.cost.alone
-        halves = [_Half.of(half, places, self.cost) for half in frontier.halves]
+    def values(self, frontier: Frontier, places: Sequence[int]) -> Tensor:
+        """The best of the cells at these places, [1 + R]."""
+        lossless = _lossless_beside(frontier, places)
+        halves = [_Half.of(half, [*places, *lossless], self.cost) for half in frontier.halves]
 
         def best(choosing: _Half, reporting: _Half) -> Tensor:
-            counts_CR = (choosing.quality_CR >= self.floor) & (choosing.gain_CR > alone)
-            ranks_CR = choosing.gain_CR.where(counts_CR, -torch.inf)
-            values_CR = reporting.gain_CR.where(counts_CR, alone)
-            return best_of(ranks_CR, values_CR, count)
+            counts_CR = (choosing.quality_CR >= self.floor) & (choosing.gain_CR > self.cost.alone)
+            gain_CR = choosing.gain_CR.where(counts_CR, -torch.inf)
+            return best_of(gain_CR, reporting.gain_CR.where(counts_CR, self.cost.alone))
 
         return torch.stack([best(*halves), best(*halves[::-1])]).mean(0)
 
@@ -114,15 +113,15 @@ class QualityAt(NamedTuple):
     cost: Cost
     level: float | None
 
-    def values(self, frontier: Frontier, places: Sequence[int], count: int) -> Tensor:
-        """The expected best of `count` of the cells at these places, [1 + R]."""
+    def values(self, frontier: Frontier, places: Sequence[int]) -> Tensor:
+        """The best of the cells at these places, [1 + R]."""
         halves = [_Half.of(half, places, self.cost) for half in frontier.halves]
 
         def best(which: int) -> Tensor:
             choosing, reporting = halves[which], halves[1 - which]
             counts_CR = choosing.gain_CR >= self.least_gain(frontier, which)
             ranks_CR = choosing.quality_CR.where(counts_CR, -torch.inf)
-            return best_of(ranks_CR, reporting.quality_CR.where(counts_CR, 0.0), count)
+            return best_of(ranks_CR, reporting.quality_CR.where(counts_CR, 0.0))
 
         return torch.stack([best(0), best(1)]).mean(0)
 
@@ -144,10 +143,8 @@ class Width(NamedTuple):
 
     cost: Cost
 
-    def values(self, frontier: Frontier, places: Sequence[int], count: int) -> Tensor:
-        """The largest gain less the smallest, [1 + R]; raises UsageError for other settings."""
-        if len(places) != count:
-            raise UsageError("a width needs the same settings on both sides; name them in rows")
+    def values(self, frontier: Frontier, places: Sequence[int]) -> Tensor:
+        """The largest gain less the smallest, [1 + R]."""
         gain_CR = self.cost.gain(frontier, [frontier.rows[place] for place in places])
         return gain_CR.amax(0) - gain_CR.amin(0)
 
@@ -166,6 +163,16 @@ class _Half(NamedTuple):
 
 
 Statistic = AtQuality | QualityAt | Width
+
+
+def _lossless_beside(frontier: Frontier, places: Sequence[int]) -> list[int]:
+    """The lossless speculative cells with the gamma of the cells at these places."""
+    gammas = {frontier.rows[place].setting.get("gamma") for place in places} - {None}
+    return [
+        place
+        for place, row in enumerate(frontier.rows)
+        if is_lossless(row) and row.setting.get("gamma") in gammas and place not in places
+    ]
 
 
 class Comparison(NamedTuple):
@@ -209,27 +216,17 @@ def compare(
     groups = [
         one.places(group.cells(one)) for one, group in zip(frontiers, (first, second), strict=True)
     ]
-    count = min(map(len, groups))
-    if count == 0:
+    if not all(groups):
         return None
-    values = [
-        statistic.values(one, places, count) for one, places in zip(frontiers, groups, strict=True)
-    ]
+    if isinstance(statistic, Width) and len(groups[0]) != len(groups[1]):
+        raise UsageError("a width needs the same settings on both sides; name them in rows")
+    values = [statistic.values(one, places) for one, places in zip(frontiers, groups, strict=True)]
     return Comparison(float(values[0][0]), float(values[1][0]), values[0] - values[1])
 
 
-def best_of(ranks_CR: Tensor, values_CR: Tensor, count: int) -> Tensor:
-    """Mean of the value of the cell with the highest rank, over all choices of `count` cells.
-
-    The cell with the i-th lowest rank is chosen in comb(i - 1, count - 1) of the comb(C, count)
-    choices.
-
-    Shapes: [C, R] each -> [R].
-    """
-    total = comb(len(ranks_CR), count)
-    weights = [comb(below, count - 1) / total for below in range(len(ranks_CR))]
-    weights_C1 = torch.tensor(weights, dtype=values_CR.dtype)[:, None]
-    return (values_CR.gather(0, ranks_CR.argsort(dim=0)) * weights_C1).sum(0)
+def best_of(ranks_CR: Tensor, values_CR: Tensor) -> Tensor:
+    """The value of the cell with the highest rank. [C, R] each -> [R]."""
+    return values_CR.gather(0, ranks_CR.argmax(dim=0, keepdim=True))[0]
 
 
 def compare_curves(

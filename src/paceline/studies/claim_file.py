@@ -127,14 +127,14 @@ class FrontierTest(StrictModel):
     """Families of decoding settings compared by quality and cost.
 
     Quality is that of the target or a part of it. Best cells are chosen on one half of the examples
-    and measured on the other, and both families have the number of cells of the smaller one.
+    and measured on the other.
 
     Attributes:
         rows: Settings that the rows have, such as the task; one temperature and gamma.
         statistic: `cost_at_quality`: the largest saving among the settings with at least `floor` of
-            the target's quality; 0 if there is none. `quality_at_cost`: the best quality among the
-            settings that cost at most what the target alone costs. `quality_at_low_cost`: among
-            those whose saving is in the top quarter of all. `curve`: the mean difference of
+            the target's quality, lossless decoding among them. `quality_at_cost`: the best quality
+            among the settings that cost at most what the target alone costs. `quality_at_low_cost`:
+            among those whose saving is in the top quarter of all. `curve`: the mean difference of
             quality over the costs that both reach, linear between settings. `width`: the range of
             costs of the settings.
         cost: `accepted`: 1 - rejection rate. `calls`: 1 - target calls / tokens. `time`: speedup
@@ -288,7 +288,9 @@ class Claim(StrictModel):
         fixed: Day on which the margin and the test were fixed.
         known: What was known of the rows on that day; empty: nothing.
         earlier: The margin that was fixed before any row was known, if it was another.
-        remark: What readers must know about the verdict: other populations, other figures.
+        elsewhere: How the models or the texts differ in kind from those of the paper's sentence;
+            empty: they are of its kind. The verdict says so.
+        remark: What readers must know about the verdict, such as other figures.
         algebra: Why the result was known before the run; such claims are counted apart.
         awaits: What the rows of today lack; the claim gets no verdict.
         test: How it is tested.
@@ -307,6 +309,7 @@ class Claim(StrictModel):
     fixed: str = Field(pattern=r"^\d{4}-\d\d-\d\d$")
     known: str = ""
     earlier: float | None = Field(default=None, gt=0)
+    elsewhere: str = ""
     remark: str = ""
     algebra: str = ""
     awaits: str = ""
@@ -359,7 +362,7 @@ def repeated(claim: Any) -> Iterator[Any]:
 
     `over: {task: [a, b]}` sets `$task` and the place to a and b. In `over: {task: {x: a, y: b}}`
     x and y are the names for ids and places; a and b are values, or mappings of several variables.
-    With `as` among these, ids have this text instead of the name.
+    With `as` among these, ids have this text instead of the name. Values may name other variables.
     """
     if not isinstance(claim, dict) or not isinstance(claim.get("over"), dict):
         yield claim
@@ -369,6 +372,7 @@ def repeated(claim: Any) -> Iterator[Any]:
     for chosen in itertools.product(*axes):
         names = {axis: name for axis, name, _ in chosen}
         variables = {key: value for *_, given in chosen for key, value in given.items()}
+        variables = {key: _filled(value, variables) for key, value in variables.items()}
         in_ids = names | {axis: str(given["as"]) for axis, _, given in chosen if "as" in given}
         yield (
             _filled(values, variables)

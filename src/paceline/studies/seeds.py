@@ -108,10 +108,10 @@ class Spread(NamedTuple):
 
     def words(self, num_seeds: int) -> str:
         """The spread for readers."""
-        return (
-            f"{num_seeds} seeds; standard deviation between runs {self.deviation:.2g}, "
-            f"{self.freedom} degrees of freedom"
-        )
+        spread = "between runs not above the error of examples"
+        if self.deviation:
+            spread = f"standard deviation between runs {self.deviation:.2g}"
+        return f"{num_seeds} seeds; {spread}, {self.freedom} degrees of freedom"
 
 
 def with_seeds(

@@ -8,8 +8,8 @@ Intervals are over examples, given the models; those of claims on recipes are ov
 too (`studies.seeds`).
 
 A wrong verdict is: `holds`, with or without `but small`, though the effect is not positive; `does
-not hold` though an effect that matters is there; or `too small to matter` though it matters. An
-effect that holds is `small` if the estimate is below what matters, which has no error rate.
+not hold` though it is not negative; or `too small to matter` though it matters. An effect that
+holds is `small` if the estimate is below what matters, which has no error rate.
 
 Theorems, identities and results that follow from algebra are checks: they are counted apart, and
 have no error rate.
@@ -163,6 +163,9 @@ def judge_one(
         return _unmeasured(claim, command, _UNMEASURED)
     if claim.algebra:
         found = found._replace(verdict=ALGEBRA, reason=claim.algebra)
+    if claim.elsewhere:
+        unlike = f"not the paper's case: {claim.elsewhere}"
+        found = found._replace(reason="; ".join(filter(None, (found.reason, unlike))))
     return found._replace(command=command)
 
 
@@ -191,9 +194,9 @@ def verdict_of(interval: Interval, matters: float, expected: Expected) -> Verdic
         case "more":
             if low > 0:
                 return HOLDS if interval.value >= matters else HOLDS_SMALL
-            if high < matters:
-                return SMALL if low > -matters else FAILS
-            return UNDECIDED
+            if high < 0:
+                return FAILS
+            return SMALL if high < matters else UNDECIDED
         case "less":
             return verdict_of(_turned(interval), matters, "more")
         case "no_less":
@@ -221,20 +224,16 @@ def in_words(interval: Interval, matters: float, expected: Expected, form: str) 
     if expected in ("no_less", "same"):
         worst = f"a {'loss' if expected == 'no_less' else 'difference'} of {least} or more"
         return {HOLDS: f"{worst} is excluded", FAILS: f"{worst} is there"}.get(verdict, open_)
-    word, farthest = "gain", interval.high
-    if expected == "less":
-        word, farthest = "fall", interval.low
+    word = "gain" if expected == "more" else "fall"
+    is_small = -matters < interval.low and interval.high < matters
     words: dict[Verdict, str] = {
         HOLDS: "",
         HOLDS_SMALL: f"a {word}, estimated below {least}",
-        SMALL: f"no difference of {least} or more, either way",
-        UNDECIDED: open_,
+        SMALL: f"no {'difference' if is_small else word} of {least} or more"
+        + (", either way" if is_small else f"; {open_}"),
+        FAILS: "the difference has the other sign",
     }
-    if verdict in words:
-        return words[verdict]
-    if (farthest < 0) == (expected == "more") and farthest:
-        return "the difference has the other sign"
-    return f"no {word} of {least} or more; {farthest:+{form}} is possible"
+    return words.get(verdict, open_)
 
 
 def form_of(claim: Claim) -> str:

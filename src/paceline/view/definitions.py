@@ -47,8 +47,8 @@ _OTHERS = (
     ("loss", "the training objective per token."),
     ("verdict", "by the claim's interval and the smallest effect that matters. A claim of more "
      "holds if the interval is above 0, and is small if the estimate is below that effect; it is "
-     "too small to matter if the interval is within that effect on both sides, and does not hold "
-     "if such a gain is excluded. A claim of the same holds if the interval is within that effect; "
+     "too small to matter if the interval is below that effect and has 0 in it, and does not hold "
+     "if the interval is below 0. A claim of the same holds if the interval is within that effect; "
      "a claim of no less holds if the interval is above minus that effect. Undecided: the examples "
      "do not tell."),
     ("claim's interval", "wider than 95%: the probability that any claim of a paper gets a wrong "

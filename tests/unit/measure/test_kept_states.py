@@ -38,10 +38,24 @@ def test_the_target_processes_each_text_once(monkeypatch: pytest.MonkeyPatch):
         return hidden(self, batch)  # pyright: ignore[reportArgumentType]
 
     monkeypatch.setattr(HfModel, "hidden", counted)
+    monkeypatch.setattr("paceline.measure.acceptance._MOST_LOGITS", 0)  # four texts in a batch
+    monkeypatch.setattr("paceline.measure.acceptance._MOST_LOGITS_CUDA", 0)
     kept = KeptStates(target)
     for _ in range(2):
         score_texts(PairTexts(target, draft, PROMPTS, TEXTS, SAMPLING), target_logits=kept)
-        assert len(passes) == 2, "five texts, four in a batch"
+        assert len(passes) == 2
+
+
+@pytest.mark.parametrize("architecture", ["llama", "t5_v1_1"])
+def test_scores_do_not_depend_on_the_size_of_a_batch(
+    architecture: str, monkeypatch: pytest.MonkeyPatch
+):
+    texts = PairTexts(*tiny_pair(architecture), PROMPTS, TEXTS, SAMPLING)
+    assert texts.batch_size == 64, "tiny models"
+    found = score_texts(texts)
+    monkeypatch.setattr("paceline.measure.acceptance._MOST_TEXTS", 1)
+    for together, alone in zip(found, score_texts(texts), strict=True):
+        torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
 
 
 def test_a_target_whose_logits_are_an_unknown_function_has_none():
