@@ -150,11 +150,26 @@ def own_figures(
 
 
 class CorrelationEffect(NamedTuple):
-    """A correlation with its interval, and the numbers of drafts and of examples."""
+    """A correlation.
+
+    Attributes:
+        interval: Its value, with an interval over examples for these drafts.
+        without_one: The smallest and the largest value if one draft is left out.
+    """
 
     interval: Interval
     num_drafts: int
     num_units: int
+    without_one: tuple[float, float]
+
+    @property
+    def note(self) -> str:
+        """What the interval does not show."""
+        low, high = self.without_one
+        return (
+            f"{self.num_drafts} drafts, seeds of training among them; without any one of them "
+            f"{low:.2f} to {high:.2f}"
+        )
 
 
 def correlation_effect(
@@ -177,13 +192,22 @@ def correlation_effect(
         (one.population, one.units) != (drafts[0].population, drafts[0].units) for one in drafts
     ):
         raise UsageError("the drafts of a claim have different examples; run the study again")
+    others = [[*range(one), *range(one + 1, len(drafts))] for one in range(len(drafts))]
     if test.ranks:
         x_ND2, y_ND2 = (_columns(one, drafts) for one in (test.first, test.second))
         found = correlation_of_ranks(x_ND2, y_ND2, tail)
-        return CorrelationEffect(found, len(drafts), len(drafts[0].units))
-    first, second = (_figures(one, drafts) for one in (test.first, test.second))
-    found = correlation(*first, *second, tail)
-    return CorrelationEffect(found, len(drafts), len(drafts[0].units))
+        sums = x_ND2.sum(0, keepdim=True), y_ND2.sum(0, keepdim=True)
+        left = [float(_spearman(*(one[:, kept] for one in sums))) for kept in others]
+    else:
+        x_D, ex_ND, y_D, ey_ND = (
+            part for one in (test.first, test.second) for part in _figures(one, drafts)
+        )
+        found = correlation(x_D, ex_ND, y_D, ey_ND, tail)
+        left = [
+            _without_errors(x_D[kept], ex_ND[:, kept], y_D[kept], ey_ND[:, kept])[0]
+            for kept in others
+        ]
+    return CorrelationEffect(found, len(drafts), len(drafts[0].units), (min(left), max(left)))
 
 
 def _figures(name: str, drafts: Sequence[Row]) -> tuple[Tensor, Tensor]:
@@ -201,24 +225,35 @@ def correlation(
     All of [-1, 1] if the values differ by no more than their errors.
     """
     count = len(x_influence_ND)
+    value, xx, yy = _without_errors(x_D, x_influence_ND, y_D, y_influence_ND)
+    if min(xx, yy) <= 0:
+        return Interval(0.0, -1.0, 1.0)
     x_D, y_D = x_D - x_D.mean(), y_D - y_D.mean()
     ex_ND = x_influence_ND - x_influence_ND.mean(1, keepdim=True)
     ey_ND = y_influence_ND - y_influence_ND.mean(1, keepdim=True)
-
-    def product(a_D: Tensor, b_D: Tensor, ea_ND: Tensor, eb_ND: Tensor) -> float:
-        errors = float((ea_ND * eb_ND).sum()) / (count - 1) / count
-        return float(a_D @ b_D) - errors
-
-    xx = product(x_D, x_D, ex_ND, ex_ND)
-    yy = product(y_D, y_D, ey_ND, ey_ND)
-    if min(xx, yy) <= 0:
-        return Interval(0.0, -1.0, 1.0)
-    value = product(x_D, y_D, ex_ND, ey_ND) / math.sqrt(xx * yy)
     influence_N = (ex_ND @ y_D + ey_ND @ x_D) / math.sqrt(xx * yy)
     influence_N -= value * (ex_ND @ x_D / xx + ey_ND @ y_D / yy)
     low, high = mean_bounds([influence_N], tail, named_generator(0, "correlation", count), [None])
     bounds = (value, value + low, value + high)
     return Interval(*(max(-1.0, min(1.0, one)) for one in bounds))
+
+
+def _without_errors(
+    x_D: Tensor, x_influence_ND: Tensor, y_D: Tensor, y_influence_ND: Tensor
+) -> tuple[float, float, float]:
+    """-> the correlation, 0 if unknown, and the squares of x and of y, less their errors."""
+    count = len(x_influence_ND)
+
+    def product(a_D: Tensor, b_D: Tensor, ea_ND: Tensor, eb_ND: Tensor) -> float:
+        ea_ND, eb_ND = (one - one.mean(1, keepdim=True) for one in (ea_ND, eb_ND))
+        errors = float((ea_ND * eb_ND).sum()) / (count - 1) / count
+        return float((a_D - a_D.mean()) @ (b_D - b_D.mean())) - errors
+
+    xx = product(x_D, x_D, x_influence_ND, x_influence_ND)
+    yy = product(y_D, y_D, y_influence_ND, y_influence_ND)
+    if min(xx, yy) <= 0:
+        return 0.0, xx, yy
+    return product(x_D, y_D, x_influence_ND, y_influence_ND) / math.sqrt(xx * yy), xx, yy
 
 
 def _columns(name: str, drafts: Sequence[Row]) -> Tensor:

@@ -310,7 +310,7 @@ def _correlation(
         effect.num_units,
         reason,
         "",
-        f"{effect.num_drafts} drafts, seeds of training among them",
+        effect.note,
     )
 
 

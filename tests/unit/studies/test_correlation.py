@@ -46,6 +46,22 @@ def test_without_errors_it_is_the_correlation_of_the_values():
     assert (found.num_drafts, found.num_units) == (4, 8)
 
 
+@pytest.mark.parametrize("ranks", [False, True])
+def test_the_range_without_one_draft_is_that_of_numpy(ranks: bool):
+    test = TEST.model_copy(update={"ranks": ranks})
+    found = correlation_effect(test, drafts(), TAIL)
+    assert found is not None
+    parts = [np.delete(np.array([TAUS, SCORES]), one, axis=1) for one in range(4)]
+    if ranks:
+        parts = [part.argsort().argsort() for part in parts]
+    left = [np.corrcoef(part)[0, 1] for part in parts]
+    assert found.without_one == pytest.approx((min(left), max(left)))
+    assert found.note == (
+        "4 drafts, seeds of training among them; without any one of them "
+        f"{min(left):.2f} to {max(left):.2f}"
+    )
+
+
 def test_errors_are_subtracted_from_squares_and_products():
     """By hand: x has the centred values (-1, -1, 1, 1), y has (-1, 0, 0, 1).
 

@@ -188,7 +188,7 @@ def test_a_correlation_is_compared_with_the_constant(monkeypatch: pytest.MonkeyP
         "expect": "less",
     }
     for low, high, verdict in ((-0.1, 0.3, HOLDS), (0.2, 0.9, UNDECIDED), (0.6, 0.9, FAILS)):
-        effect = CorrelationEffect(Interval((low + high) / 2, low, high), 16, 300)
+        effect = CorrelationEffect(Interval((low + high) / 2, low, high), 16, 300, (low, high))
         monkeypatch.setattr(verdicts, "correlation_effect", lambda *_, e=effect: e)
         found = judge_one(validate(Claim, claim(test)), [], 0.01)
         assert (found.verdict, found.num_units) == (verdict, 300)
