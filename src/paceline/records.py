@@ -8,11 +8,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import gzip
 import hashlib
+import itertools
 import json
 import os
 import shutil
 import tempfile
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -20,7 +23,7 @@ from pydantic import ValidationError
 
 from paceline.config import read_json_mapping
 from paceline.environment import environment
-from paceline.errors import ConfigError, PacelineError, StorageError, UsageError
+from paceline.errors import ConfigError, PacelineError, PromptError, StorageError, UsageError
 from paceline.permissions import Origin
 from paceline.places import refuse_links_out
 
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
     from paceline.config import StrictModel
 
+_MOST_BYTES, _MOST_TIMES = 64 << 20, 100  # of a line, and of a decompressed file
 SCHEMA_VERSION: Final = 1
 """Of all result rows and files; it increases when a field changes its meaning."""
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -224,6 +228,41 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
             raise UsageError(f"{path} line {number + 1} is not a JSON object; remove it")
         rows.append(cast("dict[str, Any]", row))
     return rows
+
+
+def read_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Lines that are not blank, with their locations. Files that end in `.gz` are decompressed.
+
+    Raises:
+        PromptError: they are not UTF-8, one has more than 64 MiB, or a file becomes more than 100
+            times as large when it is decompressed, beyond 64 MiB.
+    """
+    if not path.exists():
+        raise PromptError(f"no file at {path}; check the path")
+    try:
+        opened = gzip.open if path.suffix.lower() == ".gz" else open
+        most = _MOST_BYTES + _MOST_TIMES * path.stat().st_size
+        with opened(path, "rb") as stream:
+            for number in itertools.count(1):
+                raw, where = stream.readline(_MOST_BYTES + 1), f"{path} line {number}"
+                most -= len(raw)
+                if len(raw) > _MOST_BYTES or most < 0:
+                    raise PromptError(
+                        f"{where} is longer than {_MOST_BYTES:,} bytes, or the file decompresses "
+                        f"to more than {_MOST_TIMES} times its size; divide it"
+                    )
+                if not raw:
+                    return
+                try:
+                    # Only the first line can have a byte order mark.
+                    line = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+                except UnicodeDecodeError:
+                    raise PromptError(f"{where} is not UTF-8; convert the file to UTF-8") from None
+                if line:
+                    yield line, where
+    except (OSError, EOFError, zlib.error) as error:  # the last two: a damaged .gz
+        reason = getattr(error, "strerror", None) or error
+        raise PromptError(f"cannot read {path}: {reason}; name a text file") from None
 
 
 def _with_defaults(values: dict[str, Any], kind: type[StrictModel]) -> dict[str, Any]:

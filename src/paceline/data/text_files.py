@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import glob
-import gzip
 import itertools
 import json
 import warnings
-import zlib
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import PacelineError, PromptError
 from paceline.places import leads_out
+from paceline.records import read_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 WANTED = "wanted one of prompt, text, messages, tokens"
 
-_MOST_BYTES, _MOST_TIMES = 64 << 20, 100  # of a line, and of a decompressed file
 _SUFFIXES = (".txt", ".jsonl", ".parquet")
 _UNREAD = (".json", ".csv", ".tsv", ".arrow", ".gz", ".bz2", ".xz", ".zst", ".zip")
 _CHATS = frozenset({"messages", "prompt", "completion", "tools", "chat_template_kwargs"})
@@ -178,41 +176,6 @@ def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     return value
-
-
-def read_lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Lines that are not blank, with their locations. Files that end in `.gz` are decompressed.
-
-    Raises:
-        PromptError: they are not UTF-8, one has more than 64 MiB, or a file becomes more than 100
-            times as large when it is decompressed, beyond 64 MiB.
-    """
-    if not path.exists():
-        raise PromptError(f"no file at {path}; check the path")
-    try:
-        opened = gzip.open if path.suffix.lower() == ".gz" else open
-        most = _MOST_BYTES + _MOST_TIMES * path.stat().st_size
-        with opened(path, "rb") as stream:
-            for number in itertools.count(1):
-                raw, where = stream.readline(_MOST_BYTES + 1), f"{path} line {number}"
-                most -= len(raw)
-                if len(raw) > _MOST_BYTES or most < 0:
-                    raise PromptError(
-                        f"{where} is longer than {_MOST_BYTES:,} bytes, or the file decompresses "
-                        f"to more than {_MOST_TIMES} times its size; divide it"
-                    )
-                if not raw:
-                    return
-                try:
-                    # Only the first line can have a byte order mark.
-                    line = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-                except UnicodeDecodeError:
-                    raise PromptError(f"{where} is not UTF-8; convert the file to UTF-8") from None
-                if line:
-                    yield line, where
-    except (OSError, EOFError, zlib.error) as error:  # the last two: a damaged .gz
-        reason = getattr(error, "strerror", None) or error
-        raise PromptError(f"cannot read {path}: {reason}; name a text file") from None
 
 
 def shorten(text: str, width: int = 60) -> str:

@@ -50,11 +50,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from pydantic import Field, ValidationError, model_validator
 
 from paceline.config import StrictModel, describe
-from paceline.data.text_files import read_lines
 from paceline.environment import environment
 from paceline.errors import UsageError
 from paceline.permissions import Origin
-from paceline.records import atomic_write_bytes
+from paceline.records import atomic_write_bytes, read_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

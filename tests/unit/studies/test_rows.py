@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from paceline import records
 from paceline.data import text_files
 from paceline.errors import StorageError, UsageError
 from paceline.results.row import pooled, read_rows, write_rows
@@ -116,7 +117,7 @@ def test_a_row_has_a_value_for_each_unit():
 def test_a_file_that_decompresses_without_end_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(text_files, "_MOST_BYTES", 100_000)
+    monkeypatch.setattr(records, "_MOST_BYTES", 100_000)
     for content in (b" " * 1_000_000, b"\n" * 500_000):
         file = tmp_path / "rows.jsonl.gz"
         file.write_bytes(gzip.compress(content))
