@@ -11,7 +11,7 @@ import reprlib
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from paceline.errors import ConfigError, PacelineError, first_line
 from paceline.permissions import Origin, given, without_consent
@@ -38,6 +38,19 @@ class StrictModel(BaseModel):
     """Base class of configurations: immutable, and unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_the_default_variants(cls, values: Any) -> Any:
+        """A section that does not say its kind is of the kind of the default."""
+        if not isinstance(values, dict):
+            return values
+        found = dict(cast("dict[str, Any]", values))
+        for name, field in cls.model_fields.items():
+            given, tag = found.get(name), field.discriminator
+            if isinstance(given, dict) and isinstance(tag, str) and field.default:
+                found[name] = {tag: getattr(field.default, tag)} | given
+        return found
 
 
 class Options:
@@ -358,6 +371,8 @@ def _advice(loc: Sequence[Any], cls: type[BaseModel] | None) -> str:
     if not close:
         deep = {path.rpartition(".")[2]: path for path in reversed(_paths(cls))}
         close = [deep[key] for key in difflib.get_close_matches(name, deep, n=1)]
+    if close and close[0] == ".".join(map(str, (*loc[:-2], name))):
+        return f" of {loc[-2]}; another kind has it, so set the kind, too"
     if close:
         return f"; did you mean {close[0]}?"
     return f"; known keys are {', '.join(siblings)}" if len(siblings) <= _MOST_KEYS else ""

@@ -28,6 +28,7 @@ class Run(StrictModel):
     name: str = "run"
     steps: int = 10
     optim: Annotated[Sgd | Adam, Field(discriminator="kind")] = Sgd()
+    warm_up: Annotated[Sgd | Adam, Field(discriminator="kind")] | None = None
     rule: Annotated[AnyRule, Field(discriminator="rule")] = Lossless()
     temperatures: tuple[float, ...] = (1.0,)
     note: str | None = None
@@ -61,6 +62,15 @@ def test_a_file_sets_what_it_names_and_an_empty_one_nothing(tmp_path: Path):
     assert config == Run(steps=3, optim=Adam(lr=1e-4))
     assert load(tmp_path, "") == Run()
     assert load(tmp_path, "# nothing but a comment\n") == Run()
+
+
+def test_a_section_without_its_kind_is_of_the_kind_of_the_default(tmp_path: Path):
+    assert load(tmp_path, "optim: {lr: 1}").optim == Sgd(lr=1)
+    assert load(tmp_path, "", "optim.lr=1") == Run(optim=Sgd(lr=1))
+    assert load(tmp_path, "optim: {kind: adam}", "optim.lr=1").optim == Adam(lr=1)
+    assert fault(tmp_path, "optim: {betas: [0.9, 0.9]}").endswith(
+        "optim.sgd.betas: unknown key of sgd; another kind has it, so set the kind, too"
+    )
 
 
 def test_overrides_win_over_the_file_and_the_last_one_over_the_others(tmp_path: Path):
@@ -179,7 +189,7 @@ def test_what_python_raises_for_values_of_others_is_one_line(tmp_path: Path):
         ("optim: {kind: sgd, lr: -1}", "optim.sgd.lr: Input should be greater than 0 (got -1)"),
         ("optim: {kind: lion}", "optim: unknown kind 'lion'; wanted one of sgd, adam"),
         ("optim: {kind: adan}", "optim: unknown kind 'adan'; did you mean adam?"),
-        ("optim: {lr: 1}", "optim: no variant is selected; set optim.kind"),
+        ("warm_up: {lr: 1}", "warm_up: no variant is selected; set warm_up.kind"),
         ("rule: {rule: lossy, alpha: 0.3, beta: 0.1}", "beta must be at least 1 - alpha = 0.7"),
         ("- 1\n- 2", "holds a list; a configuration is a mapping"),
         ("just text", "holds a str; a configuration is a mapping"),
