@@ -48,7 +48,7 @@ class StrictModel(BaseModel):
         found = dict(cast("dict[str, Any]", values))
         for name, field in cls.model_fields.items():
             given, tag = found.get(name), field.discriminator
-            if isinstance(given, dict) and isinstance(tag, str) and field.default:
+            if isinstance(given, dict) and isinstance(tag, str) and hasattr(field.default, tag):
                 found[name] = {tag: getattr(field.default, tag)} | given
         return found
 

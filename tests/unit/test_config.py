@@ -28,7 +28,6 @@ class Run(StrictModel):
     name: str = "run"
     steps: int = 10
     optim: Annotated[Sgd | Adam, Field(discriminator="kind")] = Sgd()
-    warm_up: Annotated[Sgd | Adam, Field(discriminator="kind")] | None = None
     rule: Annotated[AnyRule, Field(discriminator="rule")] = Lossless()
     temperatures: tuple[float, ...] = (1.0,)
     note: str | None = None
@@ -36,6 +35,7 @@ class Run(StrictModel):
 
 class Needy(StrictModel):
     target: Path
+    optim: Annotated[Sgd | Adam, Field(discriminator="kind")]
 
 
 def load(tmp_path: Path, text: str, *overrides: str) -> Run:
@@ -189,7 +189,6 @@ def test_what_python_raises_for_values_of_others_is_one_line(tmp_path: Path):
         ("optim: {kind: sgd, lr: -1}", "optim.sgd.lr: Input should be greater than 0 (got -1)"),
         ("optim: {kind: lion}", "optim: unknown kind 'lion'; wanted one of sgd, adam"),
         ("optim: {kind: adan}", "optim: unknown kind 'adan'; did you mean adam?"),
-        ("warm_up: {lr: 1}", "warm_up: no variant is selected; set warm_up.kind"),
         ("rule: {rule: lossy, alpha: 0.3, beta: 0.1}", "beta must be at least 1 - alpha = 0.7"),
         ("- 1\n- 2", "holds a list; a configuration is a mapping"),
         ("just text", "holds a str; a configuration is a mapping"),
@@ -226,8 +225,10 @@ def test_a_fault_of_the_whole_does_not_repeat_the_whole():
 
 
 def test_a_missing_value_is_named():
-    with pytest.raises(ConfigError, match=r"^target: Field required$"):
+    with pytest.raises(ConfigError, match=r"^target: Field required; optim: Field required$"):
         load_config(Needy)
+    with pytest.raises(ConfigError, match=r"no variant is selected; set optim.kind"):
+        load_config(Needy, None, ["target=a", "optim.lr=1"])
 
 
 def test_places_that_cannot_be_read_are_one_line(tmp_path: Path):
