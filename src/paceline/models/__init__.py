@@ -20,9 +20,9 @@ fakes.py             table models for tests
 from paceline.models.hf.base import HfModel
 from paceline.models.hf.causal import CausalModel
 from paceline.models.loading import load_model, wrap_model
-from paceline.models.prepare import prepare_for_decoding
+from paceline.models.prepare import load, prepare_for_decoding
 from paceline.native.kernels import use_native_backend
 
 use_native_backend()
 
-__all__ = ["CausalModel", "HfModel", "load_model", "prepare_for_decoding", "wrap_model"]
+__all__ = ["CausalModel", "HfModel", "load", "load_model", "prepare_for_decoding", "wrap_model"]
