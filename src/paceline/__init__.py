@@ -50,8 +50,10 @@ if TYPE_CHECKING:
     from paceline.decode import FixedLength as FixedLength
     from paceline.decode import Generation as Generation
     from paceline.decode import OracleCascade as OracleCascade
+    from paceline.decode import Piece as Piece
     from paceline.decode import SequenceCascade as SequenceCascade
     from paceline.decode import SpeculativeDecoder as SpeculativeDecoder
+    from paceline.decode import TextGeneration as TextGeneration
     from paceline.decode import TokenCascade as TokenCascade
     from paceline.decode.strategies import DecodingConfig as DecodingConfig
     from paceline.decode.strategies import build_decoder as build_decoder
@@ -90,7 +92,8 @@ _NAMES = {
     "core.stats": "DecodeStats",
     "decode": (
         "Adaptive AutoregressiveDecoder BigLittleDecoder Block Confident FixedLength "
-        "Generation OracleCascade SequenceCascade SpeculativeDecoder TokenCascade"
+        "Generation OracleCascade Piece SequenceCascade SpeculativeDecoder TextGeneration "
+        "TokenCascade"
     ),
     "decode.strategies": "DecodingConfig build_decoder",
     "export": "ExportConfig Exported export_draft",

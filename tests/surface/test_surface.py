@@ -35,10 +35,10 @@ NAMES = {
         "block_efficiency_iid predicted_speedup mbsu break_even_acceptance best_gamma"
     ),
     "paceline.core.stats": "DecodeStats",
-    "paceline.models": "load_model wrap_model",
+    "paceline.models": "load load_model wrap_model",
     "paceline.decode": (
         "AutoregressiveDecoder SpeculativeDecoder TokenCascade OracleCascade SequenceCascade "
-        "BigLittleDecoder"
+        "BigLittleDecoder Generation TextGeneration Block Piece"
     ),
     "paceline.train": "align AlignConfig pretrain PretrainConfig",
     "paceline.tasks": (
@@ -77,6 +77,7 @@ SIGNATURES = {
     "core.speed:break_even_acceptance": "gamma cost_ratio",
     "core.speed:best_gamma": "acceptance cost_ratio",
     "models:load_model": "path dtype='auto' device='auto'",
+    "models:load": "path dtype='auto' device='auto' weights='auto'",
     "models:wrap_model": "hf_model tokenizer=None",
     "decode:AutoregressiveDecoder": "target sampling=None",
     "decode:SpeculativeDecoder": (
@@ -293,10 +294,11 @@ def test_importing_the_package_loads_nothing():
 OFFERED = (
     "BiLDRule Chow ChowLog Diff DiffLog Lenient Lossless Lossy Opt OptLog TokenV1 TokenV2 TokenV3 "
     "SamplingParams AutoregressiveDecoder SpeculativeDecoder TokenCascade OracleCascade "
-    "SequenceCascade BigLittleDecoder Adaptive Confident FixedLength Generation Block "
-    "load load_model prepare_for_decoding wrap_model AlignConfig align PretrainConfig pretrain "
-    "MeasureConfig Measurement measure_draft VerifyConfig verify_losslessness AnalyzeConfig "
-    "analyze BenchConfig run_bench TuneConfig tune ExportConfig export_draft load_rows write_report"
+    "SequenceCascade BigLittleDecoder Adaptive Confident FixedLength Generation TextGeneration "
+    "Block Piece load load_model prepare_for_decoding wrap_model AlignConfig align "
+    "PretrainConfig pretrain MeasureConfig Measurement measure_draft VerifyConfig "
+    "verify_losslessness AnalyzeConfig analyze BenchConfig run_bench TuneConfig tune ExportConfig "
+    "export_draft load_rows write_report"
 )
 
 
