@@ -88,7 +88,8 @@ def stream_text(
             texts.append([])
         texts[-1].append((piece.text, piece.source))
         if not as_json:
-            echo(piece.text, nl=False, **({"fg": COLOURS[piece.source]} if show else {}))
+            style: dict[str, Any] = {"fg": COLOURS[piece.source]} if show else {}
+            echo(piece.text, nl=False, **style)
     elapsed = time.perf_counter() - start
     found: dict[str, Any] = {}
     if as_json or html is not None:

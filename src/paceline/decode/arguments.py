@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import reprlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from paceline.errors import PromptError, UsageError
 
@@ -70,8 +70,9 @@ def listed(prompts: Any) -> list[Any]:
     """
     if isinstance(prompts, str | bytes | Mapping) or not hasattr(prompts, "__iter__"):
         raise PromptError(
-            f"prompts must be a list of texts, chats or lists of token ids, got "
-            f"{reprlib.repr(prompts)}"
+            "prompts must be a list of texts, chats or lists of token ids, got "
+            f"{reprlib.repr(cast('object', prompts))}; put a single prompt into a list, or pass "
+            "input_ids of a tokenizer's result"
         )
     return list(prompts)
 

@@ -45,7 +45,7 @@ from paceline.models.compatibility import without_rollback
 from paceline.models.loading import fingerprint
 from paceline.progress import Progress, silent
 from paceline.results.figures import FIGURES
-from paceline.results.frame import frame_of
+from paceline.results.frame import as_html
 from paceline.results.row import Row, Source, select
 
 if TYPE_CHECKING:
@@ -173,12 +173,13 @@ class Measurement(StrictModel):
 
     def _repr_html_(self) -> str:
         """The verdict, and a line per gamma, for notebooks."""
-        frame = frame_of(self.blocks).filter(items=_OF_NOTEBOOKS).round(3)
-        return f"<p>{html.escape(str(self.verdict))}</p>{frame.to_html(index=False)}"
+        return f"<p>{html.escape(str(self.verdict))}</p>{as_html(self.blocks, _OF_NOTEBOOKS)}"
 
 
-_OF_NOTEBOOKS = ("gamma", "expected_acceptance", "block_efficiency", "break_even_acceptance")
-_OF_NOTEBOOKS += ("predicted_speedup", "expected_speedup")
+_OF_NOTEBOOKS = (
+    *("gamma", "expected_acceptance", "block_efficiency", "break_even_acceptance"),
+    *("predicted_speedup", "expected_speedup"),
+)
 _FROM_ROWS = (
     *("acceptance", "cost", "gammas", "tried", "speed"),
     *("target_fingerprint", "draft_fingerprint"),
