@@ -104,3 +104,8 @@ class SlowerWarning(UserWarning):
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its type if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def shorten(text: str, width: int = 60) -> str:
+    """The text, cut to a width for a message."""
+    return text if len(text) <= width else text[: width - 1] + "…"

@@ -35,10 +35,10 @@ NAMES = {
         "block_efficiency_iid predicted_speedup mbsu break_even_acceptance best_gamma"
     ),
     "paceline.core.stats": "DecodeStats",
-    "paceline.models": "load_model wrap_model",
+    "paceline.models": "load load_model wrap_model",
     "paceline.decode": (
         "AutoregressiveDecoder SpeculativeDecoder TokenCascade OracleCascade SequenceCascade "
-        "BigLittleDecoder"
+        "BigLittleDecoder Generation TextGeneration Block Piece"
     ),
     "paceline.train": "align AlignConfig pretrain PretrainConfig",
     "paceline.tasks": (
@@ -77,6 +77,7 @@ SIGNATURES = {
     "core.speed:break_even_acceptance": "gamma cost_ratio",
     "core.speed:best_gamma": "acceptance cost_ratio",
     "models:load_model": "path dtype='auto' device='auto'",
+    "models:load": "path dtype='auto' device='auto' weights='auto'",
     "models:wrap_model": "hf_model tokenizer=None",
     "decode:AutoregressiveDecoder": "target sampling=None",
     "decode:SpeculativeDecoder": (
@@ -290,25 +291,77 @@ def test_importing_the_package_loads_nothing():
     assert run.stdout.strip() == "False"
 
 
-def test_the_package_offers_the_names_that_people_need_and_they_are_those_of_the_modules():
-    for name, home in paceline._MODULE_OF.items():
-        assert getattr(paceline, name) is getattr(find(home), name)
-        assert name in dir(paceline)
+OFFERED = (
+    "BiLDRule Chow ChowLog Diff DiffLog Lenient Lossless Lossy Opt OptLog TokenV1 TokenV2 TokenV3 "
+    "SamplingParams AutoregressiveDecoder SpeculativeDecoder TokenCascade OracleCascade "
+    "SequenceCascade BigLittleDecoder Adaptive Confident FixedLength Generation TextGeneration "
+    "Block Piece load load_model prepare_for_decoding wrap_model AlignConfig align "
+    "PretrainConfig pretrain MeasureConfig Measurement measure_draft VerifyConfig "
+    "verify_losslessness AnalyzeConfig analyze BenchConfig run_bench TuneConfig tune ExportConfig "
+    "export_draft load_rows write_report"
+)
+
+
+def imported_for_type_checkers() -> dict[str, Any]:
+    """Names in the TYPE_CHECKING block of the package, with the module that each comes from."""
+    (block,) = [
+        node for node in ast.parse(inspect.getsource(paceline)).body if isinstance(node, ast.If)
+    ]
+    return {
+        # only a name that is imported as itself is public to a type checker
+        name.asname: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
+        if name.name == name.asname
+    }
+
+
+def test_the_package_offers_what_people_need_and_type_checkers_see_the_same_names():
+    packages = {name for name, home in imported_for_type_checkers().items() if home == "paceline"}
+    offered = imported_for_type_checkers().keys() - packages
+    assert set(OFFERED.split()) <= offered
+    assert offered == set(paceline.__all__)
+    assert offered | packages <= set(dir(paceline))
+    for name, home in imported_for_type_checkers().items():
+        module = importlib.import_module(home)
+        assert getattr(paceline, name) is getattr(module, name), name
+        assert name not in packages or getattr(module, name).__name__ == f"paceline.{name}"
     with pytest.raises(AttributeError, match="no attribute 'teacher'"):
         paceline.teacher  # noqa: B018
 
 
-def test_type_checkers_see_the_names_that_the_package_offers():
-    (block,) = [
-        node for node in ast.parse(inspect.getsource(paceline)).body if isinstance(node, ast.If)
-    ]
-    seen = {
-        name.asname: f"{node.module}"
-        for node in block.body
-        if isinstance(node, ast.ImportFrom)
-        for name in node.names
-    }
-    assert seen == {name: f"paceline.{home}" for name, home in paceline._MODULE_OF.items()}
+def test_verbs_that_are_named_as_a_package_are_offered_under_a_name_of_their_own():
+    """`paceline.measure` is the package whatever was imported before."""
+    program = (
+        "import paceline; before = paceline.measure, paceline.export, paceline.bench; "
+        "verbs = paceline.measure_draft, paceline.export_draft, paceline.run_bench; "
+        "print(*(found.__name__ for found in (*before, paceline.measure, *verbs)))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    packages = "paceline.measure paceline.export paceline.bench paceline.measure"
+    assert run.stdout.split() == [*packages.split(), "measure", "export", "bench"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--version"], 0),
+        (["validate", "align", "configs/smoke/align.yaml"], 0),
+        (["no-such-command"], 2),
+        (["validate", "align", "missing.yaml"], 2),
+    ],
+    ids=str,
+)
+def test_the_package_is_the_command_with_its_output_and_exit_codes(arguments: list[str], code: int):
+    module = subprocess.run(
+        [sys.executable, "-m", "paceline", *arguments], capture_output=True, text=True, check=False
+    )
+    program = finish(start(COMMAND_LINE, *arguments))
+    assert (module.returncode, program.returncode) == (code, code)
+    assert module.stdout == program.stdout
 
 
 @pytest.mark.parametrize(

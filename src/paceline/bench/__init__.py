@@ -19,4 +19,6 @@ from paceline.bench.answers import read_rows
 from paceline.bench.runner import bench
 from paceline.bench.workbench import BenchConfig, Grid
 
-__all__ = ["BenchConfig", "Grid", "bench", "read_rows"]
+run_bench = bench  # for `paceline`, where `bench` is this package
+
+__all__ = ["BenchConfig", "Grid", "bench", "read_rows", "run_bench"]

@@ -10,15 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.cli.console import echo, stderr
 from paceline.cli.html_report import write_html
-from paceline.data.prompts import Record
-from paceline.data.tokens import encode
 from paceline.decode import AutoregressiveDecoder
 from paceline.decode.strategies import build_decoder
 from paceline.decode.text import count_blocks
+from paceline.decode.text_prompts import COLOURS
 from paceline.errors import PromptError, UsageError
-from paceline.models import load_model, prepare_for_decoding
-from paceline.models.answer_text import AnswerStream
-from paceline.models.contract import decoder_contexts
+from paceline.models import load, load_model, prepare_for_decoding
 from paceline.models.loading import tokenizer_of
 
 if TYPE_CHECKING:
@@ -27,16 +24,8 @@ if TYPE_CHECKING:
     from paceline.decode import Block
     from paceline.decode.decoder import Decoder
     from paceline.decode.strategies import DecodingConfig
+    from paceline.decode.text_prompts import Chat
     from paceline.models import HfModel
-
-COLOURS = {
-    "prefill": None,
-    "accepted": "green",
-    "recovered": "red",
-    "bonus": "blue",
-    "kept": "cyan",
-    "deferred": "magenta",
-}
 
 
 def read_prompt(prompt: str | None, path: Path | None) -> str:
@@ -88,20 +77,19 @@ def stream_text(
 
     `recorded`: settings that JSON and HTML name.
     """
-    tokens = _encode(text, target, chat=chat)
-    assert target.tokenizer is not None, "decoding text needs a tokenizer"
+    prompt = _chat_of(text, target) if chat else text
+    streamed = decoder.stream(prompt, max_new_tokens, seed)
     start = time.perf_counter()
-    written = AnswerStream(target.tokenizer, decoder_contexts(target, [tokens])[0])
     blocks: list[Block] = []
     texts: list[list[tuple[str, str]]] = []  # text and source of each token, by block
-    for block in decoder.stream(tokens, max_new_tokens, seed):
-        blocks.append(block)
-        texts.append([])
-        for token, source in zip(block.tokens, block.sources, strict=True):
-            piece = written.add(token)
-            texts[-1].append((piece, source))
-            if not as_json:
-                echo(piece, nl=False, **({"fg": COLOURS[source]} if show else {}))
+    for piece in streamed:
+        if not blocks or piece.block is not blocks[-1]:
+            blocks.append(piece.block)
+            texts.append([])
+        texts[-1].append((piece.text, piece.source))
+        if not as_json:
+            style: dict[str, Any] = {"fg": COLOURS[piece.source]} if show else {}
+            echo(piece.text, nl=False, **style)
     elapsed = time.perf_counter() - start
     found: dict[str, Any] = {}
     if as_json or html is not None:
@@ -125,21 +113,14 @@ def load_decoder(
     target = prepare_for_decoding(target)
     if draft is None:
         return target, AutoregressiveDecoder(target, config.sampling)
-    small = prepare_for_decoding(load_model(draft, dtype=target.dtype), draft_weights)
+    small = load(draft, target.dtype, weights=draft_weights)
     return target, build_decoder(config, target, small)
 
 
-def _encode(text: str, target: HfModel, *, chat: bool) -> list[int]:
-    assert target.tokenizer is not None
-    record = Record("the prompt", "prompt", text=text)
-    if chat:
-        if not target.tokenizer.chat_template:
-            raise UsageError(
-                "--chat: the target's tokenizer has no chat template; leave --chat out"
-            )
-        message = {"role": "user", "content": text}
-        record = Record("the prompt", "chat", messages=(message,))
-    return encode(record, target.tokenizer)[0]
+def _chat_of(text: str, target: HfModel) -> Chat:
+    if not (target.tokenizer and target.tokenizer.chat_template):
+        raise UsageError("--chat: the target's tokenizer has no chat template; leave --chat out")
+    return [{"role": "user", "content": text}]
 
 
 def _result(

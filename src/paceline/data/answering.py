@@ -29,7 +29,7 @@ from paceline.data.collate import collate
 from paceline.data.prompts import TopTokens
 from paceline.data.requests import ModelWriter
 from paceline.data.sources import rows_of
-from paceline.data.tokens import inner_tokens, tokens_of
+from paceline.data.tokens import inner_tokens
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.engines.commands import Setup
 from paceline.engines.contract import Request as ServedRequest
@@ -43,6 +43,7 @@ from paceline.models.answer_text import answer_text
 from paceline.models.compatibility import check_fits
 from paceline.models.contract import decoder_contexts
 from paceline.models.loading import fingerprint, load_tokenizer, tokenizer_of
+from paceline.models.prompt_text import tokens_of
 from paceline.progress import silent
 from paceline.records import append_jsonl, read_jsonl, storage_errors
 from paceline.version import __version__

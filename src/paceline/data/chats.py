@@ -1,8 +1,7 @@
-"""Renders chats by the tokenizer's template: prompts as an engine serves them, and the answers."""
+"""The answers of chats, as the tokenizer's template renders them behind their prompts."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import re
@@ -10,19 +9,19 @@ import warnings
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from paceline.data import rendering
-from paceline.data.prompts import REASONING, text_of
 from paceline.errors import PromptError
+from paceline.models import rendering
+from paceline.models.chat_text import REASONING, ChatRendering, reads, text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from transformers import PreTrainedTokenizerBase
 
-    from paceline.data.prompts import Message, Record
+    from paceline.data.prompts import Record
+    from paceline.models.chat_text import Message
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
-_PARTS = ("first", "second")
 _OPENING = re.compile(r"([<\[(◁])([^\s<>\[\]()◁▷/]+)([>\])▷])\s*$")
 _TAG = re.compile(r"[<\[◁][^<>\[\]◁▷]+[>\]▷]")
 _PROBE = 16  # characters of a rendered answer that are looked up in the message
@@ -40,15 +39,6 @@ class Answer(NamedTuple):
     text: str
     given: str
     ended: bool
-
-
-def chat_prompt(record: Record, tokenizer: PreTrainedTokenizerBase, end: int | None = None) -> str:
-    """The prompt that an engine makes of the first `end` messages, to the start of an answer.
-
-    Raises:
-        PromptError: the tokenizer has no template, or the chat does not fit it.
-    """
-    return _Rendering(record, tokenizer).text(record.messages[:end], open_turn=True)
 
 
 def chat_answer(
@@ -79,7 +69,7 @@ def warn_of_unused(records: Iterable[Record], tokenizer: PreTrainedTokenizerBase
         thoughts = {"reasoning_content" for m in record.messages if m.keys() & REASONING}
         counts.update([*record.template_kwargs, *thoughts, *(["tools"] if record.tools else [])])
     own = ("chat_template", "documents")
-    unused = [name for name in counts if name not in own and not _reads(tokenizer, name)]
+    unused = [name for name in counts if name not in own and not reads(tokenizer, name)]
     if unused:
         texts = ", ".join(f"{name} ({counts[name]} chats)" for name in unused)
         warnings.warn(
@@ -87,40 +77,10 @@ def warn_of_unused(records: Iterable[Record], tokenizer: PreTrainedTokenizerBase
         )
 
 
-def _reads(tokenizer: PreTrainedTokenizerBase, name: str) -> bool:
-    """Whether the text of the template has a name."""
-    names = REASONING if name in REASONING else {name}
-    return any(each in str(tokenizer.chat_template) for each in names)
+class _Rendering(ChatRendering):
+    """Answers, as the template renders them behind their prompts."""
 
-
-class _Rendering:
-    """The template of a tokenizer with the tools and arguments of a record."""
-
-    def __init__(self, record: Record, tokenizer: PreTrainedTokenizerBase) -> None:
-        if not tokenizer.chat_template:
-            raise PromptError(
-                f"{record.where} is a chat, but the tokenizer has no chat template; copy the "
-                "model's chat_template.jinja beside it, or use plain prompts"
-            )
-        if any("tool_calls" in m for m in record.messages) and not _reads(tokenizer, "tool_calls"):
-            raise PromptError(
-                f"{record.where} has tool_calls, which the chat template does not render; remove "
-                "them, or use a template that does"
-            )
-        self.record = record
-        self.tokenizer = tokenizer
-        self.tools: Any = list(record.tools) or None
-
-    def text(self, messages: Sequence[Message], *, open_turn: bool) -> str:
-        readable: Any = self._readable(messages)
-        with self._misfits():
-            return rendering.apply(
-                self.tokenizer,
-                readable,
-                tools=self.tools,
-                add_generation_prompt=open_turn,
-                **self.record.template_kwargs,
-            )
+    record: Record
 
     def closed(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]]]:
         """The text of whole turns, and the places in it that `{% generation %}` encloses."""
@@ -142,34 +102,6 @@ class _Rendering:
                 **{**self.tokenizer.special_tokens_map, **arguments},
             )
         return texts[0], spans[0]
-
-    @contextlib.contextmanager
-    def _misfits(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # as `rendering` found it, or of no template at all
-            reason = " ".join(str(error).split())
-            raise PromptError(
-                f"{self.record.where} does not fit the chat template: {reason}"
-            ) from None
-
-    def _readable(self, messages: Sequence[Message]) -> list[Message]:
-        """Messages with their content in a form that the template reads.
-
-        Parts of text are joined by line breaks for templates that read strings only, as vLLM does.
-        """
-        if all(isinstance(m["content"], str) for m in messages) or self._takes_parts():
-            return list(messages)
-        return [message | {"content": text_of(message["content"])} for message in messages]
-
-    def _takes_parts(self) -> bool:
-        parts = [{"type": "text", "text": text} for text in _PARTS]
-        messages: Any = [{"role": "user", "content": parts}]
-        try:
-            found = rendering.apply(self.tokenizer, messages)
-        except Exception:  # as above
-            return False
-        return all(part in found for part in _PARTS) and "'text'" not in found
 
     def answer(self, index: int, prompt: str, eos_token_ids: tuple[int, ...]) -> Answer:
         messages = self.record.messages[: index + 1]

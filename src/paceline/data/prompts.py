@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -26,26 +25,16 @@ from paceline.data.text_files import (
     matches,
     read_data_set,
     read_file,
-    shorten,
 )
 from paceline.errors import PromptError
 from paceline.fingerprints import files_fingerprint
+from paceline.models.chat_text import Message, messages_of, template_kwargs_of, tools_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 
 Text = str | list[int]
-Message = dict[str, Any]
-REASONING = frozenset({"reasoning_content", "reasoning", "thinking"})  # keys of thoughts
-
-_TEXT_PARTS = ("text", "input_text", "output_text")
-# Set by Paceline, or not an argument of a template.
-_RESERVED = frozenset(
-    {"messages", "conversation", "tools", "tokenize", "add_generation_prompt"}
-    | {"continue_final_message", "return_assistant_tokens_mask", "return_dict", "return_tensors"}
-    | {"padding", "truncation", "max_length", "tokenizer_kwargs", "sanitize_control_tokens"}
-)
 
 _LARGEST_LOG_PROB = 1e-3  # above 0 by rounding
 _TRUNCATED = frozenset({"length", "context"})  # stop reasons written by generate-data
@@ -355,133 +344,3 @@ def _text(value: Any, name: str, where: str) -> Text:
         return value
     kind = type(value).__name__
     raise PromptError(f"{where} has a {kind} as {name}; wanted a string or a list of token ids")
-
-
-def text_of(content: Any) -> str:
-    """The text of a message's content."""
-    if isinstance(content, str):
-        return content
-    return "\n".join(part["text"] for part in content or ())
-
-
-def messages_of(value: Any, where: str) -> tuple[Message, ...]:
-    """Check the messages of a chat.
-
-    Keys without a value are left out. Content is a string, or a list of text parts. A message that
-    calls tools may have none: it is then empty, as vLLM passes it to templates. Arguments of calls
-    that are JSON text are parsed, as vLLM does.
-
-    Raises:
-        PromptError: a message has another form.
-    """
-    if not isinstance(value, list) or not value:
-        raise PromptError(f"{where} has no list of messages; wanted objects with role and content")
-    found = tuple(_message(message, where) for message in value)
-    if len(found) == 1 and found[0]["role"] == "assistant":
-        raise PromptError(f"{where} has nothing but an answer; add the message that it answers")
-    return found
-
-
-def _message(value: Any, where: str) -> Message:
-    if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
-        raise PromptError(
-            f"{where} has the message {shorten(str(value))}; wanted role and content as strings"
-        )
-    message = {key: item for key, item in value.items() if item is not None}
-    if calls := message.pop("tool_calls", None):
-        message["tool_calls"] = _tool_calls(calls, where)
-    message["content"] = _message_content(message, where)
-    if any("\ud800" <= each <= "\udfff" for each in json.dumps(message, ensure_ascii=False)):
-        raise PromptError(f"{where} has half of a UTF-16 pair in a message; repair the text")
-    return message
-
-
-def _message_content(message: Message, where: str) -> str | list[dict[str, str]]:
-    content = message.get("content")
-    if isinstance(content, list):
-        content = [_text_part(part, where) for part in content]
-    if content is not None and not isinstance(content, str | list):
-        raise PromptError(
-            f"{where} has a message whose content is a {type(content).__name__}; wanted a string, "
-            "a list of text parts, or null beside tool_calls"
-        )
-    if text_of(content).strip() or message.keys() & (REASONING | {"tool_calls"}):
-        return content or ""
-    if message["role"] == "assistant":
-        raise PromptError(f"{where} has an empty answer; fill it or leave the line out")
-    if not isinstance(content, str):
-        raise PromptError(f"{where} has a message without text; wanted role and content")
-    return content
-
-
-def _text_part(part: Any, where: str) -> dict[str, str]:
-    match part:
-        case str():
-            return {"type": "text", "text": part}
-        case {"type": kind, "text": str(text)} if kind in _TEXT_PARTS:
-            return {"type": "text", "text": text}
-    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-    raise PromptError(
-        f"{where} has a message with a part of the type {shorten(str(kind))}; only text can be read"
-    )
-
-
-def _tool_calls(value: Any, where: str) -> list[dict[str, Any]]:
-    calls = _parsed(value, "tool_calls", where)
-    if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
-        raise PromptError(f"{where} has tool_calls of another form; wanted a list of objects")
-    found: list[dict[str, Any]] = []
-    for call in calls:
-        inner = call.get("function")
-        function = dict(inner if isinstance(inner, Mapping) else call)
-        arguments = function.get("arguments") or {}
-        function["arguments"] = _parsed(arguments, "arguments of tool_calls", where)
-        found.append({**call, "function": function} if isinstance(inner, Mapping) else function)
-    return found
-
-
-def tools_of(value: Any, where: str) -> tuple[dict[str, Any], ...]:
-    """Check the tools of a chat: a list of objects, or JSON text of such; None: no tools.
-
-    Raises:
-        PromptError: the tools have another form.
-    """
-    tools = _parsed(value, "tools", where)
-    if isinstance(tools, list):
-        tools = [_parsed(tool, "tools", where) for tool in tools]
-    if tools is not None and not (
-        isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
-    ):
-        raise PromptError(
-            f"{where} has {shorten(str(value))} as tools; wanted a list of objects, or JSON text"
-        )
-    return tuple(tools or ())
-
-
-def template_kwargs_of(value: Any, where: str) -> dict[str, Any]:
-    """Check the arguments of a chat's template: an object, or JSON text; None: no arguments.
-
-    Raises:
-        PromptError: they have another form, or one is set by Paceline.
-    """
-    found = {} if value is None else _parsed(value, "chat_template_kwargs", where)
-    if not isinstance(found, dict):
-        raise PromptError(
-            f"{where} has {shorten(str(value))} as chat_template_kwargs; wanted an object such as "
-            '{"enable_thinking": false}'
-        )
-    if taken := sorted(found.keys() & _RESERVED):
-        raise PromptError(
-            f"{where} has {taken[0]} in chat_template_kwargs, which Paceline sets; remove it"
-        )
-    return found
-
-
-def _parsed(value: Any, name: str, where: str) -> Any:
-    """The value of JSON text; other values as they are."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        raise PromptError(f"{where} has {name} that are not JSON: {shorten(value)}") from None

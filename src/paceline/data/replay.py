@@ -24,11 +24,11 @@ from paceline.config import StrictModel
 from paceline.data.examples import top_scores_of
 from paceline.data.prompts import TopTokens
 from paceline.data.sources import ExampleStream, TextBatch, rows_of, sample_completions
-from paceline.data.tokens import tokens_of
 from paceline.engines.contract import Request
 from paceline.engines.text_servers import TextServers
 from paceline.errors import EngineError
 from paceline.models.hf.base import recorded_hidden_states
+from paceline.models.prompt_text import tokens_of
 from paceline.progress import silent
 from paceline.rng import named_generator
 

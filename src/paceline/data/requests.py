@@ -18,10 +18,11 @@ from pydantic import AliasChoices, Field, field_validator, model_validator
 
 from paceline.config import StrictModel
 from paceline.data.input_checks import InputChecks
-from paceline.data.prompts import CorpusConfig, Record, read_records, text_of
+from paceline.data.prompts import CorpusConfig, Record, read_records
 from paceline.data.tokens import encode_prompt, truncated, warn_of_cut_prompts
 from paceline.engines.texts import EngineWriter, OpenAIWriter
 from paceline.errors import PromptError
+from paceline.models.chat_text import text_of
 from paceline.models.compatibility import check_fits
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import PacelineError, PromptError
+from paceline.errors import PacelineError, PromptError, shorten
 from paceline.places import leads_out
 from paceline.records import read_lines
 
@@ -176,11 +176,6 @@ def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     return value
-
-
-def shorten(text: str, width: int = 60) -> str:
-    """The text, cut to a width for a message."""
-    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 _READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".txt": "text"}

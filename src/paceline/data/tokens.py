@@ -6,10 +6,12 @@ import itertools
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from paceline.data.chats import chat_answer, chat_prompt, warn_of_unused
+from paceline.data.chats import chat_answer, warn_of_unused
 from paceline.data.prompts import read_records
 from paceline.errors import PromptError
+from paceline.models.chat_text import chat_prompt
 from paceline.models.compatibility import written_vocabulary
+from paceline.models.prompt_text import check_length, prompt_tokens, tokens_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
 _CONTEXT = 8  # tokens in front of a text that is decoded, which decide about its first space
 _BEFORE = ("\n", "a", ".", " ", "字")  # texts that a piece of a word can follow
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
-_MAX_CHARACTERS = 10_000_000  # fast tokenizers need about 150 bytes per character
 
 
 def read_prompts(
@@ -285,20 +286,12 @@ class _Encoding:
     def prompt(self, text: Text) -> list[int]:
         """The tokens of a prompt with the tokenizer's special tokens."""
         if isinstance(text, str):
-            self._check_length(text)
-            # A template puts the special tokens into the text of a chat.
-            tokens = tokens_of(text, self.tokenizer, special=self.record.kind != "chat")
-            bos = self.tokenizer.bos_token_id
-            if bos is not None and tokens[:2] == [bos, bos]:
-                tokens = tokens[1:]  # a template was applied to the text
-        else:
-            tokens = self._checked(text)
-        if not tokens:
-            raise PromptError(f"{self.record.where} has no tokens; a prompt needs at least one")
-        return tokens
+            where, rendered = self.record.where, self.record.kind == "chat"
+            return prompt_tokens(text, self.tokenizer, where, rendered=rendered)
+        return self._checked(text)
 
     def _following(self, prompt: str, prompt_tokens: list[int], text: str) -> list[int]:
-        self._check_length(text)
+        check_length(text, self.record.where)
         try:
             return following_tokens(prompt, prompt_tokens, text, self.tokenizer)
         except PromptError as error:
@@ -306,7 +299,7 @@ class _Encoding:
 
     def _target(self, text: str) -> list[int]:
         """Tokens of a decoder of its own; some translation models tokenise it differently."""
-        self._check_length(text)
+        check_length(text, self.record.where)
         tokenize = cast("Any", self.tokenizer)
         return tokenize(text_target=text, add_special_tokens=False, verbose=False)["input_ids"]
 
@@ -318,13 +311,6 @@ class _Encoding:
                 "tokens; tokenise the text with the target's tokenizer"
             )
         return tokens
-
-    def _check_length(self, text: str) -> None:
-        if len(text) > _MAX_CHARACTERS:
-            raise PromptError(
-                f"{self.record.where} has a text of {len(text):,} characters, more than the limit "
-                f"of {_MAX_CHARACTERS:,}; split it into several documents"
-            )
 
 
 def _ended(tokens: list[int], ends: Collection[int | None], tokenizer: Any) -> list[int]:
@@ -393,18 +379,6 @@ def inner_tokens(before: Sequence[int], text: str, tokenizer: PreTrainedTokenize
         f"the tokenizer cannot go on with {text[:20]!r} behind {wanted[: -len(text)][-20:]!r}; end "
         "the prompt where a word ends"
     )
-
-
-def tokens_of(
-    text: str,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    special: bool = False,
-) -> list[int]:
-    """The tokens of a text; `special`: with the special tokens that the tokenizer adds."""
-    # verbose=False: no warning for documents longer than the context; they are split later.
-    found = tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
-    return cast("list[int]", found)
 
 
 def _decode(tokens: list[int], tokenizer: PreTrainedTokenizerBase) -> str:

@@ -6,6 +6,7 @@
 - `draft_policies`: how many tokens a block drafts
 - `cascade`: the draft generates, and defers to the target when not confident
 - `text`: the state of one text, and `Generation` and `Block`, which the caller receives
+- `text_prompts`: texts and chats as prompts, and the text that their new tokens add
 - `strategies`: configuration of all strategies
 """
 
@@ -14,6 +15,7 @@ from paceline.decode.cascade import BigLittleDecoder, OracleCascade, SequenceCas
 from paceline.decode.draft_policies import Adaptive, Confident, FixedLength
 from paceline.decode.speculative import SpeculativeDecoder
 from paceline.decode.text import Block, Generation
+from paceline.decode.text_prompts import Piece, TextGeneration
 
 __all__ = [
     "Adaptive",
@@ -24,7 +26,9 @@ __all__ = [
     "FixedLength",
     "Generation",
     "OracleCascade",
+    "Piece",
     "SequenceCascade",
     "SpeculativeDecoder",
+    "TextGeneration",
     "TokenCascade",
 ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 import reprlib
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from paceline.errors import PromptError, UsageError
 
@@ -12,8 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Kind = TypeVar("Kind")
-
-_ENCODE = "encode texts with the target's tokenizer"
 
 
 def whole(name: str, value: Any, least: int | None = 1, advice: str = "") -> int:
@@ -60,11 +59,22 @@ def token_lists(prompts: Any) -> list[list[int]]:
     Raises:
         PromptError: they are not lists of whole numbers.
     """
-    if isinstance(prompts, str | bytes) or not hasattr(prompts, "__iter__"):
+    return [_tokens(prompt, row) for row, prompt in enumerate(listed(prompts))]
+
+
+def listed(prompts: Any) -> list[Any]:
+    """Several prompts as a list.
+
+    Raises:
+        PromptError: a single one, such as a message or what a tokenizer returns.
+    """
+    if isinstance(prompts, str | bytes | Mapping) or not hasattr(prompts, "__iter__"):
         raise PromptError(
-            f"prompts must be lists of token ids, got {reprlib.repr(prompts)}; {_ENCODE}"
+            "prompts must be a list of texts, chats or lists of token ids, got "
+            f"{reprlib.repr(cast('object', prompts))}; put a single prompt into a list, or pass "
+            "input_ids of a tokenizer's result"
         )
-    return [_tokens(prompt, row) for row, prompt in enumerate(prompts)]
+    return list(prompts)
 
 
 def _tokens(prompt: Any, row: int) -> list[int]:
@@ -74,8 +84,8 @@ def _tokens(prompt: Any, row: int) -> list[int]:
         return [operator.index(token) for token in prompt]
     except (TypeError, RuntimeError):
         raise PromptError(
-            f"prompt {row} must be a list of token ids, got {reprlib.repr(prompt)}; {_ENCODE}, and "
-            "give one list per prompt"
+            f"prompt {row} must be a text, a chat or a list of token ids, got "
+            f"{reprlib.repr(prompt)}; give one of these per prompt"
         ) from None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor
@@ -17,14 +17,16 @@ from paceline.core.sampling import (
     seen_tokens,
     to_probs,
 )
-from paceline.decode.arguments import check_models, instance, several, whole
+from paceline.decode.arguments import check_models, instance, listed, several, whole
 from paceline.decode.text import Limits, start_texts
+from paceline.decode.text_prompts import as_tokens, is_text, pieces_of, with_text
 from paceline.models.contract import decoder_prompt_of, forced_eos_of, max_source_length_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from paceline.decode.text import Block, Generation, Text
+    from paceline.decode.text_prompts import Chat, Piece, TextGeneration
     from paceline.models.contract import Model, ModelSession
 
 
@@ -47,6 +49,27 @@ class Decoder(ABC):
         self.sampling = instance("sampling", sampling, SamplingParams) or SamplingParams()
         self.vocab_size = target.vocab_size
 
+    @overload
+    def generate(  # pyright: ignore[reportOverlappingOverload] - a text is a sequence of texts
+        self,
+        prompts: str | Chat,
+        max_new_tokens: int = 128,
+        seed: int | Sequence[int] = 0,
+        eos_token_ids: Sequence[int] | None = None,
+        batch_size: int | None = None,
+    ) -> TextGeneration: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Sequence[str] | Sequence[Chat],
+        max_new_tokens: int = 128,
+        seed: int | Sequence[int] = 0,
+        eos_token_ids: Sequence[int] | None = None,
+        batch_size: int | None = None,
+    ) -> list[TextGeneration]: ...
+
+    @overload
     def generate(
         self,
         prompts: Sequence[Sequence[int]],
@@ -54,42 +77,88 @@ class Decoder(ABC):
         seed: int | Sequence[int] = 0,
         eos_token_ids: Sequence[int] | None = None,
         batch_size: int | None = None,
-    ) -> list[Generation]:
+    ) -> list[Generation]: ...
+
+    def generate(
+        self,
+        prompts: Any,
+        max_new_tokens: int = 128,
+        seed: int | Sequence[int] = 0,
+        eos_token_ids: Sequence[int] | None = None,
+        batch_size: int | None = None,
+    ) -> Any:
         """Continue each prompt; returns one generation per prompt, in order.
 
         A text depends only on its own prompt and seed (in float32), not on the batch.
 
         Args:
-            prompts: Token ids.
+            prompts: Texts, chats (lists of messages with `role` and `content`) or lists of token
+                ids. A single text or chat gives a generation, not a list.
             max_new_tokens: Maximum number of new tokens per text.
             seed: One seed per prompt; an integer s gives prompt i the seed s + i.
             eos_token_ids: Stop tokens; None uses the target's, an empty list disables them.
             batch_size: Texts generated at a time (continuous batching); None for all of them.
 
         Raises:
-            UsageError: an empty prompt, a budget below 1, a prompt longer than the context.
+            UsageError: an empty prompt, a budget below 1, a prompt longer than the context, a text
+                or a chat for a target without a tokenizer, or a chat that its template refuses.
         """
         if batch_size is not None:
             batch_size = whole("batch_size", batch_size)
-        texts = self._start(prompts, max_new_tokens, seed, eos_token_ids)
+        single = is_text(prompts)
+        given = [prompts] if single else listed(prompts)
+        texts = self._start(given, max_new_tokens, seed, eos_token_ids)
         for _ in self.blocks(texts, batch_size):
             pass
-        return [text.finish() for text in texts]
+        found = [self._finished(*each) for each in zip(given, texts, strict=True)]
+        return found[0] if single else found
 
+    def _finished(self, prompt: Any, text: Text) -> Generation:
+        tokenizer = self.target.tokenizer
+        if tokenizer is None or not is_text(prompt):
+            return text.finish()
+        return with_text(text, tokenizer)
+
+    @overload
+    def stream(
+        self,
+        prompt: str | Chat,
+        max_new_tokens: int = 128,
+        seed: int = 0,
+        eos_token_ids: Sequence[int] | None = None,
+    ) -> Iterator[Piece]: ...
+
+    @overload
     def stream(
         self,
         prompt: Sequence[int],
         max_new_tokens: int = 128,
         seed: int = 0,
         eos_token_ids: Sequence[int] | None = None,
-    ) -> Iterator[Block]:
-        """Continue one prompt and yield each block; the tokens are those of `generate`.
+    ) -> Iterator[Block]: ...
+
+    def stream(
+        self,
+        prompt: Any,
+        max_new_tokens: int = 128,
+        seed: int = 0,
+        eos_token_ids: Sequence[int] | None = None,
+    ) -> Any:
+        """Continue one prompt; the tokens are those of `generate`.
+
+        Yields:
+            The text of each token with its source, if the prompt is a text or a chat; each block,
+            if it is a list of token ids.
 
         Raises:
             UsageError: as `generate`, on the call itself, not at the first block.
         """
         texts = self._start([prompt], max_new_tokens, seed, eos_token_ids)
-        return (block for _, block in self.blocks(texts))
+        blocks = (block for _, block in self.blocks(texts))
+        tokenizer = self.target.tokenizer
+        if tokenizer is None or not is_text(prompt):
+            return blocks
+        return pieces_of(blocks, tokenizer, texts[0].context)
 
     def remaining_context(self, prompt: Sequence[int]) -> int | None:
         """New tokens that fit after this prompt; None if the model sets no limit."""
@@ -106,11 +175,18 @@ class Decoder(ABC):
 
     def _start(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompts: Sequence[Any],
         max_new_tokens: int,
         seed: int | Sequence[int],
         eos_token_ids: Sequence[int] | None,
     ) -> list[Text]:
+        names = [f"prompt {row}" for row in range(len(prompts))]
+        if len(prompts) == 1:
+            names = ["the prompt"]
+        prompts = [
+            as_tokens(prompt, self.target, name)
+            for prompt, name in zip(prompts, names, strict=True)
+        ]
         stops = self.target.eos_token_ids
         if eos_token_ids is not None:
             stops = several("eos_token_ids", eos_token_ids)

@@ -14,7 +14,7 @@ import torch
 from paceline.core.sampling import as_list
 from paceline.core.stats import DecodeStats
 from paceline.decode.arguments import seeds_of, token_lists, whole
-from paceline.errors import ContextLengthError, PromptError
+from paceline.errors import ContextLengthError, PromptError, shorten
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
@@ -31,13 +31,25 @@ token if the rule is lossless or there is no draft. In cascades, which do not ve
 is a token of the draft and `deferred` one of the target."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Generation:
     """A finished text: its new tokens (including a stop token), stop reason and counts."""
 
     tokens: list[int]
     stop_reason: StopReason
     stats: DecodeStats
+
+    def __repr__(self) -> str:
+        return summary(self, self.tokens)
+
+
+def summary(found: Generation, content: object = None) -> str:
+    """One line on a generation: counts, stop reason, and the beginning of its content."""
+    parts = [f"{len(found.tokens)} tokens", f"stopped by {found.stop_reason}"]
+    if found.stats.num_target_calls:
+        parts.append(f"{found.stats.block_efficiency:.2f} tokens per target call")
+    shown = "" if content is None else f": {shorten(repr(content))}"
+    return f"<{type(found).__name__} of {', '.join(parts)}{shown}>"
 
 
 @dataclass(frozen=True)
@@ -108,6 +120,7 @@ class Text:
     Attributes:
         prompt: The model's input.
         context: The decoder's tokens before the first new one: the prompt of a decoder-only model.
+        blocks: What added the tokens.
     """
 
     def __init__(
@@ -131,7 +144,7 @@ class Text:
         self._forced_eos = forced_eos
         self.num_accepted = 0
         self.num_examined = 0
-        self._blocks: list[Block] = []
+        self.blocks: list[Block] = []
         self._drafting = _Uniforms(seed, "draft")
         self._accepting = _Uniforms(seed, "accept")
         self._choosing = _Uniforms(seed, "choose")
@@ -161,8 +174,8 @@ class Text:
 
     def add_first(self, token: int) -> Block:
         """Append the token sampled from the target's pass over the prompt."""
-        self._blocks.append(Block(*self._append([(token, "prefill")]), num_drafted=0))
-        return self._blocks[-1]
+        self.blocks.append(Block(*self._append([(token, "prefill")]), num_drafted=0))
+        return self.blocks[-1]
 
     def add_block(self, accepted: Sequence[int], last: int, *, num_drafted: int) -> Block:
         """Append accepted tokens and the one after them, up to a stop token or the budget.
@@ -175,16 +188,16 @@ class Text:
         num_kept = sources.count("accepted")
         self.num_accepted += num_kept
         self.num_examined += len(sources) - sources.count("bonus")
-        self._blocks.append(Block(tokens, sources, num_drafted, len(accepted) - num_kept))
-        return self._blocks[-1]
+        self.blocks.append(Block(tokens, sources, num_drafted, len(accepted) - num_kept))
+        return self.blocks[-1]
 
     def add_unverified(self, kept: Sequence[int], last: int | None) -> Block:
         """As `add_block`, with tokens of the draft and the target that are not verified."""
         new: list[tuple[int, Source]] = [(token, "kept") for token in kept]
         if last is not None:
             new.append((last, "deferred"))
-        self._blocks.append(Block(*self._append(new), len(kept)))
-        return self._blocks[-1]
+        self.blocks.append(Block(*self._append(new), len(kept)))
+        return self.blocks[-1]
 
     def forced(self, count: int = 0) -> int | None:
         """The token that must follow `count` tokens after the newest, or None."""
@@ -196,7 +209,7 @@ class Text:
 
     def finish(self) -> Generation:
         assert self.stop_reason is not None, "the text has not ended"
-        return Generation(self.tokens, self.stop_reason, count_blocks(self._blocks))
+        return Generation(self.tokens, self.stop_reason, count_blocks(self.blocks))
 
     def _append(
         self, new: Sequence[tuple[int, Source]]

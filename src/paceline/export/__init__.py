@@ -11,4 +11,6 @@
 from paceline.export.export import Exported, export
 from paceline.export.export_inputs import ExportConfig
 
-__all__ = ["ExportConfig", "Exported", "export"]
+export_draft = export  # for `paceline`, where `export` is this package
+
+__all__ = ["ExportConfig", "Exported", "export", "export_draft"]

@@ -21,11 +21,14 @@ results.py      figures of a measurement by name, from its rows
 from paceline.measure.losslessness import LosslessnessReport, VerifyConfig, verify_losslessness
 from paceline.measure.measurement import MeasureConfig, Measurement, measure
 
+measure_draft = measure  # for `paceline`, where `measure` is this package
+
 __all__ = [
     "LosslessnessReport",
     "MeasureConfig",
     "Measurement",
     "VerifyConfig",
     "measure",
+    "measure_draft",
     "verify_losslessness",
 ]

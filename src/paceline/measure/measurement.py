@@ -3,6 +3,7 @@
 # B texts, T positions
 from __future__ import annotations
 
+import html
 import math
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, cast
@@ -44,6 +45,7 @@ from paceline.models.compatibility import without_rollback
 from paceline.models.loading import fingerprint
 from paceline.progress import Progress, silent
 from paceline.results.figures import FIGURES
+from paceline.results.frame import as_html
 from paceline.results.row import Row, Source, select
 
 if TYPE_CHECKING:
@@ -166,7 +168,18 @@ class Measurement(StrictModel):
         """A figure of a row, by default of the scored texts, with its interval."""
         return FIGURES[name].measure(row or self.texts, seed=self.config.seed)
 
+    def __repr__(self) -> str:
+        return f"<Measurement: {self.verdict}>"
 
+    def _repr_html_(self) -> str:
+        """The verdict, and a line per gamma, for notebooks."""
+        return f"<p>{html.escape(str(self.verdict))}</p>{as_html(self.blocks, _OF_NOTEBOOKS)}"
+
+
+_OF_NOTEBOOKS = (
+    *("gamma", "expected_acceptance", "block_efficiency", "break_even_acceptance"),
+    *("predicted_speedup", "expected_speedup"),
+)
 _FROM_ROWS = (
     *("acceptance", "cost", "gammas", "tried", "speed"),
     *("target_fingerprint", "draft_fingerprint"),

@@ -13,6 +13,9 @@ admission/           compares what was loaded with libraries that are not Paceli
 inspection.py        facts about a model that do not need its weights
 compatibility.py     checks that target and draft share a vocabulary
 answer_text.py       the text of new tokens
+prompt_text.py       the tokens of prompts
+chat_text.py         messages of chats -> the text of a prompt, by the tokenizer's template, which
+                     rendering.py renders in a process of its own
 drafts/              builds drafts from a target or from scratch
 fakes.py             table models for tests
 """
@@ -20,9 +23,9 @@ fakes.py             table models for tests
 from paceline.models.hf.base import HfModel
 from paceline.models.hf.causal import CausalModel
 from paceline.models.loading import load_model, wrap_model
-from paceline.models.prepare import prepare_for_decoding
+from paceline.models.prepare import load, prepare_for_decoding
 from paceline.native.kernels import use_native_backend
 
 use_native_backend()
 
-__all__ = ["CausalModel", "HfModel", "load_model", "prepare_for_decoding", "wrap_model"]
+__all__ = ["CausalModel", "HfModel", "load", "load_model", "prepare_for_decoding", "wrap_model"]

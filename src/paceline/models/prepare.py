@@ -29,6 +29,7 @@ from paceline.models.llama.cuda import GraphCaches, GraphSession, can_record
 from paceline.models.llama.forward import LlamaDecoder
 from paceline.models.llama.int8 import rounded_copy
 from paceline.models.llama.packing import Packer, bfloat16_product, can_pack, merged_product
+from paceline.models.loading import load_model
 from paceline.models.precision import (
     Choice,
     choose_precision,
@@ -40,10 +41,26 @@ from paceline.models.precision import (
 from paceline.models.t5 import T5Pass, T5States, is_t5_like
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from paceline.models.contract import ModelSession
     from paceline.models.hf.base import HfModel
+    from paceline.models.loading import DType
 
 Weights = Literal["auto", "plain", "packed_fp16", "int8"]
+
+
+def load(
+    path: str | Path,
+    dtype: DType | torch.dtype = "auto",
+    device: str = "auto",
+    weights: Weights = "auto",
+) -> HfModel:
+    """Load a model with its tokenizer, ready for decoding.
+
+    `load_model`, then `prepare_for_decoding`; see there for the arguments and errors.
+    """
+    return prepare_for_decoding(load_model(path, dtype, device), weights)
 
 
 def prepare_for_decoding(

@@ -16,3 +16,5 @@ from paceline.results.frame import load as load
 from paceline.results.row import Row as Row
 from paceline.results.row import Source as Source
 from paceline.results.row import read_rows as read_rows
+
+load_rows = load  # for `paceline`, where `load` loads a model

@@ -11,9 +11,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, NoReturn
 
-from paceline.data.prompts import CorpusConfig, Record, corpus_fingerprint, read_records, text_of
+from paceline.data.prompts import CorpusConfig, Record, corpus_fingerprint, read_records
 from paceline.errors import PromptError, UsageError
 from paceline.fingerprints import short_hash
+from paceline.models.chat_text import text_of
 from paceline.tasks import scoring
 from paceline.tasks.base import TaskExample, TaskModel, as_row, pick
 from paceline.tasks.docstrings import first_line

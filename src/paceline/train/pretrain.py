@@ -23,11 +23,11 @@ from paceline.data.prompts import (
     corpus_fingerprint,
     read_records,
     stream_records,
-    text_of,
 )
 from paceline.data.replay import WritingClock
 from paceline.data.sources import ExampleStream, FixedText
 from paceline.errors import ConfigError, PromptError, UsageError
+from paceline.models.chat_text import text_of
 from paceline.models.compatibility import check_fits
 from paceline.models.drafts.scratch import AnyNewModel, NewTokenizer, write_new_model
 from paceline.models.loading import fingerprint_if_there, stored_dtype, tokenizer_of

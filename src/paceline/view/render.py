@@ -20,8 +20,8 @@ import jinja2
 import vl_convert
 import yaml
 
-import paceline
 from paceline.records import atomic_write_text
+from paceline.version import __version__
 from paceline.view import charts
 from paceline.view.definitions import DEFINITIONS, TERMS_OF_WORDS, of_users
 from paceline.view.page import Figure, Mark, Table, columns_of, is_unknown, numeric
@@ -56,7 +56,7 @@ def render(page: Page) -> str:
             library=_library() if any(isinstance(block, Figure) for block in page.blocks) else "",
             data=_packed(json.dumps(_data(page), allow_nan=False, separators=(",", ":"))),
             most_rows=_MOST_ROWS,
-            version=paceline.__version__,
+            version=__version__,
         )
         .lstrip()
     )

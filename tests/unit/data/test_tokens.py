@@ -57,7 +57,7 @@ def test_a_token_that_the_tokenizer_does_not_have_is_refused(tmp_path: Path, tok
 def test_a_text_too_long_to_tokenise_at_once_is_refused_by_its_place(
     tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("paceline.data.tokens._MAX_CHARACTERS", 6)
+    monkeypatch.setattr("paceline.models.prompt_text._MAX_CHARACTERS", 6)
     path = write(tmp_path / "a.jsonl", {"text": "abcdef"}, {"prompt": "a", "completion": "abcdefg"})
     short, long = read_records(path)
     assert encode(short, tokenizer)[0]

@@ -1,7 +1,9 @@
 """Measurement on table models, where every figure can be had by another road."""
 
+import html
 import itertools
 import json
+import re
 
 import numpy as np
 import pytest
@@ -134,6 +136,22 @@ def test_a_measurement_survives_json():
     target, draft = TableModel.random(6, 1, seed=1), TableModel.random(6, 1, seed=2)
     found = measure_models(target, draft, PROMPTS, _config(max_new_tokens=10, timed_prompts=2))
     assert type(found).model_validate_json(found.model_dump_json()) == found
+
+
+def test_a_measurement_is_a_line_and_in_a_notebook_a_table_by_gamma():
+    target, draft = TableModel.random(6, 1, seed=1), TableModel.random(6, 1, seed=2)
+    config = _config(max_new_tokens=10, timed_prompts=0, gammas=(1, 3))
+    found = measure_models(target, draft, PROMPTS, config)
+    assert repr(found) == f"<Measurement: {found.verdict.word}: {found.verdict.reason}>"
+    cells = re.findall(r"<td>(.*?)</td>", found._repr_html_())
+    names = re.findall(r"<th>(.*?)</th>", found._repr_html_())
+    starts = range(0, len(cells), len(names))
+    lines = [dict(zip(names, cells[start:], strict=False)) for start in starts]
+    assert [line["gamma"] for line in lines] == ["1", "3"]
+    for line, row in zip(lines, found.blocks, strict=True):
+        tau = np.sum(row.sums["emitted"]) / np.sum(row.sums["calls"])
+        assert float(line["block_efficiency"]) == pytest.approx(tau, abs=6e-4)
+    assert html.escape(found.verdict.reason) in found._repr_html_()
 
 
 def test_the_figures_of_a_measurement_are_ratios_of_the_sums_of_its_rows():

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from paceline.data import rendering
-from paceline.data.chats import chat_answer, chat_prompt
+from paceline.data.chats import chat_answer
 from paceline.data.prompts import Record
 from paceline.errors import PromptError
+from paceline.models import rendering
+from paceline.models.chat_text import chat_prompt
 from support.models import tiny_tokenizer
 
 GOOD = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
