@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import typer.main
 from mkdocs.structure.files import File
 
-from paceline.cli.command import Command
 from paceline.cli.decode import DECODE
 from paceline.cli.defaults import default_text, literals, meaning_of, variants_of
 from paceline.cli.main import app, schema_of
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
     from mkdocs.structure.pages import Page
+
+    from paceline.cli.command import Command
 
 ROOT = Path(__file__).parents[1]
 BESIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")  # pages of the site, outside docs/
@@ -95,7 +96,8 @@ def demo_table(readme: str) -> dict[str, tuple[str, str]]:
         cells = [cell.strip() for cell in line.split("│")[1:-1]]
         if len(cells) != 3:
             continue
-        if cells[0] and (not rows or re.search(r"T=\d$", rows[-1][0])):  # names end in a temperature
+        ended = not rows or re.search(r"T=\d$", rows[-1][0])  # names end in a temperature
+        if cells[0] and ended:
             rows.append(cells)
         else:
             rows[-1] = [" ".join(filter(None, pair)) for pair in zip(rows[-1], cells, strict=True)]
@@ -122,16 +124,17 @@ def demo_figures(table: dict[str, tuple[str, str]]) -> str:
                 f"acceptance {acceptance.split()[0]}</div>"
             )
     lines.append(
-        "<figcaption>Speedup of real requests, measured by <code>make demo</code>: SmolLM2-135M on two "
-        "CPU cores, before and after six minutes of alignment. The line is 1, the target alone; "
-        "thin bars are 95% intervals.</figcaption></figure>"
+        "<figcaption>Speedup of real requests, measured by <code>make demo</code>: SmolLM2-135M "
+        "on two CPU cores, before and after six minutes of alignment. The line is 1, the target "
+        "alone; thin bars are 95% intervals.</figcaption></figure>"
     )
     return "\n".join(lines)
 
 
 def inline_drawing(image: re.Match[str]) -> str:
     """The drawing itself in place of its image: it then has the colours of the page."""
-    return (ROOT / "docs" / image[1]).read_text("utf-8")
+    drawing = (ROOT / "docs" / image[1]).read_text("utf-8")
+    return f"<div>\n{drawing}</div>"  # Markdown knows no svg, and leaves the content of a div alone
 
 
 def commands() -> dict[str, Command]:
@@ -174,7 +177,7 @@ def command_page(command: Command) -> str:
     if others:
         lines.append("## Options\n" if not set_by else "## Other options\n")
         for param in others:
-            names = [*param.opts, *param.secondary_opts] if param.opts[0][0] == "-" else [param.name]
+            names = [*param.opts, *param.secondary_opts]  # of an argument: its own name
             lines.append(entry(names, (), getattr(param, "help", None) or "Print the help."))
     return "\n".join(lines)
 
@@ -256,6 +259,6 @@ def values_text(values: list[str]) -> str:
 
 def text_of(text: str) -> str:
     """Plain text as Markdown: what Markdown would read as marks is escaped, except code."""
-    parts = re.split(r"(`[^`]+`)", text)
+    parts = re.split(r"(`[^`]+`)", re.sub(r"(?<![\w`-])--[a-z][a-z-]*", r"`\g<0>`", text))
     parts[::2] = [re.sub(r"([\\*_\[\]<>#])", r"\\\1", part) for part in parts[::2]]
     return "".join(parts)
