@@ -86,7 +86,7 @@ def from_demo(comment: re.Match[str]) -> str:
             raise ValueError(f"no part of the demo is called {comment[1]}")
     if not found:
         raise ValueError(f"README.md has no {comment[1]}")
-    return "```text\n" + "\n".join(found) + "\n```"
+    return "```{ .text .wrap }\n" + "\n".join(found) + "\n```"
 
 
 def demo_table(readme: str) -> dict[str, tuple[str, str]]:
