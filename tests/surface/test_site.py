@@ -45,7 +45,7 @@ def name_of(path: Path) -> str:
 
 def blocks_of(page: Path) -> list[Block]:
     fenced = re.compile(
-        r"(?:^<!-- not run: (.+) -->\n\n?)?^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL
+        r"(?:^<!-- not run: ([^\n]+) -->\n\n?)?^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL
     )
     found = [Block(*match) for match in fenced.findall(page.read_text("utf-8"))]
     return [block for block in found if block.language not in NO_CODE]
