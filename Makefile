@@ -27,7 +27,7 @@ SHELL := bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help install test unit lint style types layers spelling collect format report-test demo engines vllm \
-	llamacpp garden direct study $(STUDIES:%=study-%) rows compat oldest newest clean
+	llamacpp garden direct study $(STUDIES:%=study-%) rows compat oldest newest docs docs-serve clean
 
 help: ## list these targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 16
@@ -127,6 +127,14 @@ layers: $(VENV)/.dev ## import-linter: a layer imports only from below
 spelling: $(VENV)/.dev ## codespell
 	$(BIN)/codespell
 
+docs docs-serve: export NO_MKDOCS_2_WARNING := 1
+
+docs: $(VENV)/.docs ## the documentation site in build/site; fails at a broken link
+	$(BIN)/mkdocs build --strict
+
+docs-serve: $(VENV)/.docs ## the site at http://127.0.0.1:8000, made again when a source changes
+	$(BIN)/mkdocs serve
+
 format: $(VENV)/.dev ## let ruff fix and format the sources
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
@@ -150,9 +158,9 @@ define install
 	$(BIN)/pip install --disable-pip-version-check --no-compile -c constraints.txt -e '.[$(1)]'
 endef
 
-# All pins but those of the browser: to find out which packages need which takes as long as to load them.
+# All pins but those of the browser and the site: to find out which packages need which takes as long as to load them.
 define pinned
-	grep -vE '^(#|pip==|playwright==|greenlet==)' constraints.txt | $(BIN)/pip install \
+	sed -E '/^# for make docs/,$$d; /^(#|pip==|playwright==|greenlet==)/d' constraints.txt | $(BIN)/pip install \
 		--disable-pip-version-check --no-compile --no-deps -r /dev/stdin || true # below, it says why
 endef
 
@@ -162,6 +170,10 @@ $(VENV)/.dev: pyproject.toml constraints.txt
 
 $(VENV)/.demo: pyproject.toml constraints.txt
 	$(call install,gguf)
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.demo
+	$(call install,docs)
 	touch $@
 
 # The driver alone: Debian's browser takes the place of the one that playwright would download.

@@ -279,6 +279,7 @@ _HEAD = """# Architectures
 Greedy texts of Paceline compared with those of `generate`, for every decoder-only and
 encoder-decoder class of transformers {transformers}, with torch {torch}. This page is generated:
 
+<!-- not run: builds every class of transformers -->
 ```
 .venv/bin/python tools/golden/record_architectures.py            # writes this page
 .venv/bin/python tools/golden/record_architectures.py --check    # fails if a row has changed

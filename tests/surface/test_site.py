@@ -1,0 +1,232 @@
+"""The documentation site: what it lists is in the sources, and what it tells to type works."""
+
+import ast
+import importlib
+import os
+import pkgutil
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import typer.main
+import yaml
+
+from paceline.cli.command import Call
+from paceline.cli.main import SCHEMAS, app
+from support.runs import write_pair
+from surface.test_house import PROJECT
+from surface.test_surface import NAMES
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+RUN_ELSEWHERE = {f"add_a_{what}.md" for what in ("rule", "divergence", "task", "policy")}
+"""tests/end_to_end/test_extend_guides.py runs all blocks of these guides."""
+NO_CODE = {"text", "yaml", "json"}
+FILES = {"TARGET": "target", "DRAFT": "draft", "PROMPTS": "prompts.jsonl", "TEXT": "text.jsonl"}
+
+
+class Block(NamedTuple):
+    """A fenced block, and the reason for which its commands that are not ours are not run."""
+
+    reason: str
+    language: str
+    content: str
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def blocks_of(page: Path) -> list[Block]:
+    fenced = re.compile(
+        r"(?:^<!-- not run: ([^\n]+) -->\n\n?)?^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL
+    )
+    found = [Block(*match) for match in fenced.findall(page.read_text("utf-8"))]
+    return [block for block in found if block.language not in NO_CODE]
+
+
+# Bash itself expands variables, loops and quotes; nothing is found, so every command is recorded.
+RECORDER = """
+PATH=nowhere
+command_not_found_handle() { printf '%s\\0' "$block" "$@" >> calls; printf '\\036' >> calls; }
+"""
+OWN_PROGRAMS = re.compile(r"(^|&& |\d )\.(?:venv|engines/vllm)/bin/", re.MULTILINE)
+
+
+class Typed(NamedTuple):
+    block: Block
+    words: list[str]
+
+
+def typed(page: Path, folder: Path) -> Iterator[Typed]:
+    """The commands that the blocks of a page would start, in order."""
+    blocks = [block for block in blocks_of(page) if block.language != "python"]
+    shell = "".join(
+        f"block={number}\n" + OWN_PROGRAMS.sub(r"\1", block.content)
+        for number, block in enumerate(blocks)
+    )
+    bash = shutil.which("bash")
+    assert bash is not None
+    ran = subprocess.run(
+        [bash, "-c", f"{RECORDER}{shell}\nwait"],
+        cwd=folder,
+        env=os.environ | FILES,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "syntax error" not in ran.stderr, ran.stderr
+    calls = folder / "calls"
+    for call in calls.read_text().split("\x1e")[:-1] if calls.exists() else ():
+        number, *words = call.split("\0")[:-1]
+        yield Typed(blocks[int(number)], words)
+
+
+class _BuiltError(BaseException):
+    """The configuration of a command is valid; ends the command."""
+
+
+def check_ours(words: list[str], *, build: bool) -> None:
+    """Parse a command line of Paceline and build its configuration, unless its file is to come."""
+    program: Any = typer.main.get_command(app)
+    made: Any = program.commands[words[0]]
+    context = made.make_context(words[0], words[1:])
+    config = context.params.get("config")
+    reads_file = words[0] in SCHEMAS and "config" in context.params
+    if build and reads_file and (config is None or config.exists()):
+        with pytest.raises(_BuiltError):
+            made.invoke(context)
+
+
+def check_make(words: list[str]) -> None:
+    known = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    assert [word for word in words if "/" not in word and word not in known] == []
+
+
+def check_pip(words: list[str]) -> None:
+    extras = ",".join(re.findall(r"\[(.+?)\]", " ".join(words)))
+    assert set(filter(None, extras.split(","))) <= PROJECT["optional-dependencies"].keys()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_command_of_a_page_fits_its_program_or_the_page_says_why_it_is_not_run(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for block in re.findall(r"^```yaml\n(# (\S+\.yaml)\n.*?)^```", page.read_text(), re.M | re.S):
+        (tmp_path / block[1]).write_text(block[0])
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    monkeypatch.chdir(tmp_path)
+    built = Call.build
+
+    def build(call: Call, *given: Any) -> None:
+        built(call, *given)
+        raise _BuiltError
+
+    monkeypatch.setattr(Call, "build", build)
+    for block, words in typed(page, tmp_path):
+        if words[:2] == ["accelerate", "launch"] and "paceline.cli.main" in words:
+            words = ["paceline", *words[words.index("paceline.cli.main") + 1 :]]
+        match words:
+            case ["paceline", *rest]:
+                check_ours(rest, build=page.name not in RUN_ELSEWHERE)
+            case ["make", *rest]:
+                check_make(rest)
+            case ["pip", "install", *rest]:
+                check_pip(rest)
+            case _:
+                assert block.reason, f"{words[0]} is not checked; say why: <!-- not run: ... -->"
+
+
+def test_python_of_a_page_is_run_or_the_page_says_why_not():
+    left = {
+        page.name
+        for page in PAGES
+        for block in blocks_of(page)
+        if block.language == "python" and not block.reason
+    }
+    assert left == RUN_ELSEWHERE | {"decode.md"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [DOCS / "guides/decode.md", ROOT / "README.md"], ids=name_of)
+def test_the_python_of_this_page_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    write_pair(tmp_path / "models")
+    (tmp_path / "runs/mine").mkdir(parents=True)
+    (tmp_path / "my-model").symlink_to("models/target")
+    (tmp_path / "runs/mine/draft").symlink_to(tmp_path / "models/draft")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}  # a block goes on from those above it
+    for block in blocks_of(page):
+        if block.language == "python":
+            exec(compile(block.content, page.name, "exec"), names)
+    assert "tokens per target call" in capsys.readouterr().out
+
+
+@cache
+def texts_of_the_package() -> list[str]:
+    """Texts in the code, with `…` for each value in them."""
+    nodes = (
+        node
+        for path in (ROOT / "src/paceline").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+    )
+    texts: list[str] = []
+    for node in nodes:
+        if isinstance(node, ast.JoinedStr):
+            parts = (part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+            texts.append("".join(map(str, parts)))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            texts.append(node.value)
+    return texts
+
+
+MESSAGES = re.findall(r"^`(.+)`\n:   ", (DOCS / "failures.md").read_text("utf-8"), re.MULTILINE)
+
+
+def test_the_page_of_failures_has_at_least_15_messages():
+    assert len(MESSAGES) >= 15
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_a_message_on_the_page_of_failures_is_one_of_the_package(message: str):
+    assert [text for text in texts_of_the_package() if message in text] != []
+
+
+def test_the_reference_has_every_public_name():
+    pages = (DOCS / "reference/api").glob("*.md")
+    listed = {
+        name for page in pages for name in re.findall(r"^::: (\S+)", page.read_text(), re.MULTILINE)
+    }
+    objects = [pkgutil.resolve_name(name) for name in listed]
+    assert len(objects) == len(listed)
+    packages = {name.split(".")[1] for name in listed} - {"errors"}
+    wanted = {f"{module}.{name}" for module, names in NAMES.items() for name in names.split()}
+    for package in packages:
+        module = importlib.import_module(f"paceline.{package}")
+        wanted |= {f"paceline.{package}.{name}" for name in getattr(module, "__all__", ())}
+    assert wanted - listed == set()
+
+
+def test_every_page_is_in_the_navigation_once():
+    def pages(part: Any) -> list[str]:
+        if isinstance(part, str):
+            return [part]
+        below = part.values() if isinstance(part, dict) else part
+        return [page for one in below for page in pages(one)]
+
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    beside = {"CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"}
+    listed = sorted(pages(site["nav"]))
+    assert listed == sorted({str(page.relative_to(DOCS)) for page in PAGES} | beside)
+
+
+def test_the_documentation_is_smaller_than_a_megabyte_and_a_half():
+    assert sum(path.stat().st_size for path in DOCS.rglob("*") if path.is_file()) < 1.5e6

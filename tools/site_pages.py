@@ -1,0 +1,264 @@
+"""Hooks of mkdocs: pages of commands and keys from their schemas, and files beside docs/.
+
+`make docs` runs them. Nothing here is part of the package.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer.main
+from mkdocs.structure.files import File
+
+from paceline.cli.decode import DECODE
+from paceline.cli.defaults import default_text, literals, meaning_of, variants_of
+from paceline.cli.main import app, schema_of
+from paceline.cli.make import MAKE
+from paceline.cli.measure import MEASURE
+from paceline.cli.options import SCHEMAS, Setting, settings_of
+from paceline.cli.other import OTHER
+from paceline.cli.study import STUDY
+from paceline.config import fields_of, models_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+    from paceline.cli.command import Command
+
+ROOT = Path(__file__).parents[1]
+BESIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")  # pages of the site, outside docs/
+GROUPS = (MAKE, MEASURE, DECODE, STUDY, OTHER)
+KEYS = "reference/keys.md"
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Put the page of each command into the navigation."""
+    for tab in config.nav or ():
+        for item in tab.get("Reference", ()):
+            if "Commands" in item:
+                item["Commands"] += [{name: page_of(name)} for name in commands()]
+
+
+def on_files(files: Files, config: MkDocsConfig) -> None:
+    """Add the pages that are not in docs/."""
+    for name in BESIDE:
+        files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
+    for name, command in commands().items():
+        files.append(File.generated(config, page_of(name), content=command_page(command)))
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Fill in what a page has from the sources, and correct links out of docs/."""
+    source = page.file.src_uri
+    if source in BESIDE:
+        markdown = markdown.replace("](docs/", "](")
+    elif source == "reference/commands.md":
+        markdown += list_of_commands()
+    elif source == KEYS:
+        markdown += "\n".join(key_sections())
+    folder = posixpath.dirname(source)
+    for name in BESIDE:
+        above = posixpath.relpath(f"../{name}", folder or ".")
+        markdown = markdown.replace(f"]({above}", f"]({posixpath.relpath(name, folder or '.')}")
+    markdown = re.sub(r"!\[[^]]*\]\((assets/\w+\.svg)\)", inline_drawing, markdown)
+    return re.sub(r"<!-- ([a-z ]* of the demo.*) -->", from_demo, markdown)
+
+
+def from_demo(comment: re.Match[str]) -> str:
+    """What README.md shows of the demo's output, in place of the comment that names it."""
+    readme = (ROOT / "README.md").read_text("utf-8")
+    match comment[1].partition(": "):
+        case "line of the demo", _, verdict:
+            found = re.findall(rf"^{verdict}: .*$", readme, flags=re.MULTILINE)[:1]
+        case "losslessness of the demo", _, _:
+            found = re.findall(r"^(?:greedy|sampled|broken rule): .*$", readme, flags=re.MULTILINE)
+            found = list(dict.fromkeys(found))
+        case "figures of the demo", _, _:
+            return demo_figures(demo_table(readme))
+        case _:
+            raise ValueError(f"no part of the demo is called {comment[1]}")
+    if not found:
+        raise ValueError(f"README.md has no {comment[1]}")
+    return "```{ .text .wrap }\n" + "\n".join(found) + "\n```"
+
+
+def demo_table(readme: str) -> dict[str, tuple[str, str]]:
+    """The cells before and after alignment, by the name of the figure."""
+    rows: list[list[str]] = []
+    for line in readme.splitlines():
+        cells = [cell.strip() for cell in line.split("│")[1:-1]]
+        if len(cells) != 3:
+            continue
+        ended = not rows or re.search(r"T=\d$", rows[-1][0])  # names end in a temperature
+        if cells[0] and ended:
+            rows.append(cells)
+        else:
+            rows[-1] = [" ".join(filter(None, pair)) for pair in zip(rows[-1], cells, strict=True)]
+    return {name: (before, after) for name, before, after in rows}
+
+
+SCALE = 1.5  # speedup at the right end of the picture
+
+
+def demo_figures(table: dict[str, tuple[str, str]]) -> str:
+    """A picture of the measured speedups with intervals, in the colours of the page."""
+    lines = ['<figure class="demo" markdown="0">']
+    for temperature in (1, 0):
+        speedups = table[f"measured speedup, T={temperature}"]
+        accepted = table[f"expected acceptance, T={temperature}"]
+        for when, speedup, acceptance in zip(("before", "after"), speedups, accepted, strict=True):
+            value, low, high = map(float, re.findall(r"\d\.\d+", speedup)[:3])
+            left, right, at = (f"{100 * x / SCALE:.1f}%" for x in (low, high, value))
+            lines.append(
+                f'<div class="demo-name">{when} alignment, temperature {temperature}</div>'
+                f'<div class="demo-bar {when}"><i class="one"></i><b style="width:{at}"></b>'
+                f'<s style="left:{left};right:calc(100% - {right})"></s></div>'
+                f'<div class="demo-value"><strong>{value:.2f}x</strong> ({low:.2f} to {high:.2f}), '
+                f"acceptance {acceptance.split()[0]}</div>"
+            )
+    lines.append(
+        "<figcaption>Speedup of real requests, measured by <code>make demo</code>: SmolLM2-135M "
+        "on two CPU cores, before and after six minutes of alignment. The line is 1, the target "
+        "alone; thin bars are 95% intervals.</figcaption></figure>"
+    )
+    return "\n".join(lines)
+
+
+def inline_drawing(image: re.Match[str]) -> str:
+    """The drawing itself in place of its image: it then has the colours of the page."""
+    drawing = (ROOT / "docs" / image[1]).read_text("utf-8")
+    return f"<div>\n{drawing}</div>"  # Markdown knows no svg, and leaves the content of a div alone
+
+
+def commands() -> dict[str, Command]:
+    """All commands by name."""
+    return {command.name: command for group in GROUPS for command in group.commands}
+
+
+def page_of(command: str) -> str:
+    """The path of a command's page."""
+    return f"reference/commands/{command}.md"
+
+
+def list_of_commands() -> str:
+    """The commands of each group with the first sentence of their help."""
+    lines: list[str] = []
+    for group in GROUPS:
+        lines.append(f"\n## {group.panel}\n")
+        for command in group.commands:
+            link = posixpath.relpath(page_of(command.name), "reference")
+            first = command.help.split("\n")[0]
+            lines.append(f"[`paceline {command.name}`]({link})\n:   {text_of(first)}\n")
+    return "\n".join(lines)
+
+
+def command_page(command: Command) -> str:
+    """The help of a command, its options and the keys of its configuration."""
+    made: Any = typer.main.get_command(app).commands[command.name]  # pyright: ignore
+    context = made.make_context(command.name, [], resilient_parsing=True)
+    usage = " ".join([f"paceline {command.name}", *made.collect_usage_pieces(context)])
+    lines = [f"# paceline {command.name}\n", text_of(command.help), f"\n```\n{usage}\n```\n"]
+    set_by: set[str] = set()
+    for option, schema in command.schemas.items():
+        cls = schema_of(command.name + option.replace(" --", "-"))
+        lines += [f"## Settings{f' with `{option.strip()}`' if option else ''}\n"]
+        lines += [f"Keys of a file (`{cls.__name__}`), and the options that set them.\n"]
+        settings = settings_of(schema)
+        lines += settings_list(cls, settings)
+        set_by |= {setting.parameter for setting in settings}
+    others = [param for param in made.params if param.name not in set_by]
+    if others:
+        lines.append("## Options\n" if not set_by else "## Other options\n")
+        for param in others:
+            names = [*param.opts, *param.secondary_opts]  # of an argument: its own name
+            lines.append(entry(names, (), getattr(param, "help", None) or "Print the help."))
+    return "\n".join(lines)
+
+
+def settings_list(cls: type[Any], settings: list[Setting]) -> Iterator[str]:
+    """Each key of a configuration with the options that set it or a key below it."""
+    for key in fields_of(cls):
+        own = [setting for setting in settings if setting.key == key]
+        names = own[0].names if own else []
+        yield key_entry(cls, key, names, "reference/commands")
+        for setting in settings:
+            if setting.key.startswith(f"{key}."):
+                notes = [f"default `{setting.default}`"] if setting.default else []
+                values = f" One of {values_text(setting.values)}." if setting.values else ""
+                text = text_of(setting.help.partition(": ")[2]) + values
+                yield entry([setting.key, *setting.names], notes, text, escaped=True)
+
+
+def key_entry(cls: type[Any], key: str, options: list[str], folder: str) -> str:
+    """A key with its options, default, description, values and sections."""
+    field = fields_of(cls)[key]
+    default = default_text(cls, key)
+    notes = ["required"] if field.is_required() else [f"default `{default}`"] if default else []
+    text = text_of(meaning_of(cls, key))
+    values = literals(field.annotation)
+    if len(values) > 1:
+        text += f" One of {values_text(values)}."
+    models = models_in(field.annotation)
+    if models:
+        here = posixpath.relpath(KEYS, folder)
+        links = [f"[{name_of(model)}]({here}#{anchor(model)})" for model in models]
+        text += f" Keys of {', '.join(links)}."
+    return entry([key, *options], notes, text, escaped=True)
+
+
+def entry(names: list[str], notes: Any, text: str, *, escaped: bool = False) -> str:
+    """An item of a definition list."""
+    head = ", ".join([*(f"`{name}`" for name in names), *notes])
+    return f"{head}\n:   {text if escaped else text_of(text)}\n"
+
+
+def key_sections() -> Iterator[str]:
+    """Each class below a configuration once, with its keys."""
+    found: dict[str, type[Any]] = {}
+    waiting = [model for kind in SCHEMAS for model in below(schema_of(kind))]
+    while waiting:
+        model = waiting.pop()
+        if anchor(model) not in found:
+            found[anchor(model)] = model
+            waiting += below(model)
+    for place, model in sorted(found.items(), key=lambda item: name_of(item[1]).lower()):
+        yield f"\n## {name_of(model)} {{ #{place} }}\n"
+        first = (model.__doc__ or "").strip().split("\n\n")[0]
+        yield f"`{model.__name__}`: {text_of(' '.join(first.split()))}\n"
+        for key in fields_of(model):
+            yield key_entry(model, key, [], "reference")
+
+
+def below(cls: type[Any]) -> list[type[Any]]:
+    """The classes that the keys of a class hold."""
+    return [model for field in fields_of(cls).values() for model in models_in(field.annotation)]
+
+
+def name_of(model: type[Any]) -> str:
+    """The key and value that select a variant, such as `kind: jsd`, or the name of the class."""
+    tag, values = variants_of([model])
+    return f"{tag}: {values[0]}" if tag else model.__name__
+
+
+def anchor(model: type[Any]) -> str:
+    """Where the class is on the page of keys."""
+    return f"{model.__module__}.{model.__qualname__}".removeprefix("paceline.")
+
+
+def values_text(values: list[str]) -> str:
+    """Values as code."""
+    return ", ".join(f"`{value}`" for value in values)
+
+
+def text_of(text: str) -> str:
+    """Plain text as Markdown: what Markdown would read as marks is escaped, except code."""
+    parts = re.split(r"(`[^`]+`)", re.sub(r"(?<![\w`-])--[a-z][a-z-]*", r"`\g<0>`", text))
+    parts[::2] = [re.sub(r"([\\*_\[\]<>#])", r"\\\1", part) for part in parts[::2]]
+    return "".join(parts)
