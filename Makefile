@@ -58,7 +58,7 @@ demo: $(VENV)/.demo $(DEMO_MODEL) ## set up, fetch SmolLM2-135M, then draft, mea
 HALF := $(shell $(PYTHON) -c 'import os; print(max(1, (os.cpu_count() or 1) // 2))')
 
 garden: export OMP_NUM_THREADS := $(HALF)
-garden: $(VENV)/.dev ## text and models of the studies (about 50 minutes)
+garden: $(VENV)/.dev ## text and models of the studies (about an hour)
 	$(MAKE) --no-print-directory --jobs=2 $(GARDEN)/target/model/config.json \
 		runs/arithmetic/draft/model/config.json $(GARDEN)/medium/model/config.json
 

@@ -33,19 +33,18 @@ CHOSEN: dict[str, list[dict[str, Any]]] = {
 
 
 def shortened(row: Row) -> Row:
-    """The row with the first units that have all values, rounded, and without its source."""
-    whole = [
-        place
-        for place in range(len(row.units))
-        if all(values[place] is not None for values in row.sums.values())
-    ]
-    places = (whole or range(len(row.units)))[:NUM_UNITS]
+    """The row with the first units, rounded, and without its source.
+
+    Units that have all values come first; where few have, sums that others lack are left out.
+    """
+    places = sorted(
+        range(len(row.units)), key=lambda place: any(v[place] is None for v in row.sums.values())
+    )[:NUM_UNITS]
+    chosen = {name: [values[place] for place in places] for name, values in row.sums.items()}
     sums = {
-        name: tuple(
-            None if values[place] is None else rounded([values[place]], DIGITS)[0]
-            for place in places
-        )
-        for name, values in row.sums.items()
+        name: rounded([value for value in values if value is not None], DIGITS)
+        for name, values in chosen.items()
+        if None not in values
     }
     return row.model_copy(
         update={
