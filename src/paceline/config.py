@@ -42,14 +42,16 @@ class StrictModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _has_the_default_variants(cls, values: Any) -> Any:
-        """A section that does not say its kind is of the kind of the default."""
+        """A section that does not say its kind, and fits that of the default, is of this kind."""
         if not isinstance(values, dict):
             return values
         found = dict(cast("dict[str, Any]", values))
         for name, field in cls.model_fields.items():
-            given, tag = found.get(name), field.discriminator
-            if isinstance(given, dict) and isinstance(tag, str) and hasattr(field.default, tag):
-                found[name] = {tag: getattr(field.default, tag)} | given
+            given, default, tag = found.get(name), field.default, field.discriminator
+            if not (isinstance(given, dict) and isinstance(default, StrictModel)):
+                continue
+            if isinstance(tag, str) and given.keys() <= type(default).model_fields.keys():
+                found[name] = {tag: getattr(default, tag)} | given
         return found
 
 
@@ -371,8 +373,6 @@ def _advice(loc: Sequence[Any], cls: type[BaseModel] | None) -> str:
     if not close:
         deep = {path.rpartition(".")[2]: path for path in reversed(_paths(cls))}
         close = [deep[key] for key in difflib.get_close_matches(name, deep, n=1)]
-    if close and close[0] == ".".join(map(str, (*loc[:-2], name))):
-        return f" of {loc[-2]}; another kind has it, so set the kind, too"
     if close:
         return f"; did you mean {close[0]}?"
     return f"; known keys are {', '.join(siblings)}" if len(siblings) <= _MOST_KEYS else ""

@@ -191,7 +191,8 @@ class Correlation(StrictModel):
             without the errors of measuring them.
         than: The correlation that it is compared with.
         matters: The smallest difference that matters.
-        expect: `less`: the correlation is below `than`. `more`: it is above.
+        expect: `less`: the correlation is below `than`. `more`: it is above. `same`: it is within
+            `matters` of it.
     """
 
     kind: Literal["correlation"] = "correlation"
@@ -201,7 +202,7 @@ class Correlation(StrictModel):
     ranks: bool = False
     than: float = Field(gt=-1, lt=1)
     matters: float = Field(gt=0)
-    expect: Literal["more", "less"] = "more"
+    expect: Literal["more", "less", "same"] = "more"
 
 
 class SumOf(Side):

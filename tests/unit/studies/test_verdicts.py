@@ -195,6 +195,11 @@ def test_a_correlation_is_compared_with_the_constant(monkeypatch: pytest.MonkeyP
         assert found.effect is not None
         assert found.effect.low == pytest.approx(low - 0.5)
         assert (found.first, found.second) == (pytest.approx((low + high) / 2), 0.5)
+    test |= {"than": 0.0, "matters": 0.5, "expect": "same"}
+    for low, high, verdict in ((-0.4, 0.3, HOLDS), (-0.6, 0.3, UNDECIDED), (-0.9, -0.6, FAILS)):
+        effect = CorrelationEffect(Interval((low + high) / 2, low, high), 16, 300, (low, high))
+        monkeypatch.setattr(verdicts, "correlation_effect", lambda *_, e=effect: e)
+        assert judge_one(validate(Claim, claim(test)), [], 0.01).verdict == verdict
 
 
 @pytest.mark.parametrize(
