@@ -209,7 +209,7 @@ def _mean(
     design = Design.of([run for stratum in strata for run in stratum.runs], len(strata))
     spread = None
     if design.runs:
-        spread = seed_spread(rows, design.runs[0], partial(_on_scale, test))
+        spread = seed_spread(rows, design.runs, partial(_on_scale, test))
     to_effect = math.expm1 if test.compare == "ratio" else float
 
     @functools.cache

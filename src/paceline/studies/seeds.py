@@ -1,23 +1,24 @@
 """Runs of training as a source of error: how far a figure differs between seeds of one recipe.
 
-A figure of a trained draft is Y = mu(recipe) + C(seed) + I(recipe, seed) + e(examples). A claim on
-recipes is about mu, so its interval needs the spread of C + I, which is estimated from recipes
-that were trained with several seeds, at the temperature of the claim
-and with drafts of its size: those of its study and task,
-or, if these have fewer than 8 degrees of freedom, of all tasks of the study, or of all studies.
+A figure of a trained draft is Y = mu(recipe) + C(text, seed) + I(recipe, seed) + e(examples). A
+claim on recipes is about mu, so its interval needs the spread of C + I. It is estimated from
+recipes that were trained with several seeds, at the temperature of the claim and with drafts of its
+size: those of its study, task and text of training, or, if these have fewer than 8 degrees of
+freedom, of all texts, of all tasks of the study, or of all studies.
 
-With weights w of the runs in an effect and their sums n over the runs of one seed, the variance by
-seeds is
+The recipes of one text with the same seeds are a two-way table with the mean squares MS_C of seeds,
+(M - 1) degrees of freedom, and MS_I of recipe x seed, (K - 1)(M - 1). With weights w of the runs in
+an effect and their sums n over the runs of one text and seed, the variance by seeds is
 
-    sigma^2 sum w^2 + sigma_C^2 (sum n^2 - sum w^2),    sigma^2 = sigma_C^2 + sigma_I^2.
+    sigma_I^2 sum w^2 + sigma_C^2 sum n^2 = (MS_C sum n^2 + MS_I (K sum w^2 - sum n^2)) / K.
 
-If both sides are trained, n is 0 and C cancels; then sigma^2 is too large rather than too small.
-sigma_C has as few degrees of freedom as there are seeds less 1, so it is an estimate without error.
+If both sides are trained on one text with the same seeds, n is 0 and C cancels; that of two texts
+does not. The degrees of freedom are those of Satterthwaite.
 
 The half width of an interval is that of examples and that of seeds, each at its own quantile and
 its own degrees of freedom, added as squares. This is not below the interval of Cochran and Cox
-1950, whose error is at most the nominal one. sigma^2 as estimated contains an error of examples,
-which is in the interval over examples, too; it is subtracted at the quantile of the examples.
+1950, whose error is at most the nominal one. The mean squares contain an error of examples, which
+is in the interval over examples, too; it is subtracted at the quantile of the examples.
 
 Error rates in simulations, far in the tail too: tests/statistical/test_claims_of_recipes.py.
 """
@@ -43,11 +44,14 @@ if TYPE_CHECKING:
     Measure = Callable[[Row, "Run"], tuple[float, Tensor] | None]
 
 SEED = "seed"
+_TEXT = "trained_on"
 _MEASURED = ("task", "temperature", "top_p", "label", "step", "parameter_ratio", "gamma")
 """Settings of a measurement; the others name the recipe."""
 _ALIKE = ("temperature", "top_p", "parameter_ratio", "gamma")
-"""Settings that must be equal for one spread; the last is the pair of models."""
-_ENOUGH = 8  # degrees of freedom of one task
+"""Settings that must be equal for one spread; the ratio of parameters names the models."""
+_TABLE = (_TEXT, "part", "parameter_ratio")
+"""Settings of a recipe that must be equal for runs of one seed to share anything."""
+_ENOUGH = 8  # degrees of freedom
 
 
 class Run(NamedTuple):
@@ -64,7 +68,7 @@ class Design(NamedTuple):
     Attributes:
         runs: One entry per run and stratum.
         squares: Sum of squared weights of runs.
-        net: Sum of squares of the weights of each seed, added over its runs.
+        net: Sum of squares of the weights of each text and seed, added over its runs.
         num_seeds: Number of different seeds.
     """
 
@@ -77,34 +81,74 @@ class Design(NamedTuple):
     def of(cls, runs: Sequence[Run], num_strata: int) -> Design:
         """The weights of these runs in a mean over `num_strata` strata."""
         by_run: dict[str, float] = {}
-        by_seed: dict[Label, float] = {}
+        by_seed: dict[str, float] = {}
         for run in runs:
-            key, seed = str(sorted(run.setting.items())), run.setting[SEED]
+            key = str(sorted(run.setting.items()))
+            seed = str([run.setting.get(key) for key in (SEED, *_TABLE)])
             by_run[key] = by_run.get(key, 0.0) + run.sign / num_strata
             by_seed[seed] = by_seed.get(seed, 0.0) + run.sign / num_strata
         squares, net = (sum(w * w for w in part.values()) for part in (by_run, by_seed))
-        return cls(tuple(runs), squares, net, len(by_seed))
+        return cls(tuple(runs), squares, net, len({run.setting[SEED] for run in runs}))
+
+
+class Table(NamedTuple):
+    """Recipes with the same seeds: mean squares of a figure, as (estimate, its error of examples).
+
+    Attributes:
+        num_recipes: K.
+        num_seeds: M.
+        of_seeds: MS_C.
+        of_runs: MS_I; with one recipe MS_C stands for it.
+    """
+
+    num_recipes: int
+    num_seeds: int
+    of_seeds: tuple[float, float]
+    of_runs: tuple[float, float]
 
 
 class Spread(NamedTuple):
     """The variance of a figure between seeds of a recipe.
 
     Attributes:
-        variance: sigma^2 as estimated, with the error of examples in it.
-        examples: That error.
-        common: sigma_C^2, 0 or more.
-        freedom: Degrees of freedom of `variance`.
+        tables: What it is estimated from; each counts by its number of recipes.
     """
 
-    variance: float
-    examples: float
-    common: float
-    freedom: int
+    tables: tuple[Table, ...]
+
+    @property
+    def freedom(self) -> int:
+        """Degrees of freedom of the runs of each recipe."""
+        return sum(table.num_recipes * (table.num_seeds - 1) for table in self.tables)
+
+    def of(self, squares: float, net: float) -> tuple[float, float, int]:
+        """Variance of an effect, the error of examples in it, and its degrees of freedom.
+
+        Args:
+            squares: Sum of squared weights of the runs.
+            net: The same of their sums by text and seed.
+        """
+        recipes = sum(table.num_recipes for table in self.tables)
+        variance, examples, uncertainty = 0.0, 0.0, 0.0
+        for table in self.tables:
+            freedom = table.num_seeds - 1
+            rest = max(0.0, table.num_recipes * squares - net)
+            for factor, (square, error), own in (
+                (net / recipes, table.of_seeds, freedom),
+                (rest / recipes, table.of_runs, freedom * max(1, table.num_recipes - 1)),
+            ):
+                variance += factor * square
+                examples += factor * error
+                uncertainty += (factor * square) ** 2 / own
+        # whole numbers by rounding down, which widens
+        freedom = int(variance**2 / uncertainty + 1e-6) if uncertainty else self.freedom
+        return variance, examples, freedom
 
     @property
     def deviation(self) -> float:
-        """sigma, without the error of examples; 0 if nothing is left."""
-        return math.sqrt(max(0.0, self.variance - self.examples))
+        """Standard deviation between runs, without the error of examples; 0 if nothing is left."""
+        variance, examples, _ = self.of(1, 1)
+        return math.sqrt(max(0.0, variance - examples))
 
     def words(self, num_seeds: int) -> str:
         """The spread for readers."""
@@ -127,27 +171,32 @@ def with_seeds(
         tail: Probability beyond either bound.
         num_units: Number of examples.
     """
-    far = student_quantile(1 - 2 * tail, spread.freedom)
+    variance, examples, freedom = spread.of(design.squares, design.net)
+    far = student_quantile(1 - 2 * tail, freedom)
     near = student_quantile(1 - 2 * tail, num_units - 1)
-    variance = spread.variance * design.squares
-    variance += spread.common * max(0.0, design.net - design.squares)
-    more = max(0.0, far**2 * variance - near**2 * spread.examples * design.squares)
+    more = max(0.0, far**2 * variance - near**2 * examples)
     return -math.sqrt(low**2 + more), math.sqrt(high**2 + more)
 
 
 def seed_spread(
     rows: Sequence[Row],
-    run: Run,
+    runs: Sequence[Run],
     measure: Measure,
 ) -> Spread | None:
-    """The spread between seeds of the recipes like that of a run; None without two seeds.
+    """The spread between seeds of the recipes like those of an effect; None without two seeds.
 
     Args:
         rows: Rows of all studies.
-        run: Any run of the claim: its study, task and temperature count.
+        runs: The runs of the effect: their texts and tasks, and study and models of the first.
         measure: Value and influence of the units, [N], on the scale of the effect; None if the row
             does not have the figure.
     """
+    run = runs[0]
+
+    def like(pool: Sequence[Row], key: str) -> list[Row]:
+        wanted = [one.setting.get(key) for one in runs]
+        return [row for row in pool if row.setting.get(key) in wanted]
+
     alike = [
         row
         for row in rows
@@ -155,97 +204,75 @@ def seed_spread(
         and all(row.setting.get(key) == run.setting.get(key) for key in _ALIKE)
     ]
     of_study = [row for row in alike if row.study == run.study]
-    of_task = [row for row in of_study if row.setting.get("task") == run.setting.get("task")]
+    of_task = like(of_study, "task")
     found: Spread | None = None
-    for pool in (of_task, of_study, alike):
-        wider = _of_rows(pool, run, measure)
-        if found is None or (wider is not None and wider.freedom > found.freedom):
-            found = wider
+    for pool in (like(of_task, _TEXT), of_task, of_study, alike):
+        tables = _tables(pool, run, measure)
+        if tables and (found is None or Spread(tables).freedom > found.freedom):
+            found = Spread(tables)
         if found is not None and found.freedom >= _ENOUGH:
             break
     return found
 
 
-class _Place(NamedTuple):
-    """All recipes that are measured in one way, with the same seeds."""
+def _tables(rows: Sequence[Row], run: Run, measure: Measure) -> tuple[Table, ...]:
+    """One table per set of recipes with the same seeds, the mean of all ways to measure them.
 
-    recipes: frozenset[str]
-    values_KM: Tensor
-    influence_KMN: Tensor
-
-
-def _of_rows(
-    rows: Sequence[Row],
-    run: Run,
-    measure: Measure,
-) -> Spread | None:
-    places = list(_places(rows, run, measure))
-    blocks = {place.recipes: place.values_KM.shape for place in places}
-    freedom = sum(recipes * (seeds - 1) for recipes, seeds in blocks.values())
-    if not freedom:
-        return None
-    found = torch.tensor([_components(place) for place in places], dtype=torch.float64)
-    counts = torch.tensor([len(place.recipes) for place in places], dtype=torch.float64)
-    variance, examples, common = (found * counts[:, None]).sum(0).div(counts.sum()).tolist()
-    return Spread(variance, examples, max(0.0, common), freedom)
-
-
-def _places(
-    rows: Sequence[Row],
-    run: Run,
-    measure: Measure,
-) -> list[_Place]:
+    The same runs at several tasks or gammas are no further runs.
+    """
+    ways: dict[str, dict[str, dict[Label, tuple[float, Tensor]]]] = {}
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(f"{row.study} {sorted(row.setting.items())}", []).append(row)
-    found: dict[str, dict[str, dict[Label, tuple[float, Tensor]]]] = {}
     for group in groups.values():
         row = pooled(group)
         setting, given = row.setting, measure(row, run)
         if given is None:
             continue
-        way = [setting.get(key) for key in (*_MEASURED, "part")]
+        way = [setting.get(key) for key in (*_MEASURED, *_TABLE)]
         way += [row.study, row.population, *sorted(row.units)]
         recipe = {k: v for k, v in setting.items() if k not in _MEASURED and k != SEED}
-        recipe["study"] = row.study
-        recipes = found.setdefault(str(way), {})
-        seeds = recipes.setdefault(str(sorted(recipe.items())), {})
-        order = torch.tensor(row.units).argsort()
-        seeds[setting[SEED]] = given[0], given[1][order]
-    places: list[_Place] = []
-    for recipes in found.values():
+        seeds = ways.setdefault(str(way), {}).setdefault(
+            str([row.study, *sorted(recipe.items())]), {}
+        )
+        seeds[setting[SEED]] = given[0], given[1][torch.tensor(row.units).argsort()]
+    found: dict[str, list[Table]] = {}
+    for recipes in ways.values():
         seeds = sorted({seed for own in recipes.values() for seed in own}, key=str)
         whole = {name: own for name, own in recipes.items() if len(own) == len(seeds)}
-        if len(seeds) < 2 or not whole:
-            continue
-        values = [[own[seed][0] for seed in seeds] for own in whole.values()]
-        influence = [torch.stack([own[seed][1] for seed in seeds]) for own in whole.values()]
-        places.append(
-            _Place(
-                frozenset(whole),
-                torch.tensor(values, dtype=torch.float64),
-                torch.stack(influence),
-            )
+        if len(seeds) > 1 and whole:
+            cells = [[own[seed] for seed in seeds] for own in whole.values()]
+            found.setdefault(str(sorted(whole)), []).append(_table(cells))
+    return tuple(
+        same[0]._replace(
+            of_seeds=_mean([one.of_seeds for one in same]),
+            of_runs=_mean([one.of_runs for one in same]),
         )
-    return places
+        for same in found.values()
+    )
 
 
-def _components(place: _Place) -> tuple[float, float, float]:
-    """Variance within recipes, the examples' part of it, and the variance of seeds in common.
+def _mean(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    firsts, seconds = zip(*pairs, strict=True)
+    return sum(firsts) / len(firsts), sum(seconds) / len(seconds)
 
-    The last is (MS of seeds - MS of recipe x seed) / K, by a two-way analysis of variance.
-    """
-    values_KM, influence_KMN = place.values_KM, place.influence_KMN
-    recipes, seeds = values_KM.shape
-    freedom = recipes * (seeds - 1)
-    within_KM = values_KM - values_KM.mean(1, keepdim=True)
-    errors_KMN = influence_KMN - influence_KMN.mean(1, keepdim=True)
-    size = influence_KMN.shape[-1]
-    variance = float(within_KM.square().sum()) / freedom
-    examples = float(errors_KMN.square().sum()) / freedom / size**2
-    if recipes == 1:
-        return variance, examples, 0.0
-    shared_M = within_KM.mean(0)
-    of_seeds = recipes * float(shared_M.square().sum()) / (seeds - 1)
-    own = float((within_KM - shared_M).square().sum()) / ((recipes - 1) * (seeds - 1))
-    return variance, examples, (of_seeds - own) / recipes
+
+def _table(cells: Sequence[Sequence[tuple[float, Tensor]]]) -> Table:
+    """Mean squares by a two-way analysis of variance of [K][M] values and influences."""
+    values_KM1 = torch.tensor([[[value] for value, _ in own] for own in cells], dtype=torch.float64)
+    influence_KMN = torch.stack([torch.stack([one for _, one in own]) for own in cells])
+    num_recipes, num_seeds, num_units = influence_KMN.shape
+    freedom = num_seeds - 1
+
+    def mean_squares(each_KMN: Tensor) -> tuple[float, float]:
+        within_KMN = each_KMN - each_KMN.mean(1, keepdim=True)
+        shared_MN = within_KMN.mean(0)
+        of_seeds = num_recipes * float(shared_MN.square().sum()) / freedom
+        if num_recipes == 1:
+            return of_seeds, of_seeds
+        own = float((within_KMN - shared_MN).square().sum())
+        return of_seeds, own / ((num_recipes - 1) * freedom)
+
+    both = mean_squares(values_KM1), mean_squares(influence_KMN / num_units)
+    of_seeds, of_runs = zip(*both, strict=True)
+    return Table(num_recipes, num_seeds, of_seeds, of_runs)
