@@ -11,8 +11,8 @@ DEMO_RUN := runs/demo
 GARDEN := runs/garden
 DIRECT := runs/direct/data
 DICTIONARY := $(CACHE)/trans-de-en/usr/share/trans/de-en
-STUDIES := distillspec_divergences direct_alignment distillspec_recipes cascades_t5 cascades_sums \
-	distillspec_transfer distillspec_quality distillspec_lenience bounds
+STUDIES := distillspec_divergences distillspec_recipes cascades_t5 cascades_sums distillspec_transfer \
+	distillspec_quality distillspec_lenience bounds
 ENGINES := .engines
 VLLM := 0.32.0
 LLAMA_CPP := 0.3.36
@@ -66,6 +66,7 @@ direct: $(DEMO_MODEL) $(DIRECT)/prompts.jsonl ## model and text of the study of 
 
 study: garden direct ## the papers' figures and verdicts on their claims (about 100 minutes)
 	$(MAKE) --no-print-directory --jobs=2 $(STUDIES:%=study-%)
+	$(BIN)/paceline study run direct_alignment # by itself: its models gain from all cores
 	$(BIN)/paceline study run distillspec_garden # by itself: it is timed
 	$(BIN)/paceline claims --save docs/studies
 

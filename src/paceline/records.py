@@ -273,13 +273,22 @@ def _with_defaults(values: dict[str, Any], kind: type[StrictModel]) -> dict[str,
         return values
 
 
-def _without(settings: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
-    """A copy without these keys; `a.b` is the key b of the settings in a."""
-    kept = {key: value for key, value in settings.items() if key not in keys}
-    for outer, _, inner in (key.partition(".") for key in keys if "." in key):
-        if isinstance(kept.get(outer), dict):
-            kept[outer] = _without(kept[outer], {inner})
-    return kept
+def _leaves(settings: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    """The values by dotted key, without these keys and what is in them."""
+    found: dict[str, Any] = {}
+
+    def add(values: Mapping[str, Any], prefix: str) -> None:
+        for name, value in values.items():
+            key = prefix + name
+            if key in keys:
+                continue
+            if isinstance(value, dict) and value:
+                add(value, f"{key}.")
+            else:
+                found[key] = value
+
+    add(settings, "")
+    return found
 
 
 def config_hash(config: StrictModel) -> str:
@@ -379,18 +388,23 @@ class RunDirectory:
             return None
         if not resume:
             raise ConfigError(f"{where} already holds a run; resume it, or choose another output")
-        before = _without(_with_defaults(manifest["config"], type(config)), may_change)
-        now = _without(config.model_dump(mode="json"), may_change)
-        keys = sorted(before.keys() | now.keys())
+        recorded = manifest | manifest.get("inputs", {})
+        # where the marks are not given, a later check has them
+        marks = manifest.get("inputs", {}) if inputs is None else inputs
+        same = [name for name, mark in marks.items() if mark and recorded.get(name) == mark]
+        moved = {*same, *(f"{name}.path" for name in same)}
+        before = _leaves(_with_defaults(manifest["config"], type(config)), may_change)
+        now = _leaves(config.model_dump(mode="json"), may_change)
+        keys = sorted((before.keys() | now.keys()) - moved)
         changed = [k for k in keys if before.get(k) != now.get(k)]
         if changed:
             key = changed[0]
+            others = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             raise ConfigError(
-                f"{where} holds a run with another {', '.join(changed)} ({key} was "
+                f"{where} holds a run with another {', '.join(changed[:3])}{others} ({key} was "
                 f"{before.get(key)}, is now {now.get(key)}); choose another output or the old "
                 "values"
             )
-        recorded = manifest | manifest.get("inputs", {})
         for name, mark in (inputs or {}).items():
             if mark and recorded.get(name, mark) != mark:
                 raise ConfigError(

@@ -55,9 +55,11 @@ class Call:
     overrides: list[str] | None
     chosen: dict[str, Any]
 
-    def build(self, cls: type[ConfigT], one_of: Sequence[str] = ()) -> ConfigT:
-        """Build the configuration; raises ConfigError."""
-        return options.build(cls, self.config, self.overrides, one_of, self.chosen)
+    def build(
+        self, cls: type[ConfigT], one_of: Sequence[str] = (), *, resume: bool = False
+    ) -> ConfigT:
+        """Build the configuration, to `resume` from that of the run; raises ConfigError."""
+        return options.build(cls, self.config, self.overrides, one_of, self.chosen, resume=resume)
 
     def check(
         self, config: Any, *, dry_run: bool = False, as_json: bool = False, resume: bool = False
@@ -176,7 +178,7 @@ class Verb(NamedTuple):
     ) -> None:
         """Run the command."""
         check_html(html)
-        config = call.build(pkgutil.resolve_name(self.schema), self.one_of)
+        config = call.build(pkgutil.resolve_name(self.schema), self.one_of, resume=resume)
         call.check(config, dry_run=dry_run, as_json=as_json, resume=resume)
         how = {"resume": True} if resume else {}
         with progress_bars() as progress:

@@ -111,7 +111,7 @@ def generate_data(
         raise UsageError(f"--price {price:g} is no price; give a number of 0 or more")
     if plan is not None and call.config is None:
         call.chosen.setdefault("output", "not-written")  # a plan keeps nothing
-    config = call.build(GenerateDataConfig)
+    config = call.build(GenerateDataConfig, resume=resume)
     call.check(config, dry_run=dry_run, as_json=as_json, resume=resume)
     if plan is not None:
         _print_plan(config, plan, price, as_json=as_json)

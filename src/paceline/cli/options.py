@@ -302,14 +302,18 @@ def build(
     overrides: Sequence[str] | None,
     one_of: Collection[str] = (),
     chosen: Mapping[str, Any] | None = None,
+    *,
+    resume: bool = False,
 ) -> ConfigT:
     """Build a configuration from the file, then the options, then `--set`; the last value wins.
 
     `chosen` has the values of options by key. Options in `one_of` are alternatives: any of them
-    removes all from the file.
+    removes all from the file. To `resume` without a file, that of the run in `output` is taken.
     """
     chosen = chosen or {}
     values = read_yaml(config) if config is not None else {}
+    if resume and config is None:
+        values = _settings_of_run(chosen, overrides or ())
     if config is not None:
         _refuse_another_kind(cls, config, values)
     if not chosen.keys().isdisjoint(one_of):
@@ -322,6 +326,20 @@ def build(
     for override in overrides or ():
         apply_override(values, override)
     return validate(cls, values, None if overrides or chosen else config)
+
+
+def _settings_of_run(chosen: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """The configuration of the run in the `output` of the options; empty if there is none."""
+    from paceline.records import RunDirectory
+
+    named = {key: chosen[key] for key in ("output",) if key in chosen}
+    for override in overrides:
+        if override.startswith("output="):
+            apply_override(named, override)
+    if "output" not in named:
+        raise ConfigError("--resume without --config needs --output, the directory of the run")
+    manifest = RunDirectory(Path(named["output"])).read_manifest() or {}
+    return manifest.get("config", {}) | named
 
 
 def _choose(values: dict[str, Any], keys: list[str], variant: Variant) -> None:

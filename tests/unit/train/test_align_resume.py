@@ -10,7 +10,9 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
+from typer.testing import CliRunner
 
+from paceline.cli.main import app
 from paceline.data import replay
 from paceline.data.collate import TokenRow
 from paceline.errors import ConfigError, PromptError, TrainingError, UsageError
@@ -88,6 +90,28 @@ def test_a_run_is_not_gone_on_with_on_another_text_or_with_other_models(
     shutil.copytree(folder / "draft", draft)
     align(config, resume=True)
     assert len(losses(run)) == 4
+
+
+def test_a_run_goes_on_by_its_directory_alone_and_where_its_files_have_moved_to(
+    folder: Path, tmp_path: Path
+):
+    """As on another machine: the configuration is that of the run, with the paths of today."""
+    before, after = tmp_path / "before", tmp_path / "after"
+    shutil.copytree(folder, before)
+    align(align_config(before, tmp_path / "run", num_steps=3))
+    before.rename(after)
+    out = (tmp_path / "run").rename(tmp_path / "moved")
+    words = ["align", "--resume", "--output", str(out), "--num-steps", "5"]
+    assert isinstance(CliRunner().invoke(app, words).exception, UsageError)  # the paths are gone
+    words += ["--target", str(after / "target"), "--draft", str(after / "draft")]
+    words += ["--set", f"data.train={after / 'corpus.jsonl'}"]
+    refused = CliRunner().invoke(app, [*words, "--set", "max_completion_tokens=7"]).exception
+    assert isinstance(refused, ConfigError)
+    assert "(max_completion_tokens was 11, is now 7)" in str(refused)
+    assert CliRunner().invoke(app, words).exit_code == 0
+    for num_steps in (3, 5):
+        align(align_config(after, tmp_path / "still", num_steps=num_steps), resume=True)
+    assert losses(out) == losses(tmp_path / "still")
 
 
 def test_resuming_what_never_began_begins(folder: Path, tmp_path: Path):
