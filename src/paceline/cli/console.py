@@ -75,10 +75,12 @@ stderr = _Console(stderr=True, highlight=False, soft_wrap=True, markup=False, em
 def echo(text: str = "", *, nl: bool = True, err: bool = False, **style: Any) -> None:
     """Print a text as it is, or visibly as the consoles do; `style`: as `typer.style`.
 
-    Rich would interpret tabs and break lines.
+    Rich would interpret tabs and break lines. It knows FORCE_COLOR and NO_COLOR.
     """
+    console = stderr if err else stdout
+    color = False if console.no_color else console.is_terminal or None
     shown = visible(text) if err or sys.stdout.isatty() else text
-    typer.echo(typer.style(shown, **style) if style else shown, nl=nl, err=err)
+    typer.echo(typer.style(shown, **style) if style else shown, nl=nl, err=err, color=color)
 
 
 class CheckedOutput:

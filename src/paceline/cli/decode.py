@@ -26,7 +26,9 @@ def decode(
     call: Call,
     target: Annotated[str, typer.Option(help="Target model: directory, .gguf file or hub name.")],
     prompt: Annotated[str | None, typer.Option(help="Text to continue.")] = None,
-    prompt_file: Annotated[Path | None, typer.Option(help="Read the prompt from a file.")] = None,
+    prompt_file: Annotated[
+        Path | None, typer.Option(help="Read the prompt from a file; -: from standard input.")
+    ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Apply the chat template.")] = False,
     draft: Annotated[
         str | None, typer.Option(help="Draft model: directory, .gguf file or hub name.")

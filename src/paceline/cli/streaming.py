@@ -34,7 +34,7 @@ def read_prompt(prompt: str | None, path: Path | None) -> str:
         raise UsageError("got both --prompt and --prompt-file; remove one of them")
     if prompt is not None:
         source, raw = "--prompt", prompt.encode("utf-8", "surrogateescape")
-    elif path is not None:
+    elif path is not None and str(path) != "-":
         source = str(path)
         try:
             raw = path.read_bytes()

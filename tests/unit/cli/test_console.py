@@ -1,14 +1,17 @@
 """What a file gets to see of progress that a terminal sees as bars."""
 
+import io
 import logging
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.table import Table
 
 from paceline.cli import console
+from paceline.cli.streaming import read_prompt
 from paceline.processes import keep_freed_memory
 
 
@@ -123,3 +126,21 @@ def test_names_in_a_progress_bar_are_no_markup(
     assert "[b]" in said
     assert "[link=x]b[/link]\\" in said
     assert "\x1bc" not in said
+
+
+def test_colours_are_forced_into_a_file_by_the_environment(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    shown: list[str] = []
+    for name in (None, "FORCE_COLOR", "NO_COLOR"):
+        monkeypatch.delenv("FORCE_COLOR", raising=False)
+        if name is not None:
+            monkeypatch.setenv(name, "1")
+        console.echo("text", fg="red")
+        shown.append(capsys.readouterr().out)
+    assert shown == ["text\n", "\x1b[31mtext\x1b[0m\n", "text\n"]
+
+
+def test_a_dash_is_standard_input(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Once upon")))
+    assert read_prompt(None, Path("-")) == "Once upon"
