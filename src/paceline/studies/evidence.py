@@ -449,6 +449,8 @@ def estimate(figure: Figure, row: Row) -> Estimate:
         )
         slope = (high - low) / (2 * step)
         return Estimate(value, slope * base.influence_N, abs(slope) * base.largest)
+    if not figure.ratios:
+        raise UsageError(f"{figure.words} is a total and no ratio; compare a ratio of sums")
     value, relative_N, largest = 1.0, torch.zeros(len(row.units), dtype=torch.float64), 0.0
     for over_N, under_N in figure.columns(row):
         if float(under_N.sum()) == 0:

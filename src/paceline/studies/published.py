@@ -1,7 +1,8 @@
 """Verdicts in files: with their figures as JSON, and as tables for readers.
 
 The rows of all studies are megabytes and are not kept with the source; the verdicts on them are. A
-verdict names the digest of its claim, so that it does not stand for a claim that has changed since.
+verdict names the digest of its claim, so that it does not stand for a claim that has changed since,
+and its level, as each further claim of a paper makes that of all smaller.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from paceline.studies.claim_file import Claim
+    from paceline.studies.claim_file import Claim, ClaimFile
 
 _TEXTS = ("reason", "command", "note", "earlier")
 _CHECKS = "Theorems, identities and algebra"
@@ -39,7 +40,10 @@ def write_verdicts(findings: Sequence[Finding], folder: Path) -> None:
     lines = [json.dumps(_values(one), ensure_ascii=False) for one in findings]
     path = folder / "verdicts.json"
     atomic_write_text(path, "[\n" + ",\n".join(lines) + "\n]\n")
-    rounded = read_verdicts(path, [one.claim for one in findings])
+    rounded = [
+        _finding(one.claim, values, 1.0)
+        for one, values in zip(findings, read_json(path), strict=True)
+    ]
     atomic_write_text(folder / "verdicts.md", as_markdown(rounded))
 
 
@@ -50,6 +54,7 @@ def _values(one: Finding) -> dict[str, Any]:
         values["effect"] = [_short(bound) for bound in one.effect]
     values |= {name: _short(value) for name, value in figures.items() if value is not None}
     values |= {"n": one.num_units} if one.num_units else {}
+    values |= {"level": _short(one.level)} if one.level else {}
     return values | {name: text for name in _TEXTS if (text := getattr(one, name))}
 
 
@@ -63,7 +68,7 @@ def _mark(claim: Claim) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def read_verdicts(path: Path, claims: Sequence[Claim]) -> list[Finding]:
+def read_verdicts(path: Path, file: ClaimFile) -> list[Finding]:
     """The verdicts of these claims; a claim without one, or that has changed, is not measured.
 
     Raises:
@@ -72,12 +77,17 @@ def read_verdicts(path: Path, claims: Sequence[Claim]) -> list[Finding]:
     """
     with as_written(path):
         known = {values["id"]: values for values in read_json(path)}
-        return [_finding(claim, known.get(claim.id)) for claim in claims]
+        levels = {claim.id: file.level.get(claim.paper, 1.0) for claim in file.claims}
+        return [_finding(claim, known.get(claim.id), levels[claim.id]) for claim in file.claims]
 
 
-def _finding(claim: Claim, values: dict[str, Any] | None) -> Finding:
-    if values is None or values["claim"] != _mark(claim):
-        lacks = "the claim has changed since it was judged" if values else "it was not judged yet"
+def _finding(claim: Claim, values: dict[str, Any] | None, level: float) -> Finding:
+    lacks = "" if values else "it was not judged yet"
+    if values and values["claim"] != _mark(claim):
+        lacks = "the claim has changed since it was judged"
+    elif values and not claim.is_check and values.get("level", 0.0) > level * (1 + 1e-5):
+        lacks = "there are more claims since it was judged, so its error rate is smaller"
+    if values is None or lacks:
         reason = claim.awaits or f"{lacks}; run its study"
         return Finding(claim, UNMEASURED, None, None, None, 0, reason, "")
     effect = values.get("effect")
@@ -88,6 +98,7 @@ def _finding(claim: Claim, values: dict[str, Any] | None) -> Finding:
         first=values.get("first"),
         second=values.get("second"),
         num_units=values.get("n", 0),
+        level=values.get("level", 0.0),
         **{name: values.get(name, "") for name in _TEXTS},
     )
 

@@ -69,7 +69,7 @@ def current_verdicts(
         UsageError: as `judge_all`; or there are neither rows nor published verdicts.
     """
     is_published = places is None and VERDICTS.exists()
-    published = read_verdicts(VERDICTS, read_claims(claims).claims) if is_published else []
+    published = read_verdicts(VERDICTS, read_claims(claims)) if is_published else []
     if is_published and not any(RUNS.glob("*/rows.jsonl*")):
         return [], published
     rows = study_rows(places)

@@ -84,6 +84,7 @@ class Finding(NamedTuple):
         command: A command that made the rows; empty if there are none.
         note: What belongs to the effect: runs of training, overlap of curves, number of drafts.
         earlier: The verdict with the margin that was fixed before any row was known, if another.
+        level: The probability of a wrong verdict that the interval has.
     """
 
     claim: Claim
@@ -96,6 +97,7 @@ class Finding(NamedTuple):
     command: str
     note: str = ""
     earlier: str = ""
+    level: float = 0.0
 
     @property
     def size(self) -> str:
@@ -166,7 +168,7 @@ def judge_one(
     if claim.elsewhere:
         unlike = f"not the paper's case: {claim.elsewhere}"
         found = found._replace(reason="; ".join(filter(None, (found.reason, unlike))))
-    return found._replace(command=command)
+    return found._replace(command=command, level=2 * tail)
 
 
 def _judged(

@@ -344,6 +344,8 @@ def test_published_verdicts_stand_for_studies_without_rows(
     file = claims_file(tmp_path, claim(TEST), changed, claim(TEST, id="new"))
     found, (same, other, new) = current_verdicts(None, file)
     assert found == []
+    fourth = claims_file(tmp_path, *(claim(TEST, id=name) for name in "abc"), claim(TEST))
+    assert "there are more claims since" in current_verdicts(None, fourth)[1][-1].reason
     assert (same.verdict, same.num_units, same.command) == (
         findings[0].verdict, findings[0].num_units, findings[0].command
     )  # fmt: skip
