@@ -79,6 +79,11 @@ class ObjectiveTerm(StrictModel, ABC):
     native_kind: ClassVar[DivergenceKind | None] = None
 
     @property
+    def native_parameter(self) -> float:
+        """Parameter of the divergence in C; 0 if it has none."""
+        return 0.0
+
+    @property
     def needs_all_tokens(self) -> str | None:
         return None
 
@@ -143,6 +148,10 @@ class JSD(DivergenceTerm):
     kind: Literal["jsd"] = "jsd"
     beta: float = 0.5
     native_kind: ClassVar = DivergenceKind.JSD
+
+    @property
+    def native_parameter(self) -> float:
+        return self.beta
 
     @field_validator("beta")
     @classmethod
@@ -358,7 +367,7 @@ def native_terms(terms: Sequence[ObjectiveTerm]) -> list[Term] | None:
     if None in kinds:
         return None
     return [
-        Term(kind, term.weight, term.beta if isinstance(term, JSD) else 0.0)
+        Term(kind, term.weight, term.native_parameter)
         for kind, term in zip(kinds, terms, strict=True)
     ]
 
