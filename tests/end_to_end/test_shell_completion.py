@@ -36,8 +36,6 @@ def test_bash_completes_commands_options_and_values(tmp_path: Path):
         "paceline mea": ["measure"],
         "paceline measure --tim": ["--timed-prompts", "--timed-repeats"],
         "paceline measure --dtype b": ["bfloat16"],
-        "paceline align --track ten": ["tensorboard"],
-        "paceline export draft --to vl": ["vllm"],
         "paceline validate meas": ["measure", "measure-engine"],
     }
     done = subprocess.run(
