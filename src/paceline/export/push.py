@@ -9,7 +9,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import (
     HfHubHTTPError,
     HFValidationError,
-    HTTPError,
+    HTTPError,  # pyright: ignore[reportPrivateImportUsage] - that of the hub's own client
     LocalTokenNotFoundError,
     RepositoryNotFoundError,
 )
