@@ -60,11 +60,13 @@ if TYPE_CHECKING:
     from paceline.export import ExportConfig as ExportConfig
     from paceline.export import Exported as Exported
     from paceline.export import export_draft as export_draft
+    from paceline.measure import DraftComparison as DraftComparison
     from paceline.measure import LosslessnessReport as LosslessnessReport
     from paceline.measure import MeasureConfig as MeasureConfig
     from paceline.measure import Measurement as Measurement
     from paceline.measure import VerifyConfig as VerifyConfig
     from paceline.measure import measure_draft as measure_draft
+    from paceline.measure import measure_drafts as measure_drafts
     from paceline.measure import verify_losslessness as verify_losslessness
     from paceline.measure.analysis import AnalyzeConfig as AnalyzeConfig
     from paceline.measure.analysis import analyze as analyze
@@ -98,8 +100,8 @@ _NAMES = {
     "decode.strategies": "DecodingConfig build_decoder",
     "export": "ExportConfig Exported export_draft",
     "measure": (
-        "LosslessnessReport MeasureConfig Measurement VerifyConfig measure_draft "
-        "verify_losslessness"
+        "DraftComparison LosslessnessReport MeasureConfig Measurement VerifyConfig measure_draft "
+        "measure_drafts verify_losslessness"
     ),
     "measure.analysis": "AnalyzeConfig analyze",
     "models": "load load_model prepare_for_decoding wrap_model",

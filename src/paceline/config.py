@@ -66,13 +66,17 @@ class Options:
             --temperature; `Options(gamma="")` gives the field the second name --gamma. A last
             underscore is left out.
         positional: The field is an argument without a name.
+        several: The option may be given several times; the key then has the list of its values.
     """
 
-    def __init__(self, *keys: str, positional: bool = False, **names: str) -> None:
+    def __init__(
+        self, *keys: str, positional: bool = False, several: bool = False, **names: str
+    ) -> None:
         self.keys = {key: key for key in keys} | {
             name.rstrip("_"): key for name, key in names.items()
         }
         self.positional = positional
+        self.several = several
 
 
 ConfigT = TypeVar("ConfigT", bound=StrictModel)

@@ -45,7 +45,7 @@ NAMES = {
         "Task TaskExample build_task write_examples Arithmetic Docstrings Pairs PlainText "
         "Translation Summarization Math GSMSymbolic Questions Code Chat"
     ),
-    "paceline.measure": "measure MeasureConfig Measurement",
+    "paceline.measure": "measure measure_drafts MeasureConfig Measurement DraftComparison",
     "paceline.measure.perplexity": "perplexity PerplexityConfig Perplexity",
     "paceline.bench": "bench BenchConfig Grid read_rows",
     "paceline.bench.tune": "tune TuneConfig Tuned",
@@ -94,6 +94,7 @@ SIGNATURES = {
     "train:align": "config",
     "train:pretrain": "config",
     "measure:measure": "config",
+    "measure:measure_drafts": "config",
     "tasks:build_task": "chosen",
     "tasks:write_examples": "task split count path seed=0",
     "bench:bench": "config",
@@ -105,9 +106,10 @@ SIGNATURES = {
 
 OPTIONS = {
     "draft": "--target --layers --out",
-    "align": "--target --draft --output --recipe --config --set --html",
+    "align": "--target --draft --output --recipe --config --set --html --track",
     "measure": (
-        "--target --draft --prompts --config --set --json --html --temperature --top-p --top-k"
+        "--target --draft --prompts --config --set --json --html --temperature --top-p --top-k "
+        "--rows"
     ),
     "verify": (
         "--target --draft --prompts --config --set --json --html --temperature --top-p --top-k "
@@ -296,7 +298,7 @@ OFFERED = (
     "SamplingParams AutoregressiveDecoder SpeculativeDecoder TokenCascade OracleCascade "
     "SequenceCascade BigLittleDecoder Adaptive Confident FixedLength Generation TextGeneration "
     "Block Piece load load_model prepare_for_decoding wrap_model AlignConfig align "
-    "PretrainConfig pretrain MeasureConfig Measurement measure_draft VerifyConfig "
+    "PretrainConfig pretrain MeasureConfig Measurement measure_draft measure_drafts VerifyConfig "
     "verify_losslessness AnalyzeConfig analyze BenchConfig run_bench TuneConfig tune ExportConfig "
     "export_draft load_rows write_report"
 )

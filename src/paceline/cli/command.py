@@ -132,11 +132,11 @@ def show(shown: Shown, *, quiet: bool = False) -> int:
             stdout.print(part)
 
 
-def styled(verdict: Verdict | Agreement) -> Text:
-    """A verdict in its colour."""
+def styled(verdict: Verdict | Agreement, before: str = "") -> Text:
+    """A verdict in its colour, after a text."""
     from paceline.cli.result_tables import verdict_style
 
-    return Text(str(verdict), style=verdict_style(verdict))
+    return Text(f"{before}{verdict}", style=verdict_style(verdict))
 
 
 def _as_json(result: Any) -> str:
@@ -175,9 +175,14 @@ class Verb(NamedTuple):
         resume: bool = False,
         as_json: bool = False,
         html: Path | None = None,
+        rows: Path | None = None,
     ) -> None:
         """Run the command."""
         check_html(html)
+        if rows is not None:
+            from paceline.data.input_checks import check_output_file
+
+            check_output_file(rows, "--rows")
         config = call.build(pkgutil.resolve_name(self.schema), self.one_of, resume=resume)
         call.check(config, dry_run=dry_run, as_json=as_json, resume=resume)
         how = {"resume": True} if resume else {}
@@ -186,6 +191,10 @@ class Verb(NamedTuple):
         if as_json and self.as_json is not None:
             echo(self.as_json(result))
         code = show(self.show(result, config), quiet=as_json)
+        if rows is not None:
+            from paceline.results.row import write_rows
+
+            write_rows(rows, result.rows)
         write = write_html_of_verdict if self.is_verdict else write_html
         if self.page == "run":
             write_html_of_run(html, config.output)

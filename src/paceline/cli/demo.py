@@ -213,11 +213,6 @@ def _timed(found: Measurement) -> tuple[str, str]:
     return f"{FIGURES['block_efficiency'].value(row):.3f}", speedup
 
 
-def best_code(codes: list[int]) -> int:
-    """0 if any verdict is GO, 1 if all are NO-GO, else 3."""
-    return 0 if 0 in codes else max(codes)
-
-
 def remember(
     path: Path, draft: Path, kind: type[Any], config: StrictModel, run: Callable[..., Any]
 ) -> Any:

@@ -14,7 +14,13 @@ from paceline.errors import UsageError
 if TYPE_CHECKING:
     from paceline.bench.score import Score, ScoreConfig
     from paceline.cli.command import Shown
-    from paceline.measure import LosslessnessReport, MeasureConfig, Measurement, VerifyConfig
+    from paceline.measure import (
+        DraftComparison,
+        LosslessnessReport,
+        MeasureConfig,
+        Measurement,
+        VerifyConfig,
+    )
     from paceline.measure.analysis import AnalyzeConfig, PredictedFrontier
     from paceline.measure.bounds import BoundsConfig
     from paceline.measure.perplexity import Perplexity, PerplexityConfig
@@ -33,10 +39,12 @@ def measure(
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
     html: options.Html = None,
+    rows: options.Rows = None,
 ) -> None:
     """Measure acceptance and speed of a draft.
 
     Reports acceptance, cost and measured speedup. Exit code 1: NO-GO; 3: undecided or no verdict.
+    With several --draft, compares them on the same texts. Exit code 0: one is GO; 1: all are NO-GO.
     With --engine, compares the engine's counters with the prediction. Exit code 1: they differ; 3:
     undecided.
     With --costs, predicts the speedup in the engine that the costs were measured in.
@@ -49,8 +57,17 @@ def measure(
             from paceline.engines.kinds import names_of
 
             raise UsageError(f"{option} needs --engine with {names_of(lambda _: True)}")
-    run = _SERVED if with_engine else _MEASURED
-    run(call, dry_run=dry_run, as_json=as_json, html=html)
+    if with_engine and isinstance(call.chosen.get("draft"), list):
+        raise UsageError("--engine serves one draft; give one --draft, and run it for each")
+    run = _SERVED if with_engine else _several(call) or _MEASURED
+    run(call, dry_run=dry_run, as_json=as_json, html=html, rows=rows)
+
+
+def _several(call: Call) -> Verb | None:
+    """What measures several drafts; None if there is one."""
+    from paceline.measure import MeasureConfig
+
+    return _COMPARED if call.build(MeasureConfig).other_drafts else None
 
 
 def _measured(result: "Measurement", _config: "MeasureConfig") -> "Shown":
@@ -59,6 +76,16 @@ def _measured(result: "Measurement", _config: "MeasureConfig") -> "Shown":
     yield measurement_table(result)
     yield styled(result.verdict)
     return result.verdict.exit_code
+
+
+def _compared(result: "DraftComparison", _config: "MeasureConfig") -> "Shown":
+    from paceline.cli.tables import printed
+    from paceline.view.tables import drafts_table
+
+    yield printed(drafts_table(result))
+    for found in result.measurements:
+        yield styled(found.verdict, f"{found.config.draft}: ")
+    return result.exit_code
 
 
 def _served(result: "ServedMeasurement", _config: "ServedConfig") -> "Shown":
@@ -80,6 +107,13 @@ _MEASURED = Verb(
     "paceline.measure:measure",
     _measured,
     page="paceline.view.measure_pages:measure_page",
+    is_verdict=True,
+)
+_COMPARED = Verb(
+    "paceline.measure:MeasureConfig",
+    "paceline.measure:measure_drafts",
+    _compared,
+    page="paceline.view.measure_pages:drafts_page",
     is_verdict=True,
 )
 _SERVED = Verb(

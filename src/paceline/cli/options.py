@@ -58,6 +58,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Html = Annotated[
     Path | None, typer.Option("--html", help="Also write an HTML report to this file.")
 ]
+Rows = Annotated[
+    Path | None, typer.Option("--rows", help="Also write the result rows to this file (.jsonl).")
+]
 AllowImport = Annotated[
     list[str] | None,
     typer.Option(
@@ -74,6 +77,7 @@ _TYPES: dict[str, Any] = {
     "int": int,
     "float": float,
     "texts": list[str],
+    "several": list[str],
 }
 _SCALARS: dict[type, str] = {bool: "flag", int: "int", float: "float", str: "text", Path: "path"}
 
@@ -101,8 +105,8 @@ class Setting(NamedTuple):
     Attributes:
         key: Such as `sampling.temperature`.
         names: Such as --temperature; none: an argument without a name.
-        kind: What its text is: flag, int, float, text, path, texts, numbers, yaml, or variant: the
-            name of a variant, or its settings as YAML.
+        kind: What its text is: flag, int, float, text, path, texts, numbers, yaml, variant: the
+            name of a variant, or its settings as YAML; or several: a text or more of them.
         tag: The key that selects a variant.
         values: Known values, for completion.
         is_main: Listed first in help: required, or named by `Options`.
@@ -150,7 +154,7 @@ class Setting(NamedTuple):
             ConfigError: it is empty, or not valid YAML.
         """
         name = self.names[0] if self.names else self.key
-        if text == "":
+        if text == "" or (self.kind == "several" and "" in text):
             raise ConfigError(f"{name} is empty; give a value, or leave it out")
         if self.kind == "variant" and not text.startswith("{"):
             return Variant(self.tag, given(text)) if text in self.values else given(text)
@@ -158,7 +162,9 @@ class Setting(NamedTuple):
             return read_value(text, f"{name} {text!r}")
         if self.kind == "numbers":
             return numbers(name, text)
-        if self.kind in {"text", "path", "texts"}:
+        if self.kind == "several" and len(text) == 1:
+            return given(text[0])
+        if self.kind in {"text", "path", "texts", "several"}:
             return given(text)
         return text
 
@@ -214,7 +220,7 @@ def make_settings(cls: type[Any]) -> Iterator[Setting]:
         is_main = info.is_required() or marker.positional or own[1:] != []
         setting = _setting(cls, field, field, [] if marker.positional else own, is_main=is_main)
         if setting is not None and below.keys().isdisjoint(own):
-            yield setting
+            yield setting._replace(kind="several") if marker.several else setting
         for name, key in below.items():
             owner, last = _owner(info.annotation, key.split("."))
             setting = _setting(owner, last, f"{field}.{key}", [name], is_main=True)

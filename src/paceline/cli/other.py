@@ -131,8 +131,9 @@ def demo(
     Resumes an earlier run in the same directory. Exit code 0: decoding is lossless, and the verdict
     at temperature 0 or 1 is GO; 1: it is NO-GO at both, or a test failed; 3: no verdict.
     """
-    from paceline.cli.demo import Demo, before_and_after, best_code
+    from paceline.cli.demo import Demo, before_and_after
     from paceline.data.input_checks import InputChecks
+    from paceline.measure.verdict import best_code
     from paceline.models.drafts.layers import check_layers
 
     kept = options.numbers("--layers", layers)

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
+from huggingface_hub import EvalResult
+from huggingface_hub.repocard_data import eval_results_to_model_index
 
 from paceline.core.sampling import proposal_params
 from paceline.engines.kinds import Drafting
@@ -22,6 +24,11 @@ if TYPE_CHECKING:
     from paceline.export.checks import Checks
     from paceline.export.export_inputs import ExportConfig, Sources
     from paceline.measure import Measurement
+    from paceline.results.row import Row
+
+_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_FILES = (".txt", ".json", ".jsonl", ".parquet", ".gz")
+_DIGITS = 4  # of figures in the header
 
 
 def model_card(sources: Sources, launch: Launch | None, checks: Checks, notes: list[str]) -> str:
@@ -50,9 +57,64 @@ def _header(sources: Sources) -> str:
     }
     if sources.licence is not None:
         values["license"] = sources.licence
-    if sources.target is not None and not Path(sources.target.path).expanduser().exists():
-        values["base_model"] = sources.target.path
+    if sources.target is not None and _is_on_hub(sources.target.path):
+        # the hub has no word for a draft, and would take a GGUF file for a quantized target
+        values |= {"base_model": sources.target.path, "base_model_relation": "finetune"}
+    elif sources.target is None and _is_on_hub(sources.config.model):
+        values["base_model"] = sources.config.model
+        if sources.config.dtype == "q8_0":
+            values["base_model_relation"] = "quantized"
+    if sources.run is not None and "data.train" not in sources.run.get("inputs", {}):
+        data = sources.run["config"]["data"]["train"]["path"]
+        if _names_data_set(data):  # local files have a fingerprint
+            values["datasets"] = [data]
+    if sources.measurement is not None:
+        values["model-index"] = _model_index(sources.config.out.name, sources.measurement)
     return f"---\n{yaml.safe_dump(values, sort_keys=False)}---"
+
+
+def _is_on_hub(path: str) -> bool:
+    """True for the name of a model on the hub, if it was read."""
+    return not Path(path).expanduser().exists()
+
+
+def _names_data_set(path: str) -> bool:
+    """True for what may be the name of a data set on the hub."""
+    is_name = bool(_NAME.fullmatch(path)) and Path(path).suffix not in _FILES
+    return is_name and _is_on_hub(path)
+
+
+def _model_index(name: str, measurement: Measurement) -> list[dict[str, Any]]:
+    """The figures of the measurement as evaluation results of the hub."""
+    prompts, requests = measurement.config.prompts, measurement.requests
+    kind = prompts.path if _names_data_set(prompts.path) else "prompts"
+    rows = [(name, measurement.texts) for name in ACCEPTANCE]
+    rows += [("block_efficiency", row) for row in _blocks(measurement)]
+    if requests is not None:
+        rows.append(("speedup", requests))
+    results = [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=kind,
+            dataset_name=Path(prompts.path).name,
+            dataset_config=prompts.subset,
+            dataset_split=prompts.split,
+            metric_type=figure,
+            metric_name=FIGURES[figure].words + _at_gamma(row),
+            metric_value=round(FIGURES[figure].value(row), _DIGITS),
+        )
+        for figure, row in rows
+    ]
+    return eval_results_to_model_index(name, results)
+
+
+def _blocks(measurement: Measurement) -> list[Row]:
+    """The scored texts with blocks of the gamma to serve; none without GO."""
+    return select(measurement.blocks, gamma=measurement.best_gamma)
+
+
+def _at_gamma(row: Row) -> str:
+    return f", gamma {gamma_of(row)}" if "gamma" in row.setting else ""
 
 
 def _model(sources: Sources) -> str:
@@ -105,7 +167,7 @@ def _measured(measurement: Measurement | None) -> str:
         return "## Measured\n\nNo measurement was given for this export."
     config, requests = measurement.config, measurement.requests
     rows = [(FIGURES[name].words, str(measurement.figure(name))) for name in ACCEPTANCE]
-    for row in select(measurement.blocks, gamma=measurement.best_gamma):
+    for row in _blocks(measurement):
         tau = FIGURES["block_efficiency"].value(row)
         rows.append((f"tokens per target call, gamma {gamma_of(row)}", f"{tau:.3f}"))
     if requests is not None:

@@ -5,6 +5,7 @@ acceptance.py   teacher-forced scores of texts by both models
 latency.py      times passes and requests; chooses the number of drafted tokens per block
 engine_costs.py times an engine's steps; the file with their costs
 measurement.py  the `measure` command: acceptance, cost, speedup
+drafts.py       several drafts on the same texts, compared in pairs
 verdict.py      expected speedups; GO, NO-GO or UNDECIDED, with the reason
 served_runs.py  starts an engine with and without the draft in turn
 starts.py       variation between starts in intervals
@@ -18,17 +19,20 @@ losslessness.py tests of greedy and sampled speculative text against the target
 results.py      figures of a measurement by name, from its rows
 """
 
+from paceline.measure.drafts import DraftComparison, measure_drafts
 from paceline.measure.losslessness import LosslessnessReport, VerifyConfig, verify_losslessness
 from paceline.measure.measurement import MeasureConfig, Measurement, measure
 
 measure_draft = measure  # for `paceline`, where `measure` is this package
 
 __all__ = [
+    "DraftComparison",
     "LosslessnessReport",
     "MeasureConfig",
     "Measurement",
     "VerifyConfig",
     "measure",
     "measure_draft",
+    "measure_drafts",
     "verify_losslessness",
 ]

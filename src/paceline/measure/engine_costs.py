@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from paceline.core.sampling import SamplingParams
     from paceline.engines.contract import Engine, Request, Together
+    from paceline.models import HfModel
 
 _WRITER = "paceline measure --engine NAME --write-costs FILE"
 _Count = Annotated[int, Field(ge=1)]
@@ -305,15 +306,20 @@ def check_replaceable(path: Path) -> None:
 
 
 def load_models_of(
-    config: WithCosts, costs: EngineCosts | None, progress: Progress = silent
+    config: WithCosts,
+    costs: EngineCosts | None,
+    progress: Progress = silent,
+    target: HfModel | None = None,
 ) -> Pair:
     """Load both models, as the engine uses them if there are `costs`.
+
+    `target`: the target of another pair, loaded before.
 
     Raises:
         UsageError: a model or the pair of tokenizers cannot be used, or the costs are of others.
     """
     full = costs is not None and costs.full_vocabulary
-    pair = load_models(config, progress, full_vocabulary=full)
+    pair = load_models(config, progress, target, full_vocabulary=full)
     if costs is None:
         return pair
     measured = costs.target_parameters, costs.draft_parameters

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import html
 import math
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, cast
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from paceline.config import StrictModel
+from paceline.config import Options, StrictModel
 from paceline.core.bootstrap import Interval
 from paceline.core.sampling import as_list
 from paceline.data.input_checks import InputChecks, checked
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from paceline.core.text_scores import TextScores
     from paceline.measure.latency import PairedTimes, PassCosts
     from paceline.models.contract import Model
+    from paceline.models.inspection import ModelFacts
 
 # The prefill gives the first token, and a block leaves one token of the budget to the target.
 _MIN_TIMED_TOKENS = 3
@@ -65,9 +67,13 @@ class MeasureConfig(WithCosts, PairConfig):
     """Configuration of `measure`.
 
     Attributes:
+        other_drafts: Further drafts, measured on the same texts by `measure_drafts`. In a file,
+            `draft` may be a list of all.
         timed_prompts: Number of timed requests, including those that choose gamma; 0: no timing.
     """
 
+    draft: Annotated[str, Options(several=True)]
+    other_drafts: list[str] = Field(default_factory=list)
     gammas: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         default=(1, 2, 3, 4, 5, 6, 8), min_length=1
     )
@@ -75,17 +81,52 @@ class MeasureConfig(WithCosts, PairConfig):
     timed_prompts: int = Field(default=16, ge=0)
     timed_repeats: int = Field(default=1, ge=1)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _first_and_others(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        given = cast("dict[str, Any]", values)
+        if not (isinstance(drafts := given.get("draft"), list | tuple) and drafts):
+            return given
+        first, *others = cast("Sequence[Any]", drafts)
+        return given | {"draft": first, "other_drafts": others}
+
+    @model_serializer(mode="wrap")
+    def _without_no_others(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values = fields(self)
+        if not self.other_drafts:
+            values.pop("other_drafts", None)
+        return values
+
+    @property
+    def drafts(self) -> list[str]:
+        """All drafts."""
+        return [self.draft, *self.other_drafts]
+
     def check(self) -> InputChecks:
         """Check the inputs; raises UsageError."""
         checks = InputChecks()
         checks.device(self.device)
         check_costs(checks, self, self.gammas)
-        models = checks.pair(self.target, self.draft)
+        models = [model for draft in self.drafts for model in self._checked_pair(checks, draft)]
+        paths = [Path(draft).expanduser().resolve() for draft in self.drafts]
+        if twice := [path for path in paths if paths.count(path) > 1]:
+            raise UsageError(f"the draft {twice[0]} is given twice; name each draft once")
         num_timed = 0 if self.costs is not None else min(self.timed_prompts, self.num_prompts)
         # a timed request is decoded in full, and its last block needs up to gamma extra positions
         timed = num_timed, self.max_new_tokens + min(self.gammas)
         self.check_prompts(checks, models, new_tokens=1, timed=timed)
         return checks
+
+    def _checked_pair(self, checks: InputChecks, draft: str) -> list[ModelFacts]:
+        """Check target and draft; of several, an error names the draft."""
+        try:
+            return checks.pair(self.target, draft)
+        except UsageError as error:
+            if not self.other_drafts or draft in str(error):
+                raise
+            raise type(error)(f"draft {draft}: {error}") from None
 
 
 class Measurement(StrictModel):
@@ -190,17 +231,34 @@ def measure(config: MeasureConfig, progress: Progress = silent) -> Measurement:
     """Load both models and measure them.
 
     Raises:
-        UsageError: a model, a prompt file or the pair of tokenizers cannot be used.
+        UsageError: a model, a prompt file or the pair of tokenizers cannot be used, or there are
+            other drafts.
     """
+    if config.other_drafts:
+        raise UsageError(
+            f"measure takes one draft, and other_drafts names {len(config.other_drafts)} more; use "
+            "measure_drafts"
+        )
+    (found,) = measure_each(config, progress)
+    return found
+
+
+def measure_each(config: MeasureConfig, progress: Progress = silent) -> list[Measurement]:
+    """As `measure`, for each draft: the target is loaded, and writes its texts, once."""
     checked(config)
-    costs = None
+    costs, target, texts = None, None, list[list[int]]()
     if config.costs is not None:
         costs = read_costs(config.costs)
         config = as_served(config, costs)
-    pair = load_models_of(config, costs, progress)
-    prompts = config.read_prompts(pair)
-    marks = {name: fingerprint(getattr(config, name)) for name in ("target", "draft")}
-    return measure_models(*pair, prompts, config, progress, costs, marks)
+    marks = {"target": fingerprint(config.target)}
+    found: list[Measurement] = []
+    for draft in config.drafts:
+        one = config.model_copy(update={"draft": draft, "other_drafts": []})
+        pair = load_models_of(one, costs, progress, target)
+        target, prompts = pair.target, one.read_prompts(pair)
+        marks |= {"draft": fingerprint(draft)}
+        found.append(measure_models(*pair, prompts, one, progress, costs, marks, texts))
+    return found
 
 
 def as_served(config: MeasureConfig, costs: EngineCosts) -> MeasureConfig:
@@ -229,10 +287,12 @@ def measure_models(
     progress: Progress = silent,
     engine: EngineCosts | None = None,
     fingerprints: Mapping[str, str] = MappingProxyType({}),
+    completions: list[list[int]] | None = None,
 ) -> Measurement:
     """Measure two models, with these fingerprints, prepared for decoding, on tokenized prompts.
 
-    `engine`: costs of an engine, used instead of timing passes.
+    `engine`: costs of an engine, used instead of timing passes. `completions`: texts of the target
+    after the first prompts, as `sample_texts` gives them; those that it lacks are added to it.
     """
     if config.timed_prompts and config.max_new_tokens < _MIN_TIMED_TOKENS:
         raise UsageError(
@@ -240,7 +300,7 @@ def measure_models(
             f"ask for {_MIN_TIMED_TOKENS} or more, or skip the timing with timed_prompts=0"
         )
     prompts = prompts[: config.num_prompts]
-    completions: list[list[int]] = []
+    completions = [] if completions is None else completions
     sample_texts(target, prompts, config, completions, progress)
     texts = PairTexts(target, draft, prompts, completions, *config.scoring)
     scored = ScoredTexts.of(texts, score_texts(texts, progress))

@@ -180,18 +180,24 @@ class Pair(NamedTuple):
 
 
 def load_models(
-    config: ModelsConfig, progress: Progress = silent, *, full_vocabulary: bool = False
+    config: ModelsConfig,
+    progress: Progress = silent,
+    target: HfModel | None = None,
+    *,
+    full_vocabulary: bool = False,
 ) -> Pair:
     """Load both models and prepare them for decoding.
 
-    `full_vocabulary`: the draft proposes from the full vocabulary, even if it has a reduced one.
+    `target`: the prepared target, if it was loaded before. `full_vocabulary`: the draft proposes
+    from the full vocabulary, even if it has a reduced one.
 
     Raises:
         UsageError: a model or the pair of tokenizers cannot be used.
     """
     progress("loading", 0, 2)
-    target = load_model(config.target, dtype=config.dtype, device=config.device)
-    tokenizer_of(target, config.target)
+    if target is None:
+        target = load_model(config.target, dtype=config.dtype, device=config.device)
+        tokenizer_of(target, config.target)
     progress("loading", 1, 2)
     draft = load_beside(target, config.draft, config.device)
     if full_vocabulary:

@@ -76,6 +76,11 @@ class Verdict(StrictModel):
         return 0 if self.go else 1
 
 
+def best_code(codes: Sequence[int]) -> int:
+    """Of several verdicts: 0 if any is GO, 1 if all are NO-GO, else 3."""
+    return 0 if 0 in codes else max(codes)
+
+
 class ExpectedSpeed(NamedTuple):
     """Expected speedup of a gamma with its interval, and the two parts of its error.
 

@@ -10,31 +10,38 @@ that another sample would choose other cells.
 is the mean difference of two curves over the costs that both reach, as a reader sees which curve of
 a plot is above. It changes little when a quality does, so that it needs fewer examples than the
 least cost at a floor of quality, which jumps from one cell to another.
+
+`paired_difference`: two rows by one figure, such as two drafts on the same texts.
 """
 
-# C cells, P points, R resamples
+# C cells, N units, P points, R resamples
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from paceline.core.bootstrap import percentile_interval
+from paceline.core.bootstrap import Interval, percentile_interval
+from paceline.core.bounded_means import mean_bounds
 from paceline.errors import UsageError
+from paceline.results.figures import FIGURES
 from paceline.results.frontier import ORACLE, TARGET_ALONE, family_of, is_lossless
+from paceline.rng import named_generator
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
-    from paceline.core.bootstrap import Interval
+    from paceline.results.figures import Figure
     from paceline.results.frontier import Frontier
     from paceline.results.row import Row
 
 HIGH = 0.75
 _NUM_POINTS = 32
 _TINY = 1e-12
+_STEP = 1e-4  # relative, of slopes of formulas
 
 
 class Group(NamedTuple):
@@ -283,3 +290,76 @@ def along(gain_CR: Tensor, quality_CR: Tensor, points_PR: Tensor) -> Tensor:
         share_PR = ((points_PR - gain_CR[left]) / step_R).clamp(0, 1)
         found_PR = found_PR + share_PR * (quality_CR[left + 1] - quality_CR[left])
     return found_PR
+
+
+class Estimate(NamedTuple):
+    """A value, and the influence of each unit on it, [N].
+
+    Attributes:
+        value: Mean of what the units contribute.
+        influence_N: What each one contributes, less the mean.
+        largest: The largest contribution of a unit.
+        bounds: The least and the largest possible contribution; None if they are not known.
+    """
+
+    value: float
+    influence_N: Tensor
+    largest: float
+    bounds: tuple[float, float] | None = None
+
+
+def estimate(figure: Figure, row: Row) -> Estimate:
+    """A figure of a row that has all its sums, with the influence of each unit.
+
+    Raises:
+        UsageError: the row lacks what the figure is made from, or a denominator is 0.
+    """
+    if figure.formula is not None:
+        base = estimate(FIGURES[figure.of], row)
+        step = _STEP * (abs(base.value) or 1.0)
+        value, high, low = (
+            figure.of_base(row, one) for one in (base.value, base.value + step, base.value - step)
+        )
+        slope = (high - low) / (2 * step)
+        return Estimate(value, slope * base.influence_N, abs(slope) * base.largest)
+    if not figure.ratios:
+        raise UsageError(f"{figure.words} is a total and no ratio; compare a ratio of sums")
+    value, relative_N, largest = 1.0, torch.zeros(len(row.units), dtype=torch.float64), 0.0
+    for over_N, under_N in figure.columns(row):
+        if float(under_N.sum()) == 0:
+            raise UsageError(f"{figure.words} of {row.setting} has a denominator of 0 in all units")
+        ratio, mean = float(over_N.sum() / under_N.sum()), under_N.mean()
+        value *= ratio
+        relative_N += (over_N - ratio * under_N) / mean / (ratio or 1.0)
+        largest = max(largest, float((over_N / mean).abs().max()) / (ratio or 1.0))
+    bounds = (0.0, 1.0) if figure.is_score(row) else None
+    return Estimate(value, (value or 1.0) * relative_N, (value or 1.0) * largest, bounds)
+
+
+def paired_difference(
+    figure: Figure, first: Row, second: Row, *, seed: int = 0, confidence: float = 0.95
+) -> Interval:
+    """A figure of `first` - that of `second`, on the units that both measured.
+
+    What makes a unit hard for both cancels. The interval is that of the bootstrap over units, whose
+    influence values are the differences of those of the figures; that of one unit is unbounded.
+    Totals of the rows, such as the costs of passes, count as exact.
+
+    Raises:
+        UsageError: The rows share no units, or lack what the figure is made from.
+    """
+    first, second = figure.measured(first), figure.measured(second)
+    shared = [unit for unit in first.units if unit in set(second.units)]
+    if first.population != second.population or not shared:
+        raise UsageError(
+            f"{figure.words} is compared on {first.population} and on {second.population}, which "
+            "share no units; measure both on the same"
+        )
+    one, two = (estimate(figure, row.only(shared)) for row in (first, second))
+    value = one.value - two.value
+    if len(shared) == 1:
+        return Interval(value, -math.inf, math.inf)
+    rng = named_generator(seed, f"difference of {figure.name}")
+    influence_N = one.influence_N - two.influence_N
+    low, high = mean_bounds([influence_N], (1 - confidence) / 2, rng, [None])
+    return Interval(value, value + low, value + high)

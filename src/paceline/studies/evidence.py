@@ -27,6 +27,7 @@ import torch
 from paceline.core.bootstrap import LEAST_UNITS, Interval
 from paceline.core.bounded_means import mean_bounds
 from paceline.errors import UsageError
+from paceline.results.comparison import Estimate, estimate
 from paceline.results.figures import FIGURES
 from paceline.results.row import pooled
 from paceline.rng import named_generator
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paceline.results.figures import Figure
     from paceline.results.row import Row
     from paceline.studies.claim_file import Condition, Paired, Side
     from paceline.studies.study_file import Label
@@ -45,23 +45,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _ROUNDING = 1e-12  # a spread that can be rounding
 _FARTHEST = 3e-4  # the smallest tail that is resampled: about that of a claim
-_STEP = 1e-4  # relative, of slopes of formulas
-
-
-class Estimate(NamedTuple):
-    """A value, and the influence of each unit on it, [N].
-
-    Attributes:
-        value: Mean of what the units contribute.
-        influence_N: What each one contributes, less the mean.
-        largest: The largest contribution of a unit.
-        bounds: The least and the largest possible contribution; None if they are not known.
-    """
-
-    value: float
-    influence_N: Tensor
-    largest: float
-    bounds: tuple[float, float] | None = None
 
 
 class Stratum(NamedTuple):
@@ -433,34 +416,6 @@ def _compared(test: Paired, name: str, row: Row, one: Estimate, two: Estimate) -
             1.0,
         )
     return Stratum(name, row.population, row.units, effect, one.value, two.value)
-
-
-def estimate(figure: Figure, row: Row) -> Estimate:
-    """A figure of a row that has all its sums, with the influence of each unit.
-
-    Raises:
-        UsageError: the row lacks what the figure is made from, or a denominator is 0.
-    """
-    if figure.formula is not None:
-        base = estimate(FIGURES[figure.of], row)
-        step = _STEP * (abs(base.value) or 1.0)
-        value, high, low = (
-            figure.of_base(row, one) for one in (base.value, base.value + step, base.value - step)
-        )
-        slope = (high - low) / (2 * step)
-        return Estimate(value, slope * base.influence_N, abs(slope) * base.largest)
-    if not figure.ratios:
-        raise UsageError(f"{figure.words} is a total and no ratio; compare a ratio of sums")
-    value, relative_N, largest = 1.0, torch.zeros(len(row.units), dtype=torch.float64), 0.0
-    for over_N, under_N in figure.columns(row):
-        if float(under_N.sum()) == 0:
-            raise UsageError(f"{figure.words} of {row.setting} has a denominator of 0 in all units")
-        ratio, mean = float(over_N.sum() / under_N.sum()), under_N.mean()
-        value *= ratio
-        relative_N += (over_N - ratio * under_N) / mean / (ratio or 1.0)
-        largest = max(largest, float((over_N / mean).abs().max()) / (ratio or 1.0))
-    bounds = (0.0, 1.0) if figure.is_score(row) else None
-    return Estimate(value, (value or 1.0) * relative_N, (value or 1.0) * largest, bounds)
 
 
 def column(row: Row, name: str) -> Tensor:

@@ -31,10 +31,11 @@ from paceline.core.bootstrap import (
 )
 from paceline.core.bounded_means import mean_bounds
 from paceline.errors import UsageError
+from paceline.results.comparison import estimate
 from paceline.results.figures import FIGURES
 from paceline.results.row import pooled
 from paceline.rng import named_generator
-from paceline.studies.evidence import column, estimate, select
+from paceline.studies.evidence import column, select
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

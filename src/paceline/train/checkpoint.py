@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from paceline.records import RunDirectory
 
 # keys that a resumed run may change
-_MAY_CHANGE = {"output", "max_loss_ratio", "checkpoints", "chunk_tokens", *MAY_CHANGE}
+_MAY_CHANGE = {"output", "max_loss_ratio", "checkpoints", "chunk_tokens", "track", *MAY_CHANGE}
 _BUDGET = {"num_steps", "max_seconds"}
 _MODEL, _OLD_MODEL = "model", "draft"  # directory of the model in a checkpoint
 
@@ -62,7 +62,7 @@ class CheckpointStore:
 
     def latest(self) -> Path | None:
         """The newest checkpoint, or None."""
-        return next(reversed(self.all()), None)
+        return latest_checkpoint(self.directory)
 
     def save(self, model: HfModel, optimizer: dict[str, Any], state: TrainingState) -> Path:
         """Write a checkpoint atomically, then delete the oldest ones beyond `keep`.
@@ -87,6 +87,11 @@ class CheckpointStore:
         """Remove incomplete checkpoints of a killed run."""
         for scratch in self.directory.glob(".step-*"):
             shutil.rmtree(scratch)
+
+
+def latest_checkpoint(directory: Path) -> Path | None:
+    """The newest complete checkpoint in a directory, or None."""
+    return max(directory.glob("step-*"), default=None)
 
 
 def _save_optimizer(optimizer: dict[str, Any], path: Path) -> None:

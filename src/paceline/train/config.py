@@ -28,6 +28,7 @@ from paceline.train.loss import LossVocabulary
 from paceline.train.objectives import ForwardKL, Objective, as_terms, reads_target, reads_top
 from paceline.train.optim import Adafactor, Optimizer
 from paceline.train.text_checks import check_texts, check_trained
+from paceline.train.tracking import TrackerName, check_trackers
 
 if TYPE_CHECKING:
     from paceline.models.inspection import ModelFacts
@@ -98,6 +99,7 @@ class TrainSettings(StrictModel):
         precision: Precision of forward and backward passes; weights and sums are float32. `auto`
             times both when the run begins and uses the faster one for the whole run.
         device: `auto` uses an accelerator if there is one.
+        track: Experiment trackers that get the metrics: tensorboard, wandb, trackio, mlflow.
     """
 
     output: Path
@@ -115,6 +117,7 @@ class TrainSettings(StrictModel):
     device: Literal["auto", "cpu"] = "auto"
     seed: int = 0
     checkpoints: Checkpoints = Checkpoints()
+    track: tuple[TrackerName, ...] = ()
 
     @model_validator(mode="after")
     def _consistent(self) -> TrainSettings:
@@ -138,7 +141,13 @@ class TrainSettings(StrictModel):
         return self
 
     def check_output(self, checks: InputChecks, model: ModelFacts | None) -> None:
-        """Check the disk space for the checkpoints of a model; raises StorageError."""
+        """Check the disk space for the checkpoints of a model, and the trackers.
+
+        Raises:
+            StorageError: The disk has too little space.
+            UsageError: A tracker is not installed.
+        """
+        check_trackers(self.track)
         moments = 2 if self.optimizer.kind == "adamw" else 0
         count = 0 if model is None else model.num_parameters
         copies = (self.checkpoints.keep + 1) * (1 + moments) + 1

@@ -276,6 +276,8 @@ class TrainingLoop:
     def _write(self, row: dict[str, object]) -> None:
         if self.run.is_main:
             append_jsonl(self.run.directory.metrics, row)
+        if self.run.tracking is not None:
+            self.run.tracking.log(row)
 
     def _report(self, note: str) -> None:
         self.run.progress("training", self._spent(), 1.0, note)
@@ -316,6 +318,8 @@ def train(loop: TrainingLoop, *, product: str, stored_dtype: torch.dtype | None)
                 "after": after,
             }
         )
+        if after is not None and run.tracking is not None:
+            run.tracking.log({"step": loop.state.step, "evaluation": after})
     run.accelerator.wait_for_everyone()
 
 

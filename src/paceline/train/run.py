@@ -27,8 +27,11 @@ from paceline.train.checkpoint import (
     check_run_directory,
     clear_set_up,
     has_begun,
+    latest_checkpoint,
+    read_state,
     saved_model,
 )
+from paceline.train.tracking import Tracking
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,12 +48,14 @@ class TrainingRun(NamedTuple):
 
     Attributes:
         progress: Called in the main process only.
+        tracking: Of the main process.
     """
 
     config: TrainSettings
     directory: RunDirectory
     accelerator: Accelerator
     progress: Progress = silent
+    tracking: Tracking | None = None
 
     @property
     def is_main(self) -> bool:
@@ -143,11 +148,14 @@ def open_run(
     checked(config, resume=resume)
     with ExitStack() as stack:
         _lock(directory, accelerator, stack)
+        tracking = None
         if accelerator.is_main_process:
             _begin(config, inputs, accelerator, directory)
+            tracking = _tracking(config, directory)
+            stack.callback(tracking.finish)
         progress("loading", 0, 1)
         compiled()  # compiles native code now instead of during the first step
-        yield TrainingRun(config, directory, accelerator, progress)
+        yield TrainingRun(config, directory, accelerator, progress, tracking)
 
 
 def _check_launcher() -> None:
@@ -180,6 +188,12 @@ def _lock(run: RunDirectory, accelerator: Accelerator, stack: ExitStack) -> None
     broadcast_object_list(errors)
     if errors[0] is not None:
         raise errors[0]
+
+
+def _tracking(config: TrainSettings, directory: RunDirectory) -> Tracking:
+    saved = latest_checkpoint(directory.checkpoints)
+    kept = -1 if saved is None else read_state(saved).step
+    return Tracking(config.track, directory, config.model_dump(mode="json"), kept)
 
 
 def _begin(

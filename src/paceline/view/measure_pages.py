@@ -34,13 +34,14 @@ from paceline.view.page import (
     sentence,
     source_of,
 )
-from paceline.view.tables import gamma_table, served_tables, steps_table
+from paceline.view.tables import drafts_table, gamma_table, served_tables, steps_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from paceline.measure import Measurement
     from paceline.measure.agreement import Agreement
+    from paceline.measure.drafts import DraftComparison
     from paceline.measure.losslessness import DistributionCheck, LosslessnessReport
     from paceline.measure.served import ServedMeasurement
     from paceline.measure.verdict import Verdict
@@ -158,6 +159,40 @@ def _acceptance(found: Measurement) -> Section:
         )
         blocks.append(Figure("Acceptance along the text", text, [Panel(chart)], positions))
     return Section("Acceptance", blocks, [words_of(name) for name in ACCEPTANCE])
+
+
+def drafts_page(found: DraftComparison) -> Page:
+    """The page of several drafts on the same texts."""
+    first = found.measurements[0]
+    source = source_of(
+        "measure",
+        first.config.model_copy(update={"other_drafts": found.drafts[1:]}),
+        first.environment,
+    )
+    rows: list[Line] = [
+        {"gamma": gamma_of(row), "draft": one.config.draft, "speedup": value_of(row, name)}
+        for one in found.measurements
+        for row in one.blocks
+        for name in ("expected_speedup" if one.verdict.timed else "mbsu",)
+        if charts.is_finite(value_of(row, name))
+    ]
+    gamma = Axis("gamma", "gamma: drafted tokens per block", "d", whole=True)
+    text = f"{'Expected' if first.verdict.timed else 'MBSU'}, for each number of drafted tokens."
+    chart = charts.curves(rows, gamma, _SPEED, "draft")
+    verdicts = [
+        {"draft": one.config.draft, "verdict": one.verdict.word, "reason": one.verdict.reason}
+        for one in found.measurements
+    ]
+    go = [one.config.draft for one in found.measurements if one.verdict.go]
+    return Page(
+        title="Which of these drafts is worth serving?",
+        verdict=sentence(f"GO: {', '.join(go) or 'none'}"),
+        sections=[
+            Section("Drafts", [drafts_table(found), Table("Verdicts", verdicts)]),
+            Section("Speed", [Figure("Speedup by gamma", text, [Panel(chart)], rows)]),
+        ],
+        source=source,
+    )
 
 
 def served_page(found: ServedMeasurement) -> Page:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from paceline.bench.tune import Tuned
 from paceline.config import as_written, describe, read_json
 from paceline.errors import UsageError
-from paceline.measure import Measurement
+from paceline.measure import DraftComparison, Measurement
 from paceline.measure.losslessness import LosslessnessReport
 from paceline.measure.served import ServedMeasurement
 from paceline.permissions import Origin
@@ -21,7 +21,13 @@ from paceline.studies.session import judge_all, study_rows
 from paceline.view import Report
 from paceline.view.bench_pages import bench_page, tune_page
 from paceline.view.bench_run import read_results
-from paceline.view.measure_pages import decode_page, measure_page, served_page, verify_page
+from paceline.view.measure_pages import (
+    decode_page,
+    drafts_page,
+    measure_page,
+    served_page,
+    verify_page,
+)
 from paceline.view.study_background import read_background
 from paceline.view.study_page import study_page
 from paceline.view.training_pages import sweep_page, training_page, trajectory_page
@@ -115,6 +121,7 @@ _RUNS: dict[str, Callable[[Path, dict[str, Any]], Page]] = {
 }
 _FILES: dict[str, tuple[Any, Callable[[Any], Page]]] = {
     "measure": (Measurement, measure_page),
+    "measure drafts": (DraftComparison, drafts_page),
     "measure --engine": (ServedMeasurement, served_page),
     "verify": (LosslessnessReport, verify_page),
     "tune": (Tuned, tune_page),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from paceline.bench.settings import family, setting
 from paceline.core.bootstrap import Interval
+from paceline.measure.results import num_tokens
 from paceline.measure.trajectory import START, draft_name, gain_of
 from paceline.models.compatibility import UNTIMED
 from paceline.results.figures import FIGURES
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from paceline.decode.strategies import DecodingConfig
     from paceline.measure import Measurement
     from paceline.measure.analysis import PredictedFrontier
+    from paceline.measure.drafts import DraftComparison
     from paceline.measure.engine_costs import EngineCosts
     from paceline.measure.served import ServedMeasurement
     from paceline.results.row import Row
@@ -69,6 +71,32 @@ def gamma_table(found: Measurement, *, with_intervals: bool = False) -> Table:
     if found.engine:
         columns["block"] = "time per block in the engine, drafting included; ~: interpolated."
     return dataclasses.replace(table, rows=lines, columns=columns)
+
+
+def drafts_table(found: DraftComparison) -> Table:
+    """A line per figure and draft, with the difference to the first draft."""
+    first, config = found.measurements[0], found.measurements[0].config
+    sampled = sampling_words(vars(config.sampling))
+    lines: list[Line] = [
+        {"figure": words_of(line.figure), "draft": line.draft, "gamma": line.gamma}
+        | bounded("value", line.value)
+        | bounded("difference", line.difference)
+        for line in found.compared()
+    ]
+    return Table(
+        "",
+        lines,
+        text=f"On the same {num_tokens(first.texts)} tokens of the target after "
+        f"{len(first.texts.units)} prompts, {sampled}.",
+        columns={
+            "gamma": "of tokens per target call, that of the first draft; of a speedup, the "
+            "draft's own.",
+            "difference": f"less the figure of {config.draft}, paired by prompt; costs of passes "
+            "count as exact.",
+        },
+        units="prompts",
+        once=("figure",),
+    )
 
 
 _OF_RULES = ("expected_rejection_rate", "output_tvd", "output_kl", "surprisal")

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.demo import best_code, median_acceptance, remember
+from paceline.cli.demo import median_acceptance, remember
 from paceline.config import StrictModel
 from paceline.core.stats import DecodeStats
 from paceline.decode import Generation
+from paceline.measure.verdict import best_code
 from paceline.progress import Progress
 
 

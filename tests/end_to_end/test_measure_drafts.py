@@ -1,0 +1,177 @@
+"""`paceline measure` on several drafts: the same texts, one table, differences paired by prompt."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.config import validate
+from paceline.errors import UsageError
+from paceline.measure import DraftComparison, MeasureConfig, measure_draft, measure_drafts
+from paceline.results import load
+from paceline.results.row import Row, read_rows
+from support.models import tiny_hf, tiny_tokenizer
+from support.texts import Run, refused
+
+FEW = {
+    "num_prompts": 7,
+    "max_prompt_tokens": 6,
+    "max_new_tokens": 10,
+    "gammas": [1, 3],
+    "pass_repeats": 1,
+    "timed_prompts": 0,
+    "dtype": "float32",
+}
+OPTIONS = [word for key, value in FEW.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+
+
+@pytest.fixture(scope="module")
+def folder(pair_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pair, and beside it: another draft, a copy of the draft, and two that do not fit."""
+    folder = tmp_path_factory.mktemp("drafts")
+    for name in ("target", "draft"):
+        shutil.copytree(pair_folder / name, folder / name)
+    shutil.copy(pair_folder / "corpus.jsonl", folder)
+    shutil.copytree(folder / "draft", folder / "copy")
+    tokenizer = tiny_tokenizer()
+    other = tiny_hf("llama", seed=5, vocab_size=len(tokenizer), num_hidden_layers=1)
+    other.save_pretrained(folder / "other")
+    tokenizer.save_pretrained(folder / "other")
+    seq2seq = tiny_hf("t5", vocab_size=len(tokenizer))
+    seq2seq.save_pretrained(folder / "seq2seq")
+    tokenizer.save_pretrained(folder / "seq2seq")
+    tokenizer.add_tokens(["newer"])
+    larger = tiny_hf("llama", vocab_size=len(tokenizer))
+    larger.save_pretrained(folder / "larger")
+    tokenizer.save_pretrained(folder / "larger")
+    return folder
+
+
+def config(folder: Path, draft: Any, **changes: Any) -> MeasureConfig:
+    values = {"target": str(folder / "target"), "prompts": str(folder / "corpus.jsonl"), **FEW}
+    return validate(MeasureConfig, values | {"draft": draft} | changes)
+
+
+def arguments(folder: Path, *drafts: str) -> list[Any]:
+    named = [word for draft in drafts for word in ("--draft", folder / draft)]
+    prompts = folder / "corpus.jsonl"
+    return ["measure", "--target", folder / "target", *named, "--prompts", prompts, *OPTIONS]
+
+
+@pytest.fixture(scope="module")
+def compared(folder: Path) -> DraftComparison:
+    drafts = [str(folder / name) for name in ("draft", "other", "copy")]
+    return measure_drafts(config(folder, drafts))
+
+
+def without_time(row: Row) -> Row:
+    return row.model_copy(update={"totals": {}})
+
+
+def test_each_draft_has_the_figures_that_it_has_alone(folder: Path, compared: DraftComparison):
+    """The target writes its texts once; alone, it writes them for each draft."""
+    for found in compared.measurements:
+        alone = measure_draft(config(folder, found.config.draft))
+        assert list(map(without_time, found.rows)) == list(map(without_time, alone.rows))
+        assert found.config == alone.config
+
+
+def test_a_difference_is_that_of_the_ratios_of_sums_with_the_interval_of_a_paired_bootstrap(
+    compared: DraftComparison,
+):
+    """By numpy, 20,000 resamples; of few prompts, the interval contains that of percentiles."""
+    names = {
+        "expected_acceptance": ("acceptance", "tokens"),
+        "block_efficiency": ("emitted", "calls"),
+    }
+    for figure, (over, under) in names.items():
+        lines = [line for line in compared.compared() if line.figure == figure]
+        assert [line.difference is None for line in lines] == [True, False, False]
+        rows = [
+            next(r for r in found.rows if r.setting.get("gamma") == line.gamma)
+            for found, line in zip(compared.measurements, lines, strict=True)
+        ]
+        first, second = (np.array([row.sums[over], row.sums[under]]) for row in rows[:2])
+        picks = np.random.default_rng(0).integers(0, first.shape[1], (20_000, first.shape[1]))
+        ratios = [side[0][picks].sum(1) / side[1][picks].sum(1) for side in (second, first)]
+        low, high = np.quantile(ratios[0] - ratios[1], [0.025, 0.975])
+        value = second[0].sum() / second[1].sum() - first[0].sum() / first[1].sum()
+        found = lines[1].difference
+        assert found is not None
+        assert found.value == pytest.approx(value)
+        assert found.low <= low + 0.1 * (high - low)
+        assert found.high >= high - 0.1 * (high - low)
+
+
+def test_a_copy_of_the_first_draft_differs_by_nothing(compared: DraftComparison):
+    names = {"expected_acceptance", "block_efficiency", "mbsu"}
+    copies = [line for line in compared.compared() if line.draft.endswith("copy")]
+    found = {line.figure: line.difference for line in copies if line.figure in names}
+    assert found == dict.fromkeys(names, (0, 0, 0))
+
+
+def test_one_file_has_the_rows_of_all_drafts(run: Run, folder: Path, tmp_path: Path):
+    rows = tmp_path / "rows.jsonl"
+    code, out, _ = run(*arguments(folder, "draft", "other"), "--rows", rows, "--json")
+    found = json.loads(out)
+    assert code == 3  # 7 prompts are too few for a verdict
+    drafts = [str(folder / name) for name in ("draft", "other")]
+    assert [one["config"]["draft"] for one in found["measurements"]] == drafts
+    written = read_rows(rows)
+    assert [row.setting["draft"] for row in written] == [d for d in drafts for _ in range(3)]
+    assert {row.units for row in written} == {tuple(range(7))}
+    frame = load(rows)
+    taus = frame[frame["gamma"] == 3].set_index("draft")["block_efficiency"]
+    printed = {
+        (line["figure"], line["draft"]): line["value"]["value"]
+        for line in found["compared"]
+        if line["gamma"] == 3
+    }
+    for (figure, draft), value in printed.items():
+        if figure == "block_efficiency":
+            assert value == pytest.approx(taus[draft])
+    read = DraftComparison.model_validate_json(out)
+    assert json.loads(read.model_dump_json()) == found
+
+
+def test_a_table_has_a_line_per_figure_and_draft_and_each_draft_a_verdict(run: Run, folder: Path):
+    _, out, _ = run(*arguments(folder, "draft", "other"))
+    for name in ("draft", "other"):
+        assert f"\n{folder / name}: TOO FEW: expected " in out
+    assert "tokens per target call" in out
+    assert "difference: less the figure of" in out
+
+
+def test_a_file_names_several_drafts(run: Run, folder: Path, tmp_path: Path):
+    file = tmp_path / "drafts.yaml"
+    file.write_text(
+        f"target: {folder}/target\ndraft: [{folder}/draft, {folder}/other]\n"
+        f"prompts: {folder}/corpus.jsonl\n"
+    )
+    code, out, _ = run("measure", "--config", file, *OPTIONS, "--json")
+    assert (code, json.loads(out)["kind"]) == (3, "measure drafts")
+    code, out, _ = run("validate", "measure", file)
+    assert (code, f"- {folder}/other" in out) == (0, True)
+    one = ("--draft", folder / "draft")
+    _, out, _ = run("measure", "--config", file, *one, *OPTIONS, "--json")
+    found = json.loads(out)
+    assert (found["kind"], "other_drafts" in found["config"]) == ("measure", False)
+
+
+def test_drafts_that_cannot_be_compared_are_refused_in_one_line(run: Run, folder: Path):
+    for second, words in {
+        "draft": "is given twice",
+        "target/../draft": "is given twice",
+        "larger": f"draft {folder}/larger: the tokenizers of target and draft differ",
+        "seq2seq": f"draft {folder}/seq2seq: the target is decoder-only and the draft is an enc",
+        "missing": "missing",
+    }.items():
+        assert words in refused(run, *arguments(folder, "draft", second))
+    engine = ("--engine", "transformers")
+    engine_of_two = refused(run, *arguments(folder, "draft", "other"), *engine)
+    assert "--engine serves one draft" in engine_of_two
+    with pytest.raises(UsageError, match="use measure_drafts"):
+        measure_draft(config(folder, ["a", "b"]))

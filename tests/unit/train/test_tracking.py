@@ -1,0 +1,217 @@
+"""Trackers get what metrics.jsonl has, once, also if the run is killed and resumed."""
+
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from accelerate.tracking import GeneralTracker
+
+from paceline.errors import UsageError
+from paceline.records import read_jsonl
+from paceline.results.figures import FIGURES
+from paceline.train import AlignConfig, align, pretrain, tracking
+from paceline.train.pretrain import PretrainConfig
+from paceline.train.step import Stepper
+from support.runs import align_config, held_out, write_pair
+
+Points = dict[str, list[tuple[int, Any]]]
+"""Steps and values of each curve."""
+MEASURED = {"tokens_per_s", "elapsed_s"}
+"""Steps that are trained again take another time."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_pair(tmp_path_factory.mktemp("tracked"))
+
+
+class Recorder(GeneralTracker):
+    """A tracker that keeps what it gets."""
+
+    name = "recorder"
+    requires_logging_directory = False
+
+    def __init__(self, *, fails_at: int | None = None) -> None:
+        super().__init__()
+        self.fails_at = fails_at
+        self.configurations: list[dict[str, Any]] = []
+        self.points: Points = {}
+        self.num_finished = 0
+
+    @property
+    def tracker(self) -> None:
+        return None
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        self.configurations.append(values)
+
+    def log(self, values: dict[str, Any], step: int | None = None, **_: Any) -> None:
+        assert step is not None
+        if self.fails_at is not None and step >= self.fails_at:
+            raise OSError("no route to host\nand more")
+        for name, value in values.items():
+            self.points.setdefault(name, []).append((step, value))
+
+    def finish(self) -> None:
+        self.num_finished += 1
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    found = Recorder()
+    monkeypatch.setattr(tracking, "check_trackers", lambda _: None)
+    monkeypatch.setattr("paceline.train.config.check_trackers", lambda _: None)
+    monkeypatch.setattr(tracking, "_started", lambda *_: found)
+    return found
+
+
+def config(folder: Path, output: Path, track: str = "wandb", **changes: Any) -> AlignConfig:
+    evaluated = held_out(folder, every_steps=4)
+    saved = {"every_steps": 4, "every_seconds": None}
+    settings = {"track": [track], "checkpoints": saved, **evaluated}
+    return align_config(folder, output, **(settings | changes))
+
+
+def in_metrics(run: Path) -> Points:
+    """The curves of metrics.jsonl, and the last point of an evaluation from result.json."""
+    points: Points = {}
+    rows = read_jsonl(run / "metrics.jsonl")
+    if (run / "result.json").exists():
+        after = json.loads((run / "result.json").read_text())["after"]
+        rows = [*rows, {"step": rows[-1]["step"], "evaluation": after}]
+    for row in rows:
+        evaluation = row.get("evaluation") or {}
+        values = row | {f"evaluation/{name}": value for name, value in evaluation.items()}
+        for name in values.keys() - {"step", "evaluation"}:
+            points.setdefault(name, []).append((row["step"], values[name]))
+    return points
+
+
+def killed_in_step(number: int, monkeypatch: pytest.MonkeyPatch, run: AlignConfig) -> None:
+    """Begin a run that ends in this step, without saving."""
+    whole, seen = Stepper.step, list[int]()
+
+    def dies(*arguments: Any) -> Any:
+        seen.append(1)
+        if len(seen) == number:
+            raise MemoryError
+        return whole(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Stepper, "step", dies)
+        with pytest.raises(MemoryError):
+            align(run)
+
+
+@pytest.mark.slow
+def test_a_tracker_gets_every_metric_once_in_a_run_that_is_killed_and_resumed(
+    folder: Path, tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+):
+    run = config(folder, tmp_path / "run")
+    killed_in_step(7, monkeypatch, run)  # steps 5 and 6 are after the checkpoint
+    assert [step for step, _ in recorder.points["loss"]] == [1, 2, 3, 4, 5, 6]
+    align(run, resume=True)
+    assert [step for step, _ in recorder.points["loss"]] == list(range(1, 11))
+    assert [step for step, _ in recorder.points["evaluation/expected_acceptance"]] == [0, 4, 8, 10]
+    expected = in_metrics(tmp_path / "run")
+    for name in expected.keys() - MEASURED:
+        assert recorder.points[name] == expected[name], name
+    assert recorder.points.keys() == expected.keys()
+    assert recorder.num_finished == 2
+    (kept,) = recorder.configurations
+    assert kept["optimizer/learning_rate"] == 3e-3
+    assert kept["data/train/path"] == str(folder / "corpus.jsonl")
+
+
+@pytest.mark.slow
+def test_pretraining_is_tracked_with_the_names_of_the_registry(
+    folder: Path, tmp_path: Path, recorder: Recorder
+):
+    data = {"train": str(folder / "corpus.jsonl"), "held_out": str(folder / "corpus.jsonl")}
+    settings = {"num_steps": 2, "batch_size": 2, "max_prompt_tokens": 4, "track": ["trackio"]}
+    settings |= {"max_completion_tokens": 8, "device": "cpu", "precision": "float32"}
+    model = {"model": str(folder / "draft"), "output": str(tmp_path / "run")}
+    pretrain(PretrainConfig.model_validate({**settings, **model, "data": data}))
+    assert recorder.points.keys() == in_metrics(tmp_path / "run").keys()
+    evaluated = {name.removeprefix("evaluation/") for name in recorder.points if "/" in name}
+    assert {"loss", "accuracy"} <= evaluated & FIGURES.keys()
+
+
+@pytest.mark.slow
+def test_a_tracker_that_fails_does_not_end_the_run(
+    folder: Path, tmp_path: Path, recorder: Recorder
+):
+    recorder.fails_at = 3
+    with pytest.warns(UserWarning, match=r"wandb failed \(no route to host\) and gets no more"):
+        align(config(folder, tmp_path / "run"))
+    assert [step for step, _ in recorder.points["loss"]] == [1, 2]
+    assert len(in_metrics(tmp_path / "run")["loss"]) == 10
+
+
+def test_a_tracker_that_does_not_start_is_said_in_one_line_before_the_models_are_loaded(
+    folder: Path, tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+):
+    def no_key(*_: Any) -> None:
+        raise ValueError("api_key not configured\nuse login")
+
+    monkeypatch.setattr(tracking, "_started", no_key)
+    monkeypatch.setattr("paceline.train.run.load_model", None)
+    with pytest.raises(UsageError, match=r"wandb did not start \(api_key not configured\); corr"):
+        align(config(folder, tmp_path / "run"))
+
+
+def test_a_tracker_that_is_not_installed_is_refused_before_any_work(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(tracking, "find_spec", lambda _: None)
+    with pytest.raises(UsageError, match="mlflow, which is not installed: pip install mlflow"):
+        align(config(folder, tmp_path / "run", track="mlflow"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_tensorboard_reads_what_metrics_jsonl_has(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    run = config(folder, tmp_path / "run", track="tensorboard")
+    killed_in_step(7, monkeypatch, run)
+    align(run, resume=True)
+    read = events.EventAccumulator(str(tmp_path / "run" / "tensorboard"), {"scalars": 0})
+    read.Reload()
+    expected = in_metrics(tmp_path / "run")
+    expected.pop("origin")  # a text
+    assert set(read.Tags()["scalars"]) == expected.keys()
+    for name, points in expected.items():
+        found = [(event.step, event.value) for event in read.Scalars(name)]
+        assert [step for step, _ in found] == [step for step, _ in points], name
+        # the file has 32 bits
+        assert [v for _, v in found] == pytest.approx([v for _, v in points], rel=1e-6), name
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_trackio_keeps_what_metrics_jsonl_has(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    pytest.importorskip("trackio")
+    run = config(folder, tmp_path / "run", track="trackio")
+    killed_in_step(7, monkeypatch, run)
+    align(run, resume=True)
+    (database,) = (tmp_path / "trackio").glob("paceline*.db")
+    with sqlite3.connect(database) as connection:
+        rows = connection.execute("select run_name, step, metrics from metrics order by id")
+        kept = [(name, step, json.loads(values)) for name, step, values in rows]
+    assert len({name for name, _, _ in kept}) == 1
+    points: Points = {}
+    for _, step, values in kept:
+        for name, value in values.items():
+            points.setdefault(name, []).append((step, value))
+    expected = in_metrics(tmp_path / "run")
+    assert points.keys() == expected.keys()
+    for name in expected.keys() - MEASURED:
+        assert points[name] == expected[name], name
