@@ -107,7 +107,7 @@ def test_stop_ends_a_long_text_and_the_next_one_starts(visit: Any):
     tab.get_by_label("prompt").fill("the cat")
     tab.get_by_label("max new tokens").fill("1500")
     tab.locator("#start").click()
-    tab.locator("#text-draft .token").first.wait_for()
+    tab.locator("#text-draft .token").nth(9).wait_for(state="attached")
     tab.keyboard.press("Escape")
     tab.locator("#status", has_text="by you").wait_for()
     assert tab.locator("#text-draft .token").count() < 1500

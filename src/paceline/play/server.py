@@ -239,7 +239,8 @@ class Listening:
         try:
             self.socket = socket.create_server((host, port), family=family)
         except (OSError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or error
+            # Python adds the address to the system's words
+            reason = str(getattr(error, "strerror", None) or error).partition(" (")[0]
             raise UsageError(
                 f"cannot listen at {host} port {port} ({reason}); choose another by --host and "
                 "--port, or --port 0 for a free one"
