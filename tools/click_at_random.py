@@ -42,7 +42,8 @@ def resident_mb(pid: int) -> float:
 def act(tab: Any, draws: random.Random) -> None:
     """One action of a user."""
     kind = draws.choices(
-        ("button", "number", "text", "select", "key", "wait", "reload"), (6, 2, 2, 2, 3, 3, 0.1)
+        ("decode", "button", "number", "text", "select", "key", "wait", "reload"),
+        (3, 5, 2, 2, 2, 3, 3, 0.1),
     )[0]
     if kind == "key":
         tab.keyboard.press(draws.choice(KEYS))
@@ -50,6 +51,9 @@ def act(tab: Any, draws: random.Random) -> None:
         tab.wait_for_timeout(draws.randrange(1500))
     elif kind == "reload":
         tab.reload()
+    elif kind == "decode":
+        tab.locator("#prompt").fill("a list is", timeout=500)
+        tab.locator("#start").click(timeout=500)
     else:
         selectors = {"number": "input[type=number]", "text": "textarea"}
         found = tab.locator(f"{selectors.get(kind, kind)}:visible:enabled").all()

@@ -37,18 +37,18 @@ class PlayRequest(StrictModel):
         prompt: Text to continue.
         chat: Apply the chat template.
         plain: Also decode without the draft, block by block in turn.
-        draft_sampling: Sampling of the draft; null: that of the target.
+        draft_sampling: Sampling of the draft, where it is not that of the target.
     """
 
     prompt: Annotated[str, Field(min_length=1, max_length=200_000)]
     chat: bool = False
     plain: bool = True
-    rule: Annotated[AnyRule, Field(discriminator="rule")] = Lossless()
     num_speculative_tokens: Annotated[int, Field(ge=1, le=64)] = 4
-    sampling: SamplingParams = SamplingParams()
-    draft_sampling: SamplingParams | None = None
     max_new_tokens: Annotated[int, Field(ge=1, le=4096)] = 128
     seed: int = 0
+    rule: Annotated[AnyRule, Field(discriminator="rule")] = Lossless()
+    sampling: SamplingParams = SamplingParams()
+    draft_sampling: SamplingParams | None = None
 
 
 def controls(meaning_of: Callable[[type[Any], str], str]) -> dict[str, Any]:

@@ -176,7 +176,7 @@ const decode = async () => {
       }
     }
     if (!ended.length) throw new Error("the server closed the connection; is it still running?");
-    find("status").textContent = `Ended ${ended.join(", ")}.`;
+    find("status").textContent = `Ended ${ended.sort().join(", ")}.`;
   } catch (error) {
     find("failure").textContent = error.message;
     find("status").textContent = "";
