@@ -104,7 +104,9 @@ def play(
     host: Annotated[
         str, typer.Option(help="Address to listen at; others than your own machine need a token.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen at; 0: a free one.")] = 8642,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen at; 0: a free one.")
+    ] = 8642,
 ) -> None:
     """Decode in the browser, with and without the draft.
 

@@ -238,9 +238,9 @@ class Listening:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             self.socket = socket.create_server((host, port), family=family)
-        except (OSError, OverflowError) as error:
+        except OSError as error:
             # Python adds the address to the system's words
-            reason = str(getattr(error, "strerror", None) or error).partition(" (")[0]
+            reason = str(error.strerror or error).partition(" (")[0]
             raise UsageError(
                 f"cannot listen at {host} port {port} ({reason}); choose another by --host and "
                 "--port, or --port 0 for a free one"
