@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.special import entr, xlogy
 
 from paceline.core.divergences import total_variation
 from paceline.core.rule_base import Position, Rule, as_read
+from paceline.core.sampling import as_list
 from paceline.decode.strategies import DecodingConfig, Speculative
 from paceline.decode.text import Text
 from paceline.errors import UsageError
@@ -107,10 +107,10 @@ def _numbers(at: Position, token: int) -> dict[str, Any]:
     """What rules read at one position, [V] each; infinity is None."""
     raws = (at.target_raw, at.draft_raw)
     count = min(_LIKELIEST, at.target.shape[-1])
-    likeliest = torch.cat([raw.topk(count).indices for raw in raws]).unique()
     rest_V = torch.ones_like(at.target, dtype=torch.bool)
-    rest_V[likeliest] = False
-    cross_entropy = -float(xlogy(at.draft.double(), at.target_raw.double()).sum())
+    for raw in raws:
+        rest_V[raw.topk(count).indices] = False
+    cross_entropy = -_sum_of_logs(at.draft, at.target_raw)
     return {
         "p": float(at.target[token]),
         "q": float(at.draft[token]),
@@ -118,13 +118,18 @@ def _numbers(at: Position, token: int) -> dict[str, Any]:
         "raw_q": float(at.draft_raw[token]),
         "peak_p": float(at.target_raw.max()),
         "peak_q": float(at.draft_raw.max()),
-        "entropy_p": float(entr(at.target_raw.double()).sum()),
-        "entropy_q": float(entr(at.draft_raw.double()).sum()),
+        "entropy_p": -_sum_of_logs(at.target_raw, at.target_raw),
+        "entropy_q": -_sum_of_logs(at.draft_raw, at.draft_raw),
         "tvd": float(total_variation(at.target, at.draft)),
         "cross_entropy": cross_entropy if cross_entropy < torch.inf else None,
         # q, raw p and raw q of the likeliest tokens, and bounds of all others
-        "likeliest": torch.stack([at.draft, *raws], -1)[likeliest].tolist(),
+        "likeliest": as_list(torch.stack([at.draft, *raws], -1)[~rest_V]),
         "rest_q": float(at.draft[rest_V].sum()),
         "most_raw_p": float(at.target_raw[rest_V].max()) if rest_V.any() else 0.0,
         "most_raw_q": float(at.draft_raw[rest_V].max()) if rest_V.any() else 0.0,
     }
+
+
+def _sum_of_logs(weights: Tensor, probs: Tensor) -> float:
+    """Sum of weights times log(probs), with 0 log 0 = 0."""
+    return float(torch.xlogy(weights.double(), probs.double()).sum())

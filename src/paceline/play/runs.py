@@ -23,7 +23,7 @@ from paceline.decode.text import count_blocks
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from paceline.decode import Piece
     from paceline.decode.decoder import Decoder
@@ -99,7 +99,7 @@ class Run:
             prompt = [{"role": "user", "content": prompt}]
         self._texts = {name: _Growing(way, prompt, request) for name, way in ways.items()}
 
-    def events(self) -> Iterator[dict[str, Any]]:
+    def events(self) -> Generator[dict[str, Any]]:
         """Decode; yields an event per block, and one at the end of each text."""
         yield {"kind": "begin", "run": self.name, "ways": list(self._texts)}
         growing = dict(self._texts)
