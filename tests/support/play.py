@@ -6,18 +6,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from paceline.models import HfModel
+import torch
+
+from paceline.models import HfModel, wrap_model
 from paceline.play.runs import controls
 from paceline.play.server import Listening, Playground
-from support.models import tiny_pair
+from support.models import tiny_hf, tiny_tokenizer
 
 
 def peaked_pair(**overrides: Any) -> tuple[HfModel, HfModel]:
-    """A tiny pair whose distributions have peaks and do not agree everywhere."""
-    pair = tiny_pair(**overrides)
-    for model in pair:
-        model.hf.get_output_embeddings().weight.data *= 3
-    return pair
+    """A tiny target whose distributions have peaks, and as its draft the same with noise."""
+    tokenizer = tiny_tokenizer()
+    noise = torch.Generator().manual_seed(0)
+    target, draft = (tiny_hf(vocab_size=len(tokenizer), **overrides) for _ in range(2))
+    for model, scale in ((target, 0.0), (draft, 0.25)):
+        weight: Any = model.get_output_embeddings().weight
+        weight.data = 3 * weight.data + scale * torch.randn(weight.shape, generator=noise)
+    return wrap_model(target, tokenizer), wrap_model(draft, tokenizer)
 
 
 @contextmanager
