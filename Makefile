@@ -48,8 +48,8 @@ test: lint ## set up, lint, then all tests
 unit: $(VENV)/.dev ## the quick unit tests: a minute
 	$(PYTEST) -m 'not slow' tests/unit
 
-report-test: $(VENV)/.browser ## HTML reports in Debian's Chromium, which this installs
-	$(PYTEST) -m browser tests/end_to_end/test_report_in_browser.py
+report-test: $(VENV)/.browser ## HTML reports and the playground in Debian's Chromium, which this installs
+	$(PYTEST) -m browser tests/end_to_end
 
 demo: $(VENV)/.demo $(DEMO_MODEL) ## set up, fetch SmolLM2-135M, then draft, measure, align, verify, decode
 	$(BIN)/paceline demo --target $(DEMO_MODEL) --out $(DEMO_RUN)

@@ -39,6 +39,10 @@ STARTS = {
     },
     "export": (("export", "m", "--to", "vllm", "--out", "x"), BUILD),
     "decode": (("decode", "--target", "t", "--prompt", "x"), BUILD),
+    "play": (
+        ("play", "--target", "t", "--draft", "d"),
+        "paceline.data.input_checks.InputChecks.pair",
+    ),
     "validate": (("validate", "align", "x.yaml"), BUILD),
     "corpus": (("corpus", "--out", "x"), "paceline.data.python_docs.write_python_docs"),
     "task": (("task", "arithmetic", "--out", "x.jsonl"), "paceline.tasks.build_task"),

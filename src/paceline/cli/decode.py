@@ -1,5 +1,6 @@
 """Commands that decode, and that compare ways to decode."""
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -40,14 +41,21 @@ def decode(
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     show: Annotated[bool, typer.Option("--show", help="Colour tokens by source.")] = False,
     as_json: options.Json = False,
+    trace: Annotated[
+        bool,
+        typer.Option("--trace", help="With --json: also what rules read at each drafted token."),
+    ] = False,
     html: options.Html = None,
 ) -> None:
     """Generate text from one prompt; --draft is optional."""
     from paceline.cli.streaming import load_decoder, read_prompt, stream_text
     from paceline.data.input_checks import InputChecks
     from paceline.decode.strategies import DecodingConfig
+    from paceline.decode.trace import Trace
 
     check_html(html)
+    if trace and not (as_json and draft):
+        raise UsageError("--trace needs --draft and --json, which it adds to; add both")
     gamma = call.chosen.get("strategy.num_speculative_tokens")
     if gamma is not None and gamma < 1:
         raise UsageError(
@@ -64,8 +72,9 @@ def decode(
     recorded: dict[str, Any] = {"target": target, "draft": draft}
     recorded |= {"max_new_tokens": max_new_tokens, "seed": seed}
     recorded["decoding"] = decoding.model_dump(mode="json")
+    noted = Trace(decoding, seed) if trace else None
     stream_text(
-        *load_decoder(target, draft, draft_weights, decoding),
+        *load_decoder(target, draft, draft_weights, noted.decoding if noted else decoding),
         text,
         chat=chat,
         max_new_tokens=max_new_tokens,
@@ -74,6 +83,7 @@ def decode(
         as_json=as_json,
         html=html,
         recorded=recorded,
+        trace=noted,
     )
 
 
@@ -84,6 +94,50 @@ def _check_without_draft(decoding: "DecodingConfig", draft_weights: str) -> None
             "--gamma, --rule, --draft-temperature, --draft-weights and a strategy need a draft, "
             "but there is none; name it by --draft"
         )
+
+
+@DECODE.command()
+def play(
+    target: Annotated[str, typer.Option(help="Target model: directory, .gguf file or hub name.")],
+    draft: Annotated[str, typer.Option(help="Draft model: directory, .gguf file or hub name.")],
+    draft_weights: Annotated[
+        Literal["auto", "int8"], typer.Option(help="int8: faster draft, slightly lower acceptance.")
+    ] = "auto",
+    host: Annotated[
+        str, typer.Option(help="Address to listen at; others than your own machine need a token.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen at; 0: a free one.")
+    ] = 8642,
+) -> None:
+    """Decode in the browser, with and without the draft.
+
+    Prints the address of a page, and serves it until it is interrupted. The page also reads what
+    `paceline decode --json --trace` writes.
+    """
+    from paceline.play import require
+
+    require()
+    from paceline.cli.console import echo
+    from paceline.cli.defaults import meaning_of
+    from paceline.data.input_checks import InputChecks
+    from paceline.models import load
+    from paceline.models.loading import tokenizer_of
+    from paceline.play.runs import controls
+    from paceline.play.server import Listening, Playground
+
+    checks = InputChecks()
+    checks.pair(target, draft)
+    checks.drafting(target, draft)
+    listening = Listening(host, port)
+    large = load(target)
+    tokenizer_of(large, target)
+    small = load(draft, large.dtype, weights=draft_weights)
+    settings = {"target": target, "draft": draft, "request": controls(meaning_of)}
+    playground = Playground(large, small, settings, listening.hosts, listening.token)
+    echo(listening.address)
+    with contextlib.suppress(KeyboardInterrupt):  # the usual end
+        listening.server(playground).run(sockets=[listening.socket])
 
 
 @DECODE.verb(
