@@ -292,11 +292,13 @@ def _intervals(
     num_units = int(used_N.sum())
     if num_units == 1:
         return [Interval(value, 0.0, math.inf) for _ in confidences]
-    if value == 0 or _log_error(ratios) < _ROUNDING:
+    deviations_NP, signs_P = _deviations(ratios)
+    error = _log_error(deviations_NP @ signs_P)
+    if value == 0 or error < _ROUNDING:
         return [Interval(value, value, value) for _ in confidences]
     errors_R = torch.empty(0)
     if num_units >= LEAST_UNITS:
-        errors_R = _studentised(ratios, rng, num_resamples)
+        errors_R = _studentised(deviations_NP, signs_P, error, rng, num_resamples)
     return [Interval(value, *_bounds(ratios, value, errors_R, each)) for each in confidences]
 
 
@@ -307,17 +309,16 @@ def _deviations(ratios: Ratios) -> tuple[Tensor, Tensor]:
     return torch.stack([part_N / part_N.mean() - 1 for part_N in parts], 1), signs_P
 
 
-def _log_error(ratios: Ratios) -> float:
+def _log_error(influence_N: Tensor) -> float:
     """Standard error of the product's logarithm, linearised."""
-    deviations_NP, signs_P = _deviations(ratios)
-    influence_N = deviations_NP @ signs_P
     size = len(influence_N)
     return float((influence_N.square().sum() / (size * (size - 1))).sqrt())
 
 
-def _studentised(ratios: Ratios, rng: torch.Generator, num_resamples: int) -> Tensor:
+def _studentised(
+    deviations_NP: Tensor, signs_P: Tensor, error: float, rng: torch.Generator, num_resamples: int
+) -> Tensor:
     """Bootstrap-t errors of the logarithm, [R]; fewer if resamples lack spread."""
-    deviations_NP, signs_P = _deviations(ratios)
     size, width = deviations_NP.shape
     products_NQ = (deviations_NP[:, :, None] * deviations_NP[:, None, :]).flatten(1)
     columns_NK = torch.cat([deviations_NP, products_NQ], 1)
@@ -326,7 +327,7 @@ def _studentised(ratios: Ratios, rng: torch.Generator, num_resamples: int) -> Te
     covariances_RPP = products_RPP - means_RP[:, :, None] * means_RP[:, None, :]
     slopes_RP = signs_P / (1 + means_RP)  # of the logarithm
     variances_R = torch.einsum("rp,rpq,rq->r", slopes_RP, covariances_RPP, slopes_RP) / (size - 1)
-    errors_R, error = variances_R.clamp(min=0).sqrt(), _log_error(ratios)
+    errors_R = variances_R.clamp(min=0).sqrt()
     shifts_R = torch.log1p(means_RP) @ signs_P
     scores_R = shifts_R / errors_R.where(errors_R > DEGENERATE * error, 0.0)
     return scores_R[~scores_R.isnan()] * error
