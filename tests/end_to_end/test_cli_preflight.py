@@ -14,18 +14,6 @@ Usage = namedtuple("Usage", "total used free")
 SHORT = ("--set", "max_prompt_tokens=8", "--set", "max_new_tokens=8")
 
 
-@pytest.fixture
-def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading the weights of any model is a fault of the test."""
-
-    def refuse(*_args: object, **_kwargs: object) -> None:
-        pytest.fail("weights were read")
-
-    monkeypatch.setattr(
-        "paceline.models.checkpoint_files.AutoModelForCausalLM.from_pretrained", refuse
-    )
-
-
 def arguments(command: str, folder: Path, tmp_path: Path, **places: Any) -> list[Any]:
     """A complete command line; a place that is given stands for the right one."""
     corpus = places.get("text", folder / "corpus.jsonl")

@@ -178,12 +178,15 @@ def test_a_rule_that_agrees_where_no_difference_is_shown_is_caught():
 
 def test_unpaired_intervals_are_caught(monkeypatch: pytest.MonkeyPatch):
     """Requests vary by more than an engine does from its prediction of each."""
-    monkeypatch.setattr(agreement, "ratio_of_ratios_interval", unpaired)
+    monkeypatch.setattr(
+        *(agreement, "ratio_of_ratios_intervals"),
+        lambda *both, rng, confidences: [unpaired(*both, rng, each) for each in confidences],
+    )
     words = [judge(found).word for found in requests(16, KEEPS[1.0])[:200]]
     assert words.count("agrees") < 0.3 * len(words)
 
 
-def unpaired(over: Pair, under: Pair, *, rng: torch.Generator, confidence: float) -> Interval:
+def unpaired(over: Pair, under: Pair, rng: torch.Generator, confidence: float) -> Interval:
     """The mutant: the quotient of two intervals, each over requests."""
     ours, theirs = (
         ratio_interval(*side, rng=rng, confidence=confidence, num_resamples=1000)

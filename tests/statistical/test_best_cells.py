@@ -8,6 +8,7 @@ of their resamples: its interval says that a speedup of 1 is above 1.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -17,7 +18,7 @@ from torch import Tensor
 from paceline.core.rules import Chow, Opt
 from paceline.results.comparison import SPEEDUP, AtQuality, Group, compare
 from paceline.results.frontier import Frontier
-from support.results import ALONE, example, row, steady
+from support.results import ALONE, example, row, steady, with_sums
 
 if TYPE_CHECKING:
     from paceline.results.row import Row
@@ -40,6 +41,12 @@ FAMILIES = {
 }
 
 
+@cache
+def cell(place: int, count: int) -> Row:
+    """Without noise; rows are made once, as only their seconds differ from bench to bench."""
+    return row(Chow(place / 40), [example()] * count)
+
+
 def measured(family: Family, count: int, rng: torch.Generator) -> tuple[Frontier, list[Row]]:
     """A bench of `count` timed examples, with 10% noise in the seconds of each."""
     common_N = torch.randn(count, generator=rng)
@@ -48,7 +55,7 @@ def measured(family: Family, count: int, rng: torch.Generator) -> tuple[Frontier
         own_N = torch.randn(count, generator=rng)
         noise_N = family.shared**0.5 * common_N + (1 - family.shared) ** 0.5 * own_N
         seconds = ((1 + 0.1 * noise_N) / speedup).tolist()
-        cells.append(row(Chow(place / 40), [example(seconds=one) for one in seconds]))
+        cells.append(with_sums(cell(place, count), seconds=seconds))
     return Frontier([steady(ALONE, count=count), *cells], num_resamples=200), cells
 
 

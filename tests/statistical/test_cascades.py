@@ -17,7 +17,6 @@ from torch import Tensor
 
 from paceline.core.rule_base import Position
 from paceline.core.rules import BiLDRule, Chow, Lossless, Lossy, Opt, Rule, TokenV2
-from paceline.core.sampling import SamplingParams
 from paceline.decode import (
     Adaptive,
     BigLittleDecoder,
@@ -37,35 +36,17 @@ from support.rules import (
     VOCABULARY,
     Pair,
     draw,
+    exact_models,
     length,
     smallest_p_value,
     stating,
-    table,
 )
 
 RULES = [(stating(name, alpha), name, alpha) for name, alpha in THRESHOLDS.items()]
 COOL = exact.Shaping(temperature=0.7)
+GREEDY = exact.Shaping(temperature=0)
 ALL = exact.Shaping(temperature=1.3, top_k=4, top_p=0.9, repetition_penalty=1.2)
 rules = pytest.mark.parametrize(("rule", "name", "alpha"), RULES, ids=[str(r) for r, *_ in RULES])
-
-
-@cache
-def models(shaping: exact.Shaping, order: int = 1, *, greedy: bool = False) -> exact.Models:
-    raw = exact.Shaping(repetition_penalty=shaping.repetition_penalty)
-    both = [table(order, seed).tolist() for seed in (1, 2)]
-    shaped = [exact.from_table(values, order, shaping) for values in both]
-    raws = [exact.from_table(values, order, raw) for values in both]
-    if greedy:
-        shaped = [one_hot(next_token) for next_token in raws]
-    return exact.Models(*shaped, *raws)
-
-
-def one_hot(next_token: exact.NextToken) -> exact.NextToken:
-    def best(text: tuple[int, ...]) -> exact.Distribution:
-        probs = next_token(text)
-        return [float(v == probs.index(max(probs))) for v in range(len(probs))]
-
-    return best
 
 
 def p_value(decoder: Decoder, gamma: int, expected: exact.Texts, count: int = 2000) -> float:
@@ -76,7 +57,7 @@ def p_value(decoder: Decoder, gamma: int, expected: exact.Texts, count: int = 20
 def alone(model: str, shaping: exact.Shaping, gamma: int) -> exact.Texts:
     """Texts of one model."""
     return exact.aimed_texts(
-        models(shaping),
+        exact_models(shaping),
         lambda p, q, *_: p if model == "target" else q,
         tuple(PROMPT),
         length(gamma),
@@ -85,7 +66,7 @@ def alone(model: str, shaping: exact.Shaping, gamma: int) -> exact.Texts:
 
 def aimed(name: str, alpha: float, shaping: exact.Shaping, gamma: int) -> exact.Texts:
     aim = exact.AIMS[name](alpha)
-    return exact.aimed_texts(models(shaping), aim, tuple(PROMPT), length(gamma))
+    return exact.aimed_texts(exact_models(shaping), aim, tuple(PROMPT), length(gamma))
 
 
 @rules
@@ -127,17 +108,14 @@ def test_a_rule_with_an_aim_follows_it_on_shaped_distributions(number: int):
 def test_at_temperature_0_a_rule_takes_the_best_token_of_one_model(
     rule: Rule, name: str, alpha: float, gamma: int
 ):
-    pair = Pair(order=1)
-    decoder = SpeculativeDecoder(
-        pair.target, pair.draft, rule, gamma, SamplingParams(temperature=0)
-    )
-    greedy, aim = models(exact.Shaping(), greedy=True), exact.AIMS[name](alpha)
+    pair = Pair(order=1, shaping=GREEDY)
+    decoder = SpeculativeDecoder(pair.target, pair.draft, rule, gamma, pair.sampling)
+    greedy, aim = exact_models(GREEDY), exact.AIMS[name](alpha)
     for prompt in range(VOCABULARY):
         (found,) = decoder.generate([[prompt]], 12, eos_token_ids=[])
         text: tuple[int, ...] = ()
         for _ in range(12):
-            p, *rest = greedy((prompt, *text))
-            pi = aim(p, *rest)
+            pi = aim(*greedy((prompt, *text)))
             text += (pi.index(max(pi)),)
         assert tuple(found.tokens) == text
 
@@ -190,7 +168,7 @@ def test_a_draft_that_writes_while_it_is_sure(
         else BigLittleDecoder(pair.target, pair.draft, 0.4, rollback, pair.sampling, most)
     )
     expected = exact.block_texts(
-        models(shaping), tuple(PROMPT), length(3), sure=0.4, most=most, rollback=rollback
+        exact_models(shaping), tuple(PROMPT), length(3), sure=0.4, most=most, rollback=rollback
     )
     assert p_value(decoder, 3, expected) > ODDS
 
@@ -212,7 +190,7 @@ def test_a_sequence_cascade_keeps_probable_responses_and_lets_the_target_answer_
     pair = Pair(order=1, shaping=COOL)
     decoder = SequenceCascade(pair.target, pair.draft, alpha, pair.sampling, normalise=normalise)
     expected = exact.sequence_texts(
-        models(COOL), tuple(PROMPT), length(3), alpha, normalise=normalise
+        exact_models(COOL), tuple(PROMPT), length(3), alpha, normalise=normalise
     )
     texts = draw(decoder, 3, 2000)
     assert smallest_p_value(texts, expected) > ODDS
@@ -294,6 +272,6 @@ def test_a_broken_cascade_is_caught(mutant: Rule, name: str, alpha: float, shapi
 def test_a_broken_draft_that_writes_while_it_is_sure_is_caught(make: Callable[[Pair], Any]):
     pair = Pair(order=1)
     expected = exact.block_texts(
-        models(exact.Shaping()), tuple(PROMPT), length(3), sure=0.4, most=3, rollback=1.9
+        exact_models(exact.Shaping()), tuple(PROMPT), length(3), sure=0.4, most=3, rollback=1.9
     )
     assert p_value(make(pair), 3, expected, 4000) < ODDS

@@ -33,7 +33,7 @@ from paceline.decode import Confident, SpeculativeDecoder
 from paceline.decode.text import Text
 from paceline.models.contract import ModelSession
 from support import exact
-from support.rules import ODDS, PROMPT, Pair, draw, length, smallest_p_value, table
+from support.rules import ODDS, PROMPT, Pair, draw, length, smallest_p_value
 
 PLAIN = exact.Shaping()
 COOL = exact.Shaping(temperature=0.7)
@@ -111,10 +111,7 @@ AIMED: list[tuple[Rule, str, float]] = [
 
 def aimed(pair: Pair, name: str, alpha: float) -> exact.Texts:
     """pi of p and the proposal; confidences are those of the untempered models."""
-    raw = exact.Shaping(repetition_penalty=pair.shaping.repetition_penalty)
-    raws = [exact.from_table(table(1, seed).tolist(), 1, raw) for seed in (1, 2)]
-    models = exact.Models(pair.p, pair.q, *raws)
-    return exact.aimed_texts(models, exact.AIMS[name](alpha), tuple(PROMPT), length(3))
+    return exact.aimed_texts(pair.exact, exact.AIMS[name](alpha), tuple(PROMPT), length(3))
 
 
 @pytest.mark.parametrize("setting", ["greedy at 1", "all"])

@@ -33,7 +33,7 @@ from paceline.decode import (
 )
 from paceline.decode.decoder import Decoder
 from support import exact
-from support.rules import ODDS, PROMPT, Pair, table
+from support.rules import ODDS, PROMPT, Pair, exact_models
 
 AIMED: list[tuple[Rule, str, float]] = [
     (Chow(0.52), "chow", 0.52),
@@ -64,16 +64,6 @@ def beginnings(
 
 
 @cache
-def models(shaping: exact.Shaping, drafts: exact.Shaping | None = None) -> exact.Models:
-    both = [table(1, seed).tolist() for seed in (1, 2)]
-    shaped = [
-        exact.from_table(values, 1, one)
-        for values, one in zip(both, (shaping, drafts or shaping), strict=True)
-    ]
-    return exact.Models(*shaped, *(exact.from_table(values, 1, exact.Shaping()) for values in both))
-
-
-@cache
 def triples(
     name: str,
     alpha: float,
@@ -81,7 +71,7 @@ def triples(
     shaping: exact.Shaping,
     drafts: exact.Shaping | None = None,
 ) -> exact.Texts:
-    return exact.aimed_texts(models(shaping, drafts), exact.AIMS[name](alpha), prompt, 3)
+    return exact.aimed_texts(exact_models(shaping, drafts), exact.AIMS[name](alpha), prompt, 3)
 
 
 @aimed
@@ -145,7 +135,7 @@ def test_the_first_tokens_of_a_draft_that_writes_while_it_is_sure(
         else BigLittleDecoder(pair.target, pair.draft, 0.4, rollback, pair.sampling, 3)
     )
     expected = exact.block_texts(
-        models(COOL), tuple(prompt), 3, sure=0.4, most=3, rollback=rollback
+        exact_models(COOL), tuple(prompt), 3, sure=0.4, most=3, rollback=rollback
     )
     assert exact.beginning_p_value(beginnings(decoder, prompt, 2000), expected, 3) > ODDS
 

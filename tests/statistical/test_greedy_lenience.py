@@ -59,11 +59,10 @@ def test_text_of_a_draft_that_samples_follows_the_rule(
 def test_under_the_tuned_rule_bonus_tokens_follow_it_too(shaping: exact.Shaping):
     """n = 2,000."""
     pair = Pair(1, shaping, PLAIN)
-    models = exact.Models(pair.p, pair.q, pair.p_raw, pair.q)
     aim = exact.tuned_lossy(0.6)
     for gamma in (1, 3):
         texts = texts_of(Lossy(0.6, "tuned"), pair, gamma)
-        expected = exact.aimed_texts(models, aim, tuple(PROMPT), len(texts[0]))
+        expected = exact.aimed_texts(pair.exact, aim, tuple(PROMPT), len(texts[0]))
         assert least_p_value(texts, expected) > ODDS
         assert smallest_p_value(texts, pair.plain(gamma)) < ODDS
 

@@ -7,7 +7,6 @@ places, and failure below 1e-4 each, which are the odds of a false alarm under o
 240 p-values. Mutants that take one of the two from the rule are caught.
 """
 
-from functools import cache
 from unittest.mock import Mock
 
 import pytest
@@ -19,7 +18,7 @@ from paceline.decode import Confident, SpeculativeDecoder, speculative
 from paceline.errors import UsageError
 from paceline.native.kernels import NativeBackend
 from support import exact
-from support.rules import ODDS, PROMPT, PYTORCH, THRESHOLDS, Pair, length, stating, table
+from support.rules import ODDS, PROMPT, PYTORCH, THRESHOLDS, Pair, exact_models, length, stating
 
 COUNT = 3000
 PLAIN = exact.Shaping()
@@ -56,16 +55,6 @@ rules = pytest.mark.parametrize(("rule", "vectors"), RULES, ids=[str(rule) for r
 BACKENDS = {"native": NativeBackend(), "torch": PYTORCH}
 
 
-@cache
-def models(shaping: exact.Shaping, drafts: exact.Shaping | None = None) -> exact.Models:
-    both = [table(1, seed).tolist() for seed in (1, 2)]
-    shaped = zip(both, (shaping, drafts or shaping), strict=True)
-    return exact.Models(
-        *(exact.from_table(values, 1, one) for values, one in shaped),
-        *(exact.from_table(values, 1, PLAIN) for values in both),
-    )
-
-
 def p_value(
     decoder: SpeculativeDecoder,
     vectors: exact.Vectors,
@@ -93,7 +82,7 @@ def test_all_triples_follow_the_target_where_nothing_is_drafted_and_else_the_rul
     pair = Pair(1)
     with using(BACKENDS[backend]):
         decoder = SpeculativeDecoder(pair.target, pair.draft, rule, gamma, bonus="target")
-        assert p_value(decoder, vectors, models(PLAIN)) > ODDS
+        assert p_value(decoder, vectors, exact_models(PLAIN)) > ODDS
 
 
 @rules
@@ -105,7 +94,7 @@ def test_so_do_tempered_texts_in_small_batches_of_drafts_that_end_early(
     decoder = SpeculativeDecoder(
         *(pair.target, pair.draft, rule, 2, pair.sampling, Confident(0.01)), bonus="target"
     )
-    assert p_value(decoder, vectors, models(COOL), [0], batch_size=700) > ODDS
+    assert p_value(decoder, vectors, exact_models(COOL), [0], batch_size=700) > ODDS
 
 
 @pytest.mark.parametrize(
@@ -125,7 +114,7 @@ def test_at_temperature_0_the_bonus_token_is_the_targets_best(rule: Rule, vector
         draft_sampling=pair.draft_sampling,
         bonus="target",
     )
-    assert p_value(decoder, vectors, models(GREEDY, PLAIN)) > ODDS
+    assert p_value(decoder, vectors, exact_models(GREEDY, PLAIN)) > ODDS
 
 
 class FirstFromTheRule(SpeculativeDecoder):
@@ -155,7 +144,7 @@ def test_a_bonus_or_a_first_token_of_the_rule_is_caught(
     """Behind token 0 every aim is far from the target."""
     pair = Pair(1)
     decoder = mutant(pair.target, pair.draft, rule, 1)
-    assert p_value(decoder, vectors, models(PLAIN), [3, 0]) < ODDS
+    assert p_value(decoder, vectors, exact_models(PLAIN), [3, 0]) < ODDS
 
 
 def test_streamed_blocks_are_those_of_generate():

@@ -15,7 +15,7 @@ from paceline.core.rules import Chow
 from paceline.decode.strategies import DecodingConfig
 from paceline.results.frontier import Frontier
 from paceline.results.row import Row
-from support.results import ALONE, example, row
+from support.results import ALONE, example, row, with_sums
 
 FLOOR, CONFIDENCE = 0.9, 0.8
 NUM_TUNES, NUM_SETTINGS, NUM_EXAMPLES = 100, 16, 30
@@ -31,16 +31,17 @@ def floor_of(floor: float, confidence: float) -> Bound:
 
 def measured(draws: torch.Generator) -> Frontier:
     """Settings of different speeds that all miss the floor, by their own scores on new examples."""
-    alone = row(ALONE, [example(0.5)] * NUM_EXAMPLES)
-    cells = [
-        row(Chow(0.1 + number / 100), [example(s, 1 / (1.5 + number / 10)) for s in scores])
-        for number, scores in enumerate(uniform(draws, MEAN) for _ in range(NUM_SETTINGS))
+    scored = [
+        with_sums(cell, score=(2 * MEAN * torch.rand(NUM_EXAMPLES, generator=draws)).tolist())
+        for cell in CELLS
     ]
-    return Frontier([alone, *cells])
+    return Frontier([row(ALONE, [example(0.5)] * NUM_EXAMPLES), *scored])
 
 
-def uniform(draws: torch.Generator, mean: float) -> list[float]:
-    return (2 * mean * torch.rand(NUM_EXAMPLES, generator=draws)).tolist()
+CELLS = [
+    row(Chow(0.1 + number / 100), [example(1.0, 1 / (1.5 + number / 10))] * NUM_EXAMPLES)
+    for number in range(NUM_SETTINGS)
+]
 
 
 def tried(bound: Bound, confirming: Frontier, chosen: Row) -> Tried:

@@ -206,12 +206,15 @@ def pair_p_values(
 ) -> list[float]:
     """One chi-square p-value for each pair of neighbouring places in the texts."""
     p_values: list[float] = []
-    for place in range(len(observed[0]) - 1):
+    for place in reversed(range(len(observed[0]) - 1)):
         expected: dict[tuple[int, ...], float] = defaultdict(float)
+        shorter: dict[tuple[int, ...], float] = defaultdict(float)
         for text, mass in exact.items():
-            expected[text[place], text[place + 1]] += mass
+            expected[text[-2:]] += mass
+            shorter[text[:-1]] += mass
         counts = Counter[tuple[int, ...]]((text[place], text[place + 1]) for text in observed)
         p_values.append(chi_square_p_value(counts, expected))
+        exact = shorter
     return p_values
 
 

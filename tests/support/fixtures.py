@@ -13,6 +13,7 @@ import transformers
 from transformers import PreTrainedTokenizerFast
 
 from paceline.models import CausalModel
+from paceline.processes import keep_freed_memory
 from support.models import tiny_hf, tiny_pair, tiny_tokenizer
 
 
@@ -35,6 +36,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 10, 10)
+    keep_freed_memory()  # as the program does: page faults took as long as many computations
 
 
 @pytest.fixture(autouse=True)
@@ -71,3 +73,15 @@ def model_directory(tmp_path: Path) -> Path:
     tiny_hf("llama", vocab_size=len(tokenizer)).save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path
+
+
+@pytest.fixture
+def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading the weights of any model is a fault of the test."""
+
+    def refuse(*_args: object, **_kwargs: object) -> None:
+        pytest.fail("weights were read")
+
+    monkeypatch.setattr(
+        "paceline.models.checkpoint_files.AutoModelForCausalLM.from_pretrained", refuse
+    )

@@ -82,6 +82,12 @@ def row(
     )
 
 
+def with_sums(cell: Row, **columns: Sequence[float]) -> Row:
+    """The cell with these sums in place of its own, for simulations of many benches."""
+    sums = {name: tuple(values) for name, values in columns.items()}
+    return cell.model_copy(update={"sums": cell.sums | sums})
+
+
 def steady(
     strategy: AnyStrategy | AnyRule,
     quality: float | None = 1.0,

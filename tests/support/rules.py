@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -91,6 +91,19 @@ def table(order: int, seed: int) -> torch.Tensor:
     return (1.2 * logits).softmax(-1)
 
 
+@cache
+def exact_models(
+    shaping: exact.Shaping, draft_shaping: exact.Shaping | None = None, order: int = 1
+) -> exact.Models:
+    """The target and the draft of a `Pair` as functions in Python floats."""
+    penalty = shaping.repetition_penalty
+    drawn = replace(draft_shaping or shaping, repetition_penalty=penalty)
+    raw = exact.Shaping(repetition_penalty=penalty)
+    target, draft = (table(order, seed).tolist() for seed in (1, 2))
+    models = (target, shaping), (draft, drawn), (target, raw), (draft, raw)
+    return exact.Models(*(exact.from_table(values, order, shaped) for values, shaped in models))
+
+
 class Pair:
     """A target and a draft, as models and as functions in Python floats.
 
@@ -106,16 +119,9 @@ class Pair:
         self.order = order
         self.shaping = shaping or exact.Shaping()
         self._draft_shaping = draft_shaping
-        penalty = self.shaping.repetition_penalty
-        drawn = replace(draft_shaping or self.shaping, repetition_penalty=penalty)
-        tables = table(order, seed=1), table(order, seed=2)
-        self.target, self.draft = (TableModel(values) for values in tables)
-        raw = exact.Shaping(repetition_penalty=penalty)
-        self.p_raw = exact.from_table(tables[0].tolist(), order, raw)
-        self.p, self.q = (
-            exact.from_table(values.tolist(), order, shaped)
-            for values, shaped in zip(tables, (self.shaping, drawn), strict=True)
-        )
+        self.target, self.draft = (TableModel(table(order, seed)) for seed in (1, 2))
+        self.exact = exact_models(self.shaping, draft_shaping, order)
+        self.p, self.q, self.p_raw, _ = self.exact
 
     @property
     def sampling(self) -> SamplingParams:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -22,7 +23,7 @@ from paceline.core.rules import AnyRule, Lenient, Lossless, Lossy, Rule
 from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder, Generation, SpeculativeDecoder
 from support.models import tiny_model
-from support.processes import COMMAND_LINE, finish, start
+from support.processes import COMMAND_LINE, finish, run_command, start
 
 NAMES = {
     "paceline.core.sampling": "SamplingParams to_probs",
@@ -362,7 +363,7 @@ def test_the_package_is_the_command_with_its_output_and_exit_codes(arguments: li
     module = subprocess.run(
         [sys.executable, "-m", "paceline", *arguments], capture_output=True, text=True, check=False
     )
-    program = finish(start(COMMAND_LINE, *arguments))
+    program = run_command(Path.cwd(), *arguments)
     assert (module.returncode, program.returncode) == (code, code)
     assert module.stdout == program.stdout
 

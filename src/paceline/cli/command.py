@@ -10,6 +10,7 @@ import inspect
 import json
 import pkgutil
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import typer
@@ -238,7 +239,8 @@ class Command:
     function: Callable[..., None]
     own: Sequence[inspect.Parameter]
 
-    def typer_command(self) -> Any:
+    @cached_property
+    def made(self) -> Any:
         """The command as Typer makes it; imports the schemas unless they are cached."""
         settings: dict[str, tuple[options.Setting, inspect.Parameter]] = {}
         for option, schema in self.schemas.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -49,17 +48,13 @@ class _Command(typer.core.TyperCommand):
             rich_help_panel=command.panel,
             rich_markup_mode=None,
             context_settings=_HELP_OPTIONS,
-            callback=lambda **values: self._made.callback(**values),
+            callback=lambda **values: command.made.callback(**values),
         )
-
-    @cached_property
-    def _made(self) -> Any:
-        return self._command.typer_command()
 
     @property
     def params(self) -> Any:
         """The options and arguments."""
-        return self._made.params
+        return self._command.made.params
 
     @params.setter
     def params(self, value: Any) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -16,11 +16,14 @@ from __future__ import annotations
 import functools
 import math
 from statistics import NormalDist
-from typing import Annotated, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 import torch
 from pydantic import AfterValidator, BeforeValidator, GetCoreSchemaHandler, PlainSerializer
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # With fewer units there is an interval, but it does not support a decision.
 LEAST_UNITS = 8
@@ -155,7 +158,8 @@ def ratio_interval(
     Paper: ours. Differs: Efron and Tibshirani 1993, sections 11 (jackknife) and 12.5 (bootstrap-t),
     here of a logarithm and for several ratios at once.
     """
-    found = _interval([(numerators_N, denominators_N)], rng, confidence, num_resamples)
+    ratios = [(numerators_N, denominators_N)]
+    (found,) = _intervals(ratios, rng, (confidence,), num_resamples)
     if counted and found.low == found.high:
         num_units = int(((numerators_N != 0) | (denominators_N != 0)).sum())
         unseen = 1 - ((1 - confidence) / 2) ** (1 / num_units)
@@ -182,7 +186,22 @@ def ratio_of_ratios_interval(
     Raises:
         ValueError: no units, a negative number, or a denominator that sums to 0.
     """
-    return _interval([over, (under[1], under[0])], rng, confidence, num_resamples)
+    (found,) = ratio_of_ratios_intervals(
+        over, under, rng=rng, confidences=(confidence,), num_resamples=num_resamples
+    )
+    return found
+
+
+def ratio_of_ratios_intervals(
+    over: tuple[Tensor, Tensor],
+    under: tuple[Tensor, Tensor],
+    *,
+    rng: torch.Generator,
+    confidences: Sequence[float],
+    num_resamples: int = 4000,
+) -> list[Interval]:
+    """`ratio_of_ratios_interval` with several confidences, from the same resamples."""
+    return _intervals([over, (under[1], under[0])], rng, confidences, num_resamples)
 
 
 def product_interval(*factors: Interval) -> Interval:
@@ -256,10 +275,10 @@ def percentile_interval(values_R: Tensor, tail: float = 0.025) -> Interval:
     return Interval(float(values_R[0]), low, high)
 
 
-def _interval(
-    ratios: Ratios, rng: torch.Generator, confidence: float, num_resamples: int
-) -> Interval:
-    """The product of the ratios, with its interval."""
+def _intervals(
+    ratios: Ratios, rng: torch.Generator, confidences: Sequence[float], num_resamples: int
+) -> list[Interval]:
+    """The product of the ratios, with its interval of each confidence."""
     shapes = [tuple(part.shape) for ratio in ratios for part in ratio]
     if len(set(shapes)) > 1 or len(shapes[0]) != 1:
         raise ValueError(f"wanted {len(shapes)} vectors of one length, got {shapes}")
@@ -272,14 +291,15 @@ def _interval(
     value = math.prod(float(tops_N.sum() / bottoms_N.sum()) for tops_N, bottoms_N in ratios)
     num_units = int(used_N.sum())
     if num_units == 1:
-        return Interval(value, 0.0, math.inf)
-    if value == 0 or _log_error(ratios) < _ROUNDING:
-        return Interval(value, value, value)
+        return [Interval(value, 0.0, math.inf) for _ in confidences]
+    deviations_NP, signs_P = _deviations(ratios)
+    error = _log_error(deviations_NP @ signs_P)
+    if value == 0 or error < _ROUNDING:
+        return [Interval(value, value, value) for _ in confidences]
+    errors_R = torch.empty(0)
     if num_units >= LEAST_UNITS:
-        low, high = _studentised(ratios, rng, confidence, num_resamples)
-        if math.isfinite(high):
-            return Interval(value, low, high)
-    return Interval(value, *_jackknife(ratios, value, confidence))
+        errors_R = _studentised(deviations_NP, signs_P, error, rng, num_resamples)
+    return [Interval(value, *_bounds(ratios, value, errors_R, each)) for each in confidences]
 
 
 def _deviations(ratios: Ratios) -> tuple[Tensor, Tensor]:
@@ -289,19 +309,16 @@ def _deviations(ratios: Ratios) -> tuple[Tensor, Tensor]:
     return torch.stack([part_N / part_N.mean() - 1 for part_N in parts], 1), signs_P
 
 
-def _log_error(ratios: Ratios) -> float:
+def _log_error(influence_N: Tensor) -> float:
     """Standard error of the product's logarithm, linearised."""
-    deviations_NP, signs_P = _deviations(ratios)
-    influence_N = deviations_NP @ signs_P
     size = len(influence_N)
     return float((influence_N.square().sum() / (size * (size - 1))).sqrt())
 
 
 def _studentised(
-    ratios: Ratios, rng: torch.Generator, confidence: float, num_resamples: int
-) -> tuple[float, float]:
-    """Bootstrap-t bounds of the logarithm; infinite if too many resamples lack spread."""
-    deviations_NP, signs_P = _deviations(ratios)
+    deviations_NP: Tensor, signs_P: Tensor, error: float, rng: torch.Generator, num_resamples: int
+) -> Tensor:
+    """Bootstrap-t errors of the logarithm, [R]; fewer if resamples lack spread."""
     size, width = deviations_NP.shape
     products_NQ = (deviations_NP[:, :, None] * deviations_NP[:, None, :]).flatten(1)
     columns_NK = torch.cat([deviations_NP, products_NQ], 1)
@@ -310,18 +327,24 @@ def _studentised(
     covariances_RPP = products_RPP - means_RP[:, :, None] * means_RP[:, None, :]
     slopes_RP = signs_P / (1 + means_RP)  # of the logarithm
     variances_R = torch.einsum("rp,rpq,rq->r", slopes_RP, covariances_RPP, slopes_RP) / (size - 1)
-    errors_R, error = variances_R.clamp(min=0).sqrt(), _log_error(ratios)
+    errors_R = variances_R.clamp(min=0).sqrt()
     shifts_R = torch.log1p(means_RP) @ signs_P
     scores_R = shifts_R / errors_R.where(errors_R > DEGENERATE * error, 0.0)
-    scores_R = scores_R[~scores_R.isnan()]
-    if not len(scores_R):
-        return -math.inf, math.inf
-    tail = int((1 - confidence) / 2 * (len(scores_R) - 1))
-    least, most = (scores_R.kthvalue(k).values for k in (1 + tail, len(scores_R) - tail))
-    factors = (torch.stack([most, least]) * -error).exp()
-    value = math.prod(float(tops_N.sum() / bottoms_N.sum()) for tops_N, bottoms_N in ratios)
-    high = float(factors[1]) if most.isfinite() else math.inf
-    return value * float(factors[0]), value * high
+    return scores_R[~scores_R.isnan()] * error
+
+
+def _bounds(
+    ratios: Ratios, value: float, errors_R: Tensor, confidence: float
+) -> tuple[float, float]:
+    """Of the resampled errors of the logarithm; of the jackknife if too few have spread."""
+    if len(errors_R):
+        tail = int((1 - confidence) / 2 * (len(errors_R) - 1))
+        ends = 1 + tail, len(errors_R) - tail
+        least, most = (errors_R.kthvalue(rank).values for rank in ends)
+        low, high = (value * (-end).exp() for end in (most, least))
+        if most.isfinite() and high.isfinite():
+            return float(low), float(high)
+    return _jackknife(ratios, value, confidence)
 
 
 def _jackknife(ratios: Ratios, value: float, confidence: float) -> tuple[float, float]:

@@ -32,7 +32,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from paceline.config import StrictModel
-from paceline.core.bootstrap import LEAST_UNITS, Interval, mean_interval, ratio_of_ratios_interval
+from paceline.core.bootstrap import (
+    LEAST_UNITS,
+    Interval,
+    mean_interval,
+    ratio_of_ratios_intervals,
+)
 from paceline.core.speed import accepted_by_position, drafted_per_block
 from paceline.engines.kinds import KINDS
 from paceline.rng import named_generator
@@ -302,9 +307,7 @@ def decide_agreement(
     """
     count = len(served.blocks_B)
     drawn = greedy is None
-    ratio, inner = (
-        _ratio(served, predicted, seed, confidence, drawn) for confidence in (0.95, 0.9)
-    )
+    ratio, inner = _ratios(served, predicted, seed, drawn)
     other = None if greedy is None else greedy.different(served)
 
     def verdict(reason: str, *, agrees: bool = False, more: int = 0) -> Agreement:
@@ -340,27 +343,31 @@ def decide_agreement(
     return verdict(reason, more=more)
 
 
-def _ratio(
-    served: Counts, predicted: Counts, seed: int, confidence: float, drawn: bool
-) -> Interval:
-    """R with its interval; of `drawn` counts at least as wide as independent blocks make it."""
-    ratio = ratio_of_ratios_interval(
+def _ratios(served: Counts, predicted: Counts, seed: int, drawn: bool) -> tuple[Interval, Interval]:
+    """R with its intervals of 95% and 90%.
+
+    Those of `drawn` counts are at least as wide as independent blocks make them.
+    """
+    confidences = 0.95, 0.9
+    wide, narrow = ratio_of_ratios_intervals(
         *(side.tokens_and_blocks for side in (served, predicted)),
         rng=named_generator(seed, "served / predicted"),
-        confidence=confidence,
+        confidences=confidences,
     )
-    if not drawn:
-        return ratio
     shares = predicted.shares()
-    if not predicted.few(max(shares), min(shares)):
-        return ratio
+    if not drawn or not predicted.few(max(shares), min(shares)):
+        return wide, narrow
     tau = 1 + sum(shares)
     # variance of a number of tokens that exceeds i with probability shares[i]
     variance = sum((2 * position + 1) * share for position, share in enumerate(shares))
     error = predicted.error_of_blocks(variance - sum(shares) ** 2) / tau
-    factor = math.exp(NormalDist().inv_cdf((1 + confidence) / 2) * error)
-    low, high = min(ratio.low, ratio.value / factor), max(ratio.high, ratio.value * factor)
-    return Interval(ratio.value, low, high)
+
+    def widened(ratio: Interval, confidence: float) -> Interval:
+        factor = math.exp(NormalDist().inv_cdf((1 + confidence) / 2) * error)
+        low, high = min(ratio.low, ratio.value / factor), max(ratio.high, ratio.value * factor)
+        return Interval(ratio.value, low, high)
+
+    return widened(wide, confidences[0]), widened(narrow, confidences[1])
 
 
 def _shown_to_differ(

@@ -106,6 +106,7 @@ class Frontier:
         if not targets:
             raise UsageError("the target alone has no finished cell; run the bench to its end")
         self.rows = list(rows)
+        self._places = {id(row): place for place, row in enumerate(self.rows)}
         self.target = targets[0]
         self.num_examples = len(self.target.units)
         self.num_timed = sum(v is not None for v in self.target.sums.get("target_seconds", ()))
@@ -124,18 +125,23 @@ class Frontier:
 
     def places(self, cells: Sequence[Row]) -> list[int]:
         """Their places in the first axis."""
-        return [self.rows.index(row) for row in cells]
+        return [self._place(row) for row in cells]
+
+    def _place(self, row: Row) -> int:
+        # to compare a row with many others takes longer than to compute its figures
+        place = self._places.get(id(row))
+        return self.rows.index(row) if place is None else place
 
     def measure(self, figure: str, row: Row) -> Interval:
         """A figure of a cell with its 95% interval over examples; NaN if it is unknown."""
-        key = figure, self.rows.index(row)
+        key = figure, self._place(row)
         if key not in self._intervals:
             self._intervals[key] = measure(figure, self._whole[key[1]], self._seed)
         return self._intervals[key]
 
     def against_itself(self) -> Interval:
         """Speedup of the target alone, measured as a cell: 1 apart from noise."""
-        speedup, whole = FIGURES["speedup"], self._whole[self.rows.index(self.target)]
+        speedup, whole = FIGURES["speedup"], self._whole[self._place(self.target)]
         return speedup.measure(whole, seed=self._seed) if speedup.is_in(whole) else _UNKNOWN
 
     def value(self, figure: str, row: Row) -> float:
@@ -147,14 +153,14 @@ class Frontier:
 
         All cells have the same resamples: an example that is hard for one is hard for all.
         """
-        key = figure, self.rows.index(row)
+        key = figure, self._place(row)
         if key not in self._resamples:
             self._resamples[key] = self._weighted(figure, row, self._resample_weights)
         return self._resamples[key]
 
     def columns(self, figure: str, row: Row) -> Ratios:
         """Numerators and denominators of the ratios whose product is the figure, [N] each."""
-        return FIGURES[figure].columns(self._whole[self.rows.index(row)])
+        return FIGURES[figure].columns(self._whole[self._place(row)])
 
     @cached_property
     def halves(self) -> tuple[Frontier, Frontier]:
@@ -218,7 +224,7 @@ class Frontier:
         found_R = torch.ones(len(weights_RN), dtype=torch.float64)
         if is_known(figure, row):
             return found_R
-        if not FIGURES[figure].is_in(self._whole[self.rows.index(row)]):
+        if not FIGURES[figure].is_in(self._whole[self._place(row)]):
             return found_R * math.nan
         for over_N, under_N in self.columns(figure, row):
             found_R = found_R * (weights_RN @ over_N) / (weights_RN @ under_N)

@@ -14,22 +14,14 @@ from paceline.engines import text_servers
 from paceline.errors import ConfigError, EngineError, UsageError
 from paceline.records import read_jsonl
 from support.engines import Served, serving
-from support.runs import write_corpus, write_pair
+from support.runs import write_bench_pair
 
 pytestmark = pytest.mark.slow
-
-QUESTIONS = [
-    {"prompt": f"the {a} sat near the {b}", "completion": f" and then the {b} ran"}
-    for a in ("cat", "hen", "man")
-    for b in ("inn", "tin", "pan")
-]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = write_pair(tmp_path_factory.mktemp("score"))
-    write_corpus(place / "questions.jsonl", QUESTIONS)
-    return place
+    return write_bench_pair(tmp_path_factory.mktemp("score"))
 
 
 @pytest.fixture(autouse=True)

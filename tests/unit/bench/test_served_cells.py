@@ -29,22 +29,14 @@ from paceline.models import load_model
 from paceline.permissions import given
 from paceline.results.row import Row
 from support.engines import Answer, sampling_of, serving
-from support.runs import write_corpus, write_pair
+from support.runs import write_bench_pair, write_corpus
 
 pytestmark = pytest.mark.slow
-
-QUESTIONS = [
-    {"prompt": f"the {a} sat near the {b}", "completion": f" and then the {b} ran"}
-    for a in ("cat", "hen", "man")
-    for b in ("inn", "tin", "pan")
-]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = write_pair(tmp_path_factory.mktemp("served"))
-    write_corpus(place / "questions.jsonl", QUESTIONS)
-    return place
+    return write_bench_pair(tmp_path_factory.mktemp("served"))
 
 
 def settings(folder: Path, output: Path, **changes: Any) -> dict[str, Any]:

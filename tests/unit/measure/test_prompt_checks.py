@@ -19,6 +19,8 @@ from paceline.measure.perplexity import PerplexityConfig, perplexity
 from paceline.train import AlignConfig, PretrainConfig, align, pretrain
 from support.runs import write_pair
 
+pytestmark = pytest.mark.usefixtures("no_weights")
+
 VERBS: dict[Callable[..., Any], type[Any]] = {
     measure: MeasureConfig,
     analyze: AnalyzeConfig,
@@ -36,18 +38,6 @@ VERBS: dict[Callable[..., Any], type[Any]] = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_pair(tmp_path_factory.mktemp("pair"))
-
-
-@pytest.fixture(autouse=True)
-def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading the weights of any model is a fault of the test."""
-
-    def refuse(*_args: object, **_kwargs: object) -> None:
-        pytest.fail("weights were read")
-
-    monkeypatch.setattr(
-        "paceline.models.checkpoint_files.AutoModelForCausalLM.from_pretrained", refuse
-    )
 
 
 def config_of(verb: Callable[..., Any], folder: Path, output: Path, text: Path) -> Any:

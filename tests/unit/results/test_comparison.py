@@ -25,7 +25,7 @@ from paceline.results.comparison import (
 from paceline.results.figures import FIGURES
 from paceline.results.frontier import Frontier
 from paceline.results.row import Row, Source
-from support.results import ALONE, example, row, steady
+from support.results import ALONE, example, row, steady, with_sums
 
 
 def compared(
@@ -89,14 +89,17 @@ def test_a_family_of_lucky_cells_is_no_better_than_one_of_steady_cells():
     draws = torch.Generator().manual_seed(5)
     fair, unfair, covered = [], [], 0
     statistic = AtQuality(SPEEDUP, 1.0)
+    alone, *made = (
+        steady(rule, count=40)
+        for rule in (ALONE, *(Opt(n / 10) for n in range(4)), *(Chow(n / 10) for n in range(4, 8)))
+    )
     for _ in range(150):
         cells = []
-        for number in range(8):
+        for number, cell in enumerate(made):
             width = 0.4 if number < 4 else 0.05
             seconds = (0.5 + width * (torch.rand(40, generator=draws) - 0.5)).tolist()
-            rule = Opt(number / 10) if number < 4 else Chow(number / 10)
-            cells.append(row(rule, [example(seconds=one) for one in seconds]))
-        frontier = Frontier([steady(ALONE, count=40), *cells])
+            cells.append(with_sums(cell, seconds=seconds))
+        frontier = Frontier([alone, *cells])
         found = compare(frontier, Group("opt"), Group("chow"), statistic)
         assert found is not None
         fair.append(found.difference().value)

@@ -18,7 +18,7 @@ from paceline.results.comparison import (
 )
 from paceline.results.frontier import Frontier
 from paceline.results.row import Row
-from support.results import ALONE, example, row, steady
+from support.results import ALONE, example, row, steady, with_sums
 
 
 def cell(rule: Rule, quality: float, rejected: int, calls: int = 5) -> Row:
@@ -80,28 +80,18 @@ def test_intervals_cover_the_truth_and_those_of_means_without_costs_do_not():
     """
     draws = torch.Generator().manual_seed(9)
     covered, mutant = 0, 0
+    shares = {Opt(0.1): 0.2, Opt(0.2): 0.5, Chow(0.1): 0.3, Chow(0.2): 0.6}
+    alone = steady(ALONE, count=60)
+    made = [row(rule, [example(calls=5, examined=40)] * 60) for rule in shares]
     for _ in range(400):
         cells = []
-        for rule, share in (
-            (Opt(0.1), 0.2),
-            (Opt(0.2), 0.5),
-            (Chow(0.1), 0.3),
-            (Chow(0.2), 0.6),
-        ):
-            rejected = torch.binomial(
-                torch.full((60,), 40.0), torch.tensor(1 - share), generator=draws
-            )
+        for cell, share in zip(made, shares.values(), strict=True):
+            chances = torch.full((60,), 40.0), torch.tensor(1 - share)
+            rejected = torch.binomial(*chances, generator=draws).int()
             scores = (torch.rand(60, generator=draws) < 1 - share).double()
-            cells.append(
-                row(
-                    rule,
-                    [
-                        example(float(score), calls=5, examined=40, rejected=int(count))
-                        for score, count in zip(scores, rejected, strict=True)
-                    ],
-                )
-            )
-        frontier = Frontier([steady(ALONE, count=60), *cells], num_resamples=500)
+            columns = {"rejected": rejected.tolist(), "accepted": (40 - rejected).tolist()}
+            cells.append(with_sums(cell, score=scores.tolist(), **columns))
+        frontier = Frontier([alone, *cells], num_resamples=500)
         found = compare_curves(frontier, Group("opt"), Group("chow"), ACCEPTED)
         assert found is not None
         covered += found.difference().low <= 0 <= found.difference().high

@@ -1,7 +1,6 @@
 """The compiled pass: exact to the bit in any company, and silently absent where it must be."""
 
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,24 +8,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.core.backend import using
 from paceline.core.block import DrawPlan, DrawRequest, UniformRows, VerifyRequest
 from paceline.core.rule_base import with_bonus
 from paceline.core.rules import Chow, Diff, Lenient, Lossless, Lossy, Rule, TokenV2
 from paceline.core.sampling import SamplingParams, as_list
-from paceline.decode import AutoregressiveDecoder, Confident, Generation, SpeculativeDecoder
+from paceline.decode import AutoregressiveDecoder, Confident, SpeculativeDecoder
 from paceline.decode.block import draw, verify
 from paceline.errors import SlowerWarning
 from paceline.models import CausalModel, prepare_for_decoding, wrap_model
 from paceline.models.contract import ModelSession, Texts
 from paceline.models.hf.base import recorded_hidden_states
 from paceline.models.llama.cpu import NativeLlama
-from paceline.models.llama.cpu_session import CompiledSession
 from paceline.models.llama.cpu_weights import can_copy
 from paceline.models.llama.packing import can_pack
 from paceline.native import compiled, library
+from support.compiled import plain_texts_of, plainly, texts_of
 from support.models import TEXT, prepared, prepared_pair, read, reader, tiny_hf
-from support.rules import ALL_RULES, VerifiesInPyTorch
+from support.rules import ALL_RULES
 
 pytestmark = pytest.mark.skipif(
     not can_pack() or compiled() is None, reason="no C compiler with OpenMP"
@@ -90,31 +88,8 @@ def sessions(model: CausalModel, texts: list[list[int]]) -> tuple[ModelSession, 
     return both
 
 
-def plainly(half: Callable[..., Any], session: ModelSession, request: Any) -> Any:
-    """As a session that takes no whole request."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CompiledSession, "take_draw", ModelSession.take_draw)
-        patch.setattr(CompiledSession, "take_verify", ModelSession.take_verify)
-        return half(session, request)
-
-
 def same(ours: Tensor | None, plain: Tensor | None) -> bool:
     return ours is plain if ours is None or plain is None else torch.equal(ours, plain)
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The compiled calls that were made."""
-    made: list[str] = []
-    for name in ("draw", "verify"):
-        whole = getattr(NativeLlama, name)
-
-        def spy(*given: Any, name: str = name, whole: Any = whole, **named: Any) -> Any:
-            made.append(name)
-            return whole(*given, **named)
-
-        monkeypatch.setattr(NativeLlama, name, spy)
-    return made
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
@@ -212,18 +187,6 @@ class OwnRule(Lossless):
 def compiled_calls(rule: Rule) -> set[str]:
     """C knows the lossless rule; under others it draws, and returns the target's logits."""
     return {"draw", "verify"} if rule == Lossless() else {"draw"}
-
-
-def texts_of(decoder: SpeculativeDecoder, prompts: list[list[int]]) -> list[Generation]:
-    return decoder.generate(prompts, 14, seed=[*range(len(prompts))], eos_token_ids=[])
-
-
-def plain_texts_of(decoder: SpeculativeDecoder, prompts: list[list[int]]) -> list[Generation]:
-    """Pass by pass, and the rule in torch."""
-    with pytest.MonkeyPatch.context() as patch, using(VerifiesInPyTorch()):
-        patch.setattr(CompiledSession, "take_draw", ModelSession.take_draw)
-        patch.setattr(CompiledSession, "take_verify", ModelSession.take_verify)
-        return texts_of(decoder, prompts)
 
 
 @pytest.mark.parametrize(

@@ -1,51 +1,18 @@
 """Compiled halves of a block that draw at settings of their own: the text of the plain sessions."""
 
-from typing import Any
-
 import pytest
 
-from paceline.core.backend import using
 from paceline.core.rules import Diff, Lossless, Lossy, Rule
 from paceline.core.sampling import SamplingParams
-from paceline.decode import Confident, Generation, SpeculativeDecoder
-from paceline.models.contract import ModelSession
-from paceline.models.llama.cpu import NativeLlama
-from paceline.models.llama.cpu_session import CompiledSession
+from paceline.decode import Confident, SpeculativeDecoder
 from paceline.models.llama.packing import can_pack
 from paceline.native import compiled
+from support.compiled import plain_texts_of, texts_of
 from support.models import TEXT, prepared_pair
-from support.rules import VerifiesInPyTorch
 
 pytestmark = pytest.mark.skipif(
     not can_pack() or compiled() is None, reason="no C compiler with OpenMP"
 )
-
-
-def texts_of(decoder: SpeculativeDecoder, prompts: list[list[int]]) -> list[Generation]:
-    return decoder.generate(prompts, 14, seed=[*range(len(prompts))], eos_token_ids=[])
-
-
-def plain_texts_of(decoder: SpeculativeDecoder, prompts: list[list[int]]) -> list[Generation]:
-    """Pass by pass, and the rule in torch."""
-    with pytest.MonkeyPatch.context() as patch, using(VerifiesInPyTorch()):
-        patch.setattr(CompiledSession, "take_draw", ModelSession.take_draw)
-        patch.setattr(CompiledSession, "take_verify", ModelSession.take_verify)
-        return texts_of(decoder, prompts)
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The compiled calls that were made."""
-    made: list[str] = []
-    for name in ("draw", "verify"):
-        whole = getattr(NativeLlama, name)
-
-        def spy(*given: Any, name: str = name, whole: Any = whole, **named: Any) -> Any:
-            made.append(name)
-            return whole(*given, **named)
-
-        monkeypatch.setattr(NativeLlama, name, spy)
-    return made
 
 
 @pytest.mark.parametrize("rule", [Lossless(), Lossy(0.4), Lossy(0.4, "tuned"), Diff(0.05)], ids=str)
