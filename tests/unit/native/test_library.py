@@ -96,6 +96,7 @@ def test_a_library_without_a_function_is_one_line_and_pytorch(
     entry: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(library, "_FUNCTIONS", {"nine": ("", "i")})
+    monkeypatch.setattr(library, "kernels_folder", lambda: None)
     with pytest.warns(SlowerWarning, match="so PyTorch is used instead"):
         assert library.compiled.__wrapped__() is None
 
