@@ -160,8 +160,8 @@ clean: ## remove what make made, except results in runs/
 # compiles what it imports; to compile everything would double the time. The pip of Python 3.11 needs
 # half as long again as this one.
 define install
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
-		{ echo "$(PYTHON) is not Python 3.11 to 3.13; give one: make PYTHON=python3.12" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' || \
+		{ echo "$(PYTHON) is not Python 3.11 to 3.14; give one: make PYTHON=python3.12" >&2; exit 2; }
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --upgrade pip
 	$(2)
