@@ -27,7 +27,7 @@ SHELL := bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help install test unit lint style types layers spelling collect format report-test demo engines vllm \
-	llamacpp garden direct study $(STUDIES:%=study-%) rows compat oldest newest docs docs-serve clean
+	llamacpp garden direct study $(STUDIES:%=study-%) rows compat oldest newest docs docs-serve wheels clean
 
 help: ## list these targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 16
@@ -136,6 +136,16 @@ docs: $(VENV)/.docs ## the documentation site in build/site; fails at a broken l
 docs-serve: $(VENV)/.docs ## the site at http://127.0.0.1:8000, made again when a source changes
 	$(BIN)/mkdocs serve
 
+# Both wheels are built from the archive, so it is complete. PyTorch brings the OpenMP that the libraries use.
+wheels: $(VENV)/.wheels ## wheels and source archive in dist, tried in an empty environment without a compiler
+	rm -rf build/wheels dist/paceline-[0-9]* dist/paceline_kernels-*
+	mkdir -p build/wheels dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	tar -xzf dist/paceline-[0-9]*.tar.gz -C build/wheels --strip-components 1
+	cd build/wheels/kernels; $(CURDIR)/$(BIN)/python -m build --no-isolation --wheel
+	PATH=$(CURDIR)/$(BIN):$$PATH auditwheel repair --exclude libgomp.so.1 --wheel-dir dist build/wheels/kernels/dist/*.whl
+	PYTHONPATH=tests $(BIN)/python tools/check_wheels.py dist
+
 format: $(VENV)/.dev ## let ruff fix and format the sources
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
@@ -151,8 +161,8 @@ clean: ## remove what make made, except results in runs/
 # compiles what it imports; to compile everything would double the time. The pip of Python 3.11 needs
 # half as long again as this one.
 define install
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
-		{ echo "$(PYTHON) is not Python 3.11 to 3.13; give one: make PYTHON=python3.12" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' || \
+		{ echo "$(PYTHON) is not Python 3.11 to 3.14; give one: make PYTHON=python3.12" >&2; exit 2; }
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --upgrade pip
 	$(2)
@@ -175,6 +185,10 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 
 $(VENV)/.docs: $(VENV)/.demo
 	$(call install,docs)
+	touch $@
+
+$(VENV)/.wheels: $(VENV)/.demo
+	$(call install,wheels)
 	touch $@
 
 # The driver alone: Debian's browser takes the place of the one that playwright would download.

@@ -32,7 +32,7 @@ class _Level(NamedTuple):
 
     Attributes:
         flags: Flags in /proc/cpuinfo that the level adds to the one below.
-        march: Compiler options.
+        march: Compiler options, the same on every processor, so that its results are, too.
         limits: Environment variables that limit other libraries to the level.
     """
 
@@ -72,7 +72,11 @@ _LEVELS = {
             "FBGEMM_ENABLE_INSTRUCTIONS": "AVX512_E1",
         },
     ),
-    "amx": _Level(("amx_tile", "amx_bf16", "amx_int8"), (), {}),
+    "amx": _Level(
+        ("amx_tile", "amx_bf16", "amx_int8"),
+        ("-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+        {},
+    ),
 }
 LEVELS = tuple(_LEVELS)
 """Values of `PACELINE_CPU`; each level includes the ones before it."""
@@ -112,13 +116,10 @@ def usable_levels() -> tuple[str, ...]:
 
 
 def compile_flags(wanted: str) -> tuple[str, ...]:
-    """Compiler options to append to `-march=native` to limit the code to a level."""
-    native = _levels_of(processor_flags())
-    if wanted == GENERIC or (native and wanted == native[-1]):
-        return ()
-    # VNNI is not part of a level: only some AVX-512 processors have it.
-    has_dots = wanted.startswith("avx512") and "avx512_vnni" in processor_flags()
-    return (*_LEVELS[wanted].march, "-mtune=native", *(["-mavx512vnni"] if has_dots else []))
+    """Compiler options for a level; on processors other than x86-64, for this processor."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return ("-march=native",)
+    return ("-march=x86-64", "-Wno-psabi") if wanted == GENERIC else _LEVELS[wanted].march
 
 
 def limit_libraries() -> None:

@@ -1,6 +1,7 @@
 """What the command line says of itself: help, version, keys with meanings, hardware."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from paceline.cli.defaults import describe_defaults, meaning_of
 from paceline.cli.main import SCHEMAS, app, schema_of
 from paceline.cli.other import env
 from paceline.config import fields_of, models_in
+from paceline.processor import level
 from support.texts import Run, refused
 
 COMMANDS = sorted(typer.main.get_command(app).commands)  # pyright: ignore
@@ -35,7 +37,9 @@ def test_short_help_is_the_help(run: Run, command: str):
 
 
 def test_the_version_is_the_packages(run: Run):
-    assert run("--version") == (0, f"paceline {paceline.__version__}\n", "")
+    code, out, err = run("--version")
+    assert (code, err) == (0, "")
+    assert re.fullmatch(rf"paceline {paceline.__version__}\nC library: .+, level {level()}\n", out)
 
 
 def configurations(model: type[Any], seen: set[type]) -> Iterator[type[Any]]:

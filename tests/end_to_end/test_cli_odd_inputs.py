@@ -236,6 +236,7 @@ def no_library(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], str]:
     """Compile the C sources for this cache, which fails. -> the warning."""
 
     def warning(cache: Path) -> str:
+        monkeypatch.setattr(library, "kernels_folder", lambda: None)
         monkeypatch.setenv("PACELINE_CACHE", str(cache))
         library.compiled.cache_clear()
         with pytest.warns(SlowerWarning) as caught:

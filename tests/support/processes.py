@@ -1,7 +1,6 @@
 """Commands in this process and in processes of their own, and the processors of this machine."""
 
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from paceline.cli.main import main
-from paceline.processor import GENERIC, compile_flags, machine_level, usable_levels
+from paceline.processor import GENERIC, compile_flags, usable_levels
 
 COMMAND_LINE = "from paceline.cli.main import main; main()"
 """The program `paceline`."""
@@ -53,8 +52,5 @@ def finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-LEVEL_FLAGS = {level: compile_flags(level) for level in usable_levels()}
+LEVEL_FLAGS = {level: compile_flags(level) for level in (*usable_levels(), GENERIC)}
 """Compiler flags for each level that this machine can run, and for a processor without AVX."""
-LEVEL_FLAGS.setdefault(machine_level(), ())
-if platform.machine() in ("x86_64", "AMD64"):
-    LEVEL_FLAGS[GENERIC] = ("-march=x86-64", "-Wno-psabi")

@@ -189,6 +189,8 @@ def test_every_dependency_is_pinned_to_one_version():
     optional = PROJECT["optional-dependencies"].values()
     for text in [*PROJECT["dependencies"], *(text for extra in optional for text in extra)]:
         wanted = Requirement(text)
+        if wanted.name == "paceline-kernels":  # of this repository
+            continue
         assert wanted.specifier.contains(versions[canonical(wanted.name)]), text
 
 

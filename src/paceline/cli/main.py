@@ -19,6 +19,7 @@ from paceline.cli.other import OTHER
 from paceline.cli.study import STUDY
 from paceline.errors import INTERRUPTED, PacelineError
 from paceline.processes import ignore_working_directory, keep_freed_memory
+from paceline.processor import level
 
 if TYPE_CHECKING:
     from paceline.cli.command import Command
@@ -101,7 +102,10 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        echo(f"paceline {paceline.__version__}")
+        from paceline.compilation import kernels_library
+
+        origin = "compiled on first use" if kernels_library(level()) is None else "paceline-kernels"
+        echo(f"paceline {paceline.__version__}\nC library: {origin}, level {level()}")
         raise typer.Exit
 
 
@@ -110,7 +114,7 @@ def options_of_all(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+            "--version", callback=_print_version, is_eager=True, help="Print versions and exit."
         ),
     ] = False,
 ) -> None:

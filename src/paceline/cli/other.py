@@ -86,9 +86,9 @@ def env(as_json: options.Json = False) -> None:
     """Show versions, processor, memory and GPUs."""
     from paceline.environment import environment, hardware
     from paceline.models.precision import measured_precisions
-    from paceline.native import compiled
+    from paceline.native import library_in_use
 
-    facts = {**environment(), "compiled": compiled() is not None, **hardware()}
+    facts = {**environment(), "c_library": library_in_use(), **hardware()}
     facts["measured_precision"] = measured_precisions()
     if as_json or not stdout.is_terminal:
         echo(dumps(facts, indent=2))

@@ -31,6 +31,7 @@ from paceline.models.hf.settings import unused_settings, warn_of_no_end, warn_of
 from paceline.models.inspection import inspect_model
 from paceline.models.loading import choose_dtype, files_of, find_device, model_directory, unchecked
 from paceline.models.prepare import describe_pass
+from paceline.native import library_in_use
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,10 +117,13 @@ def inspect(path: str, chat: CorpusConfig | None = None) -> ModelReport:
             return _refused(path, error)
         admission = admit(model, files_of(model, path))
         prepared = prepare_for_decoding(model)
+        passes = {"pass": describe_pass(prepared)}
+        if prepared.device.type == "cpu":
+            passes["C library"] = library_in_use() or "none, PyTorch is used"
     faults = [str(each.message) for each in caught if issubclass(each.category, SlowerWarning)]
     return ModelReport(
         path=path,
-        facts=_facts(model) | _checks(model, path, admission) | {"pass": describe_pass(prepared)},
+        facts=_facts(model) | _checks(model, path, admission) | passes,
         examples=[] if model.tokenizer is None else _examples(model, chat),
         uses=_uses(model),
         warnings=[text for text in _texts(caught) if text not in faults],

@@ -1,7 +1,7 @@
-"""C implementations of inner loops, compiled on first use; PyTorch is the fallback.
+"""C implementations of inner loops, from paceline-kernels or compiled on first use; else PyTorch.
 
 structures.py  structures shared with C
-library.py     compiles the sources into one library and checks it
+library.py     loads the library of paceline-kernels, or compiles the sources; checks it
 self_check.py  compares a library with PyTorch
 kernels.py     sampling (sampling.c), the lossless rule (speculation.c), losses (divergences.c);
                registers them as a backend of core
@@ -10,6 +10,6 @@ transformer.c (products.c, tiles.c) runs Llama-like models on a few tokens; spec
 verifies with them. Both are called by models/llama.
 """
 
-from paceline.native.library import compiled
+from paceline.native.library import compiled, library_in_use
 
-__all__ = ["compiled"]
+__all__ = ["compiled", "library_in_use"]

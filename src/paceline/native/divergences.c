@@ -10,6 +10,11 @@
 
 #include "vectors.h"
 
+#if defined(__GLIBC__) && defined(__x86_64__)
+/* The same function under its name before glibc 2.29: torch's wheels need 2.28 only. */
+__asm__(".symver log, log@GLIBC_2.2.5");
+#endif
+
 #define STRETCH 256 /* entries summed in float32 */
 
 typedef uint16_t u8 __attribute__((vector_size(2 * LANES), aligned(2), may_alias));

@@ -1,4 +1,4 @@
-"""Compile the C sources into one library for this machine, and check it before its first use."""
+"""Load the C library of paceline-kernels, or compile it here, and check it before its first use."""
 
 from __future__ import annotations
 
@@ -6,23 +6,30 @@ import contextlib
 import ctypes
 import errno
 import functools
-import hashlib
 import os
 import platform
-import shutil
 import subprocess
+import sys
 import tempfile
 import warnings
 from pathlib import Path
 
 from paceline.cache import cache_directory, is_own
+from paceline.compilation import (
+    compile_command,
+    compiler,
+    digest,
+    kernels_folder,
+    kernels_library,
+)
 from paceline.errors import SlowerWarning, StorageError
 from paceline.native.self_check import fault_of
 from paceline.processor import compile_flags, level, processor_flags
 from paceline.records import storage_errors
+from paceline.version import __version__
 
-_HERE = Path(__file__).parent
 _LETTERS = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float, "d": ctypes.c_double}
+_INSTALL = f"install paceline-kernels {__version__}"
 # Types of the arguments and of the result, as letters of _LETTERS.
 _FUNCTIONS = {
     "read_tokens": ("pp", ""),
@@ -43,12 +50,9 @@ _FUNCTIONS = {
     "fact_value": ("i", "i"),
 }
 
-_OPTIMISATION = ("-O3", "-march=native", "-fno-math-errno", "-fopenmp")
-_FLAGS = (*_OPTIMISATION, "-shared", "-fPIC", "-Wl,-Bsymbolic")
-
 
 def library_with(flags: tuple[str, ...]) -> ctypes.CDLL:
-    """Load the library, compiled with these additional flags; from the cache, if it is fit there.
+    """The library, compiled here with these additional flags; from the cache, if it is fit there.
 
     Raises:
         StorageError: the cache cannot be written.
@@ -64,8 +68,7 @@ def library_with(flags: tuple[str, ...]) -> ctypes.CDLL:
         with storage_errors((cache or Path(tempfile.gettempdir())) / name):
             scratch = stack.enter_context(tempfile.TemporaryDirectory(dir=cache))
         made = Path(scratch) / name
-        sources = map(str, sorted(_HERE.glob("*.c")))
-        command = [_compiler(), *_FLAGS, *flags, *sources, "-o", str(made), "-lm"]
+        command = compile_command(flags, made)
         subprocess.run(command, check=True, capture_output=True, timeout=120)
         made.chmod(0o700)  # whatever the umask
         library = _load(made)
@@ -86,31 +89,59 @@ def _load(path: Path) -> ctypes.CDLL:
 
 def _key(flags: tuple[str, ...]) -> str:
     """Hash of what the library depends on."""
-    texts = [path.read_text(encoding="utf-8") for path in sorted(_HERE.glob("*.[ch]"))]
-    facts = (*texts, _compiler(), *_FLAGS, *flags, platform.machine(), *sorted(processor_flags()))
-    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+    return digest(compiler(), *flags, platform.machine(), *sorted(processor_flags()))
 
 
-def _compiler() -> str:
-    return os.environ.get("CC") or shutil.which("cc") or "gcc"
+def _ahead_of_time() -> tuple[ctypes.CDLL | None, str]:
+    """The library of paceline-kernels for this level, or why it is not used if it is installed."""
+    if kernels_folder() is None:
+        return None, ""
+    path = kernels_library(level())
+    if path is None:
+        return None, "paceline-kernels was compiled from other C sources than this paceline has"
+    try:
+        loaded = _load(path)
+    except (OSError, AttributeError) as error:
+        return None, f"paceline-kernels cannot be loaded ({error})"
+    fault = fault_of(loaded)
+    if fault is not None:
+        return None, f"paceline-kernels gives other results than PyTorch ({fault})"
+    return loaded, ""
 
 
 @functools.cache
 def compiled() -> ctypes.CDLL | None:
     """The library for the processor's level; None, with one warning, if it cannot be used."""
+    loaded, refused = _ahead_of_time()
+    if loaded is not None:
+        return loaded
+    before = refused and f"{refused}, and "
     try:
         loaded = library_with(compile_flags(level()))
     except (OSError, AttributeError, subprocess.SubprocessError) as error:
-        _warn(f"the C sources could not be compiled ({_reason(error)})", _advice(error))
+        _warn(f"{before}the C sources could not be compiled ({_reason(error)})", _advice(error))
         return None
     fault = fault_of(loaded)
     if fault is not None:
         _warn(
-            f"the compiled library gives other results than PyTorch ({fault})",
+            f"{before}the compiled library gives other results than PyTorch ({fault})",
             "try another C compiler in CC, and report this with the output of paceline env",
         )
         return None
+    if refused:
+        warnings.warn(
+            f"{refused}, so a library that was compiled here is used; {_INSTALL}", stacklevel=2
+        )
     return loaded
+
+
+def library_in_use() -> str | None:
+    """Where the library in use comes from, and its level; None if PyTorch is used instead."""
+    loaded = compiled()
+    if loaded is None:
+        return None
+    ahead = Path(loaded._name).parent == kernels_folder()
+    return f"{'paceline-kernels' if ahead else 'compiled here'}, level {level()}"
 
 
 def library() -> ctypes.CDLL:
@@ -134,7 +165,9 @@ def _advice(error: Exception) -> str:
         return "set PACELINE_CACHE to a directory that can be written"
     if os.strerror(errno.ENOSPC) in _message(error):
         return "free space, or set PACELINE_CACHE and TMPDIR to directories with space"
-    return "install a C compiler with OpenMP such as gcc, or name one in CC"
+    advice = "install a C compiler with OpenMP such as gcc, or name one in CC"
+    is_offered = sys.platform == "linux" and platform.machine() == "x86_64"
+    return f"{_INSTALL}, or {advice}" if is_offered else advice
 
 
 def _reason(error: Exception) -> str:

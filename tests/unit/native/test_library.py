@@ -1,4 +1,7 @@
-"""A compiled library is loaded from the cache only if this user made it and it is whole."""
+"""A library is loaded from the cache only if this user made it and it is whole.
+
+One of paceline-kernels is loaded only if it was compiled from these sources.
+"""
 
 import os
 import shutil
@@ -8,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from paceline import compilation
 from paceline.cache import _warn
 from paceline.errors import SlowerWarning
 from paceline.native import library
 from paceline.native.library import library_with
+from paceline.processor import level
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
@@ -96,6 +101,7 @@ def test_a_library_without_a_function_is_one_line_and_pytorch(
     entry: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(library, "_FUNCTIONS", {"nine": ("", "i")})
+    monkeypatch.setattr(library, "kernels_folder", lambda: None)
     with pytest.warns(SlowerWarning, match="so PyTorch is used instead"):
         assert library.compiled.__wrapped__() is None
 
@@ -108,3 +114,68 @@ def test_nobody_else_may_write_the_library_whatever_the_umask(entry: Path):
     finally:
         os.umask(before)
     assert stat.S_IMODE(entry.stat().st_mode) == 0o700
+
+
+@pytest.fixture
+def ahead(entry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The library of an installed paceline-kernels, whose function gives 8."""
+    path = tmp_path / "site/paceline_kernels" / compilation.library_name(level())
+    compile_to(path, "int seven(void) { return 8; }")
+    (path.parent / "__init__.py").touch()
+    monkeypatch.syspath_prepend(path.parents[1])
+    monkeypatch.setattr(library, "fault_of", lambda _: None)
+    return path
+
+
+def change_sources(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(compilation.SOURCES, folder)
+    with (folder / "products.c").open("a") as file:
+        file.write("/* changed */\n")
+    monkeypatch.setattr(compilation, "SOURCES", folder)
+
+
+def in_use() -> int:
+    """What the library in use gives."""
+    found = library.compiled.__wrapped__()
+    assert found is not None
+    return found.seven()
+
+
+def test_a_library_of_these_sources_is_used_and_nothing_is_compiled(entry: Path, ahead: Path):
+    assert in_use() == 8
+    assert calls(entry) == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("stale", "was compiled from other C sources than this paceline has"),
+        ("damaged", "cannot be loaded"),
+        ("wrong", r"gives other results than PyTorch \(softmax\)"),
+    ],
+)
+def test_a_library_that_is_not_right_is_not_used_and_one_line_says_so(
+    ahead: Path, tmp_path: Path, fault: str, told: str, monkeypatch: pytest.MonkeyPatch
+):
+    match fault:
+        case "stale":
+            change_sources(tmp_path / "sources", monkeypatch)
+        case "damaged":
+            ahead.write_bytes(b"\x7fELF and no more")
+        case _:
+            monkeypatch.setattr(
+                library, "fault_of", lambda each: "softmax" if each.seven() == 8 else None
+            )
+    with pytest.warns(UserWarning, match=f"paceline-kernels {told}.* compiled here is used") as all:
+        assert in_use() == 7
+    assert len(all) == 1
+
+
+def test_a_stale_library_without_a_compiler_is_one_line_and_pytorch(
+    ahead: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    change_sources(tmp_path / "sources", monkeypatch)
+    monkeypatch.setenv("CC", str(tmp_path / "none"))
+    with pytest.warns(SlowerWarning, match=r"other C sources .*could not be compiled") as all:
+        assert library.compiled.__wrapped__() is None
+    assert len(all) == 1

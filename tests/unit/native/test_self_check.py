@@ -76,6 +76,7 @@ def test_every_fault_is_named(name: str, spoil: Any, fault: str):
 def test_a_faulty_library_is_not_used(monkeypatch: pytest.MonkeyPatch):
     library = Faulty("softmax", _warmer)
     monkeypatch.setattr(in_use, "library_with", lambda _: library)
+    monkeypatch.setattr(in_use, "kernels_folder", lambda: None)
     with pytest.warns(
         SlowerWarning, match=r"other results than PyTorch \(softmax\), so PyTorch is used"
     ):

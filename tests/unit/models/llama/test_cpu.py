@@ -299,6 +299,7 @@ def test_without_a_compiler_models_read_through_torch(
     compiler: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     wanted = read(prepared(), [TEXT])
+    monkeypatch.setattr(library, "kernels_folder", lambda: None)
     monkeypatch.setenv("CC", compiler)
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
     compiled.cache_clear()
