@@ -36,6 +36,8 @@ ROOT = Path(__file__).parents[1]
 BESIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")  # pages of the site, outside docs/
 GROUPS = (MAKE, MEASURE, DECODE, STUDY, OTHER)
 KEYS = "reference/keys.md"
+DEMO = ROOT / "docs/assets/demo.txt"
+"""The end of the output of `make demo`."""
 
 
 def on_config(config: MkDocsConfig) -> None:
@@ -72,63 +74,21 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def from_demo(comment: re.Match[str]) -> str:
-    """What README.md shows of the demo's output, in place of the comment that names it."""
-    readme = (ROOT / "README.md").read_text("utf-8")
+    """What the demo prints, in place of the comment that names it."""
+    output = DEMO.read_text("utf-8")
     match comment[1].partition(": "):
         case "line of the demo", _, verdict:
-            found = re.findall(rf"^{verdict}: .*$", readme, flags=re.MULTILINE)[:1]
+            found = re.findall(rf"^{verdict}: .*$", output, flags=re.MULTILINE)[:1]
         case "losslessness of the demo", _, _:
-            found = re.findall(r"^(?:greedy|sampled|broken rule): .*$", readme, flags=re.MULTILINE)
+            found = re.findall(r"^(?:greedy|sampled|broken rule): .*$", output, flags=re.MULTILINE)
             found = list(dict.fromkeys(found))
-        case "figures of the demo", _, _:
-            return demo_figures(demo_table(readme))
+        case "table of the demo", _, _:
+            found = output[output.index("Held-out") :].splitlines()
         case _:
             raise ValueError(f"no part of the demo is called {comment[1]}")
     if not found:
-        raise ValueError(f"README.md has no {comment[1]}")
+        raise ValueError(f"{DEMO} has no {comment[1]}")
     return "```{ .text .wrap }\n" + "\n".join(found) + "\n```"
-
-
-def demo_table(readme: str) -> dict[str, tuple[str, str]]:
-    """The cells before and after alignment, by the name of the figure."""
-    rows: list[list[str]] = []
-    for line in readme.splitlines():
-        cells = [cell.strip() for cell in line.split("│")[1:-1]]
-        if len(cells) != 3:
-            continue
-        ended = not rows or re.search(r"T=\d$", rows[-1][0])  # names end in a temperature
-        if cells[0] and ended:
-            rows.append(cells)
-        else:
-            rows[-1] = [" ".join(filter(None, pair)) for pair in zip(rows[-1], cells, strict=True)]
-    return {name: (before, after) for name, before, after in rows}
-
-
-SCALE = 1.5  # speedup at the right end of the picture
-
-
-def demo_figures(table: dict[str, tuple[str, str]]) -> str:
-    """A picture of the measured speedups with intervals, in the colours of the page."""
-    lines = ['<figure class="demo" markdown="0">']
-    for temperature in (1, 0):
-        speedups = table[f"measured speedup, T={temperature}"]
-        accepted = table[f"expected acceptance, T={temperature}"]
-        for when, speedup, acceptance in zip(("before", "after"), speedups, accepted, strict=True):
-            value, low, high = map(float, re.findall(r"\d\.\d+", speedup)[:3])
-            left, right, at = (f"{100 * x / SCALE:.1f}%" for x in (low, high, value))
-            lines.append(
-                f'<div class="demo-name">{when} alignment, temperature {temperature}</div>'
-                f'<div class="demo-bar {when}"><i class="one"></i><b style="width:{at}"></b>'
-                f'<s style="left:{left};right:calc(100% - {right})"></s></div>'
-                f'<div class="demo-value"><strong>{value:.2f}x</strong> ({low:.2f} to {high:.2f}), '
-                f"acceptance {acceptance.split()[0]}</div>"
-            )
-    lines.append(
-        "<figcaption>Speedup of real requests, measured by <code>make demo</code>: SmolLM2-135M "
-        "on two CPU cores, before and after six minutes of alignment. The line is 1, the target "
-        "alone; thin bars are 95% intervals.</figcaption></figure>"
-    )
-    return "\n".join(lines)
 
 
 def inline_drawing(image: re.Match[str]) -> str:

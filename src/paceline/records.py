@@ -399,9 +399,10 @@ class RunDirectory:
         changed = [k for k in keys if before.get(k) != now.get(k)]
         if changed:
             key = changed[0]
-            others = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+            names = ", ".join(changed[:3])
+            names += f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             raise ConfigError(
-                f"{where} holds a run with another {', '.join(changed[:3])}{others} ({key} was "
+                f"{where} holds a run with another {names} ({key} was "
                 f"{before.get(key)}, is now {now.get(key)}); choose another output or the old "
                 "values"
             )

@@ -5,6 +5,7 @@ import importlib
 import os
 import pkgutil
 import re
+import runpy
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -124,8 +125,8 @@ def test_every_command_of_a_page_fits_its_program_or_the_page_says_why_it_is_not
     monkeypatch.chdir(tmp_path)
     built = Call.build
 
-    def build(call: Call, *given: Any) -> None:
-        built(call, *given)
+    def build(call: Call, *given: Any, **named: Any) -> None:
+        built(call, *given, **named)
         raise _BuiltError
 
     monkeypatch.setattr(Call, "build", build)
@@ -230,3 +231,11 @@ def test_every_page_is_in_the_navigation_once():
 
 def test_the_documentation_is_smaller_than_a_megabyte_and_a_half():
     assert sum(path.stat().st_size for path in DOCS.rglob("*") if path.is_file()) < 1.5e6
+
+
+def test_the_picture_of_the_demo_is_that_of_its_output():
+    made = runpy.run_path(str(ROOT / "tools/demo_picture.py"))
+    output = (DOCS / "assets/demo.txt").read_text("utf-8")
+    assert (DOCS / "assets/demo.svg").read_text("utf-8") == made["demo_drawing"](output)
+    assert "0.89x" in made["demo_drawing"](output)
+    assert "0.50x" in made["demo_drawing"](output.replace("0.894 (", "0.502 ("))
