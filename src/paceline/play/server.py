@@ -255,6 +255,10 @@ class Listening:
     def server(self, playground: Playground) -> uvicorn.Server:
         """A server; its `run` with this socket ends if it is interrupted."""
         config = uvicorn.Config(
-            playground.app, log_level="warning", lifespan="off", timeout_graceful_shutdown=1
+            playground.app,
+            log_config=None,  # its own would close the handlers of the whole process
+            log_level="warning",
+            lifespan="off",
+            timeout_graceful_shutdown=1,
         )
         return uvicorn.Server(config)
