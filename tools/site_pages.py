@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from pathlib import Path
@@ -36,6 +37,7 @@ ROOT = Path(__file__).parents[1]
 BESIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")  # pages of the site, outside docs/
 GROUPS = (MAKE, MEASURE, DECODE, STUDY, OTHER)
 KEYS = "reference/keys.md"
+NOTEBOOK = ROOT / "docs/tutorial_python.ipynb"
 DEMO = ROOT / "docs/assets/demo.txt"
 """The end of the output of `make demo`."""
 
@@ -52,6 +54,7 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
     """Add the pages that are not in docs/."""
     for name in BESIDE:
         files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
+    files.append(File.generated(config, "tutorial_python.md", content=notebook_page(NOTEBOOK)))
     for name, command in commands().items():
         files.append(File.generated(config, page_of(name), content=command_page(command)))
 
@@ -89,6 +92,23 @@ def from_demo(comment: re.Match[str]) -> str:
     if not found:
         raise ValueError(f"{DEMO} has no {comment[1]}")
     return "```{ .text .wrap }\n" + "\n".join(found) + "\n```"
+
+
+def notebook_page(path: Path) -> str:
+    """A notebook with its outputs as Markdown."""
+    parts: list[str] = []
+    for cell in json.loads(path.read_text("utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            shown = output.get("data", {})
+            drawn = shown.get("image/svg+xml") or shown.get("text/html")
+            text = output.get("text") or shown.get("text/plain") or ()
+            if drawn:
+                parts.append(f"<div>\n{''.join(drawn)}\n</div>".replace("\n\n", "\n"))
+            elif text:
+                parts.append(f"```{{ .text .wrap }}\n{''.join(text).rstrip()}\n```")
+    return "\n\n".join(parts) + f"\n\n[The notebook]({path.name})\n"
 
 
 def inline_drawing(image: re.Match[str]) -> str:

@@ -2,12 +2,14 @@
 
 import ast
 import importlib
+import json
 import os
 import pkgutil
 import re
 import runpy
 import shutil
 import subprocess
+import warnings
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -169,6 +171,28 @@ def test_the_python_of_this_page_runs(
         if block.language == "python":
             exec(compile(block.content, page.name, "exec"), names)
     assert "tokens per target call" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_notebook_was_executed_and_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    cells = json.loads((DOCS / "tutorial_python.ipynb").read_text("utf-8"))["cells"]
+    codes = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in codes] == list(range(1, len(codes) + 1))
+    assert not [out for cell in codes for out in cell["outputs"] if out["output_type"] == "error"]
+    write_pair(tmp_path)
+    text, draft = str(tmp_path / "corpus.jsonl"), str(tmp_path / "draft")
+    tiny: dict[str, Any] = {"TARGET": str(tmp_path / "target"), "BEFORE": draft, "AFTER": draft}
+    tiny |= {"PROMPTS": text, "TEXT": text, "RUN": tmp_path / "run"}
+    tiny |= {"PROMPT_TOKENS": 6, "NEW_TOKENS": 8}
+    names: dict[str, Any] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for cell in codes:
+            exec(compile("".join(cell["source"]), "notebook", "exec"), names)
+            names |= tiny
+    assert "tokens per target call" in capsys.readouterr().out
+    assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) >= 50
+    assert set(names["table"]["draft"]) == {"before", "50 steps", "six minutes"}
 
 
 @cache
