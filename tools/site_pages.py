@@ -105,7 +105,9 @@ def notebook_page(path: Path) -> str:
             drawn = shown.get("image/svg+xml") or shown.get("text/html")
             text = output.get("text") or shown.get("text/plain") or ()
             if drawn:
-                parts.append(f"<div>\n{''.join(drawn)}\n</div>".replace("\n\n", "\n"))
+                parts.append(
+                    f'<div class="output">\n{"".join(drawn)}\n</div>'.replace("\n\n", "\n")
+                )
             elif text:
                 parts.append(f"```{{ .text .wrap }}\n{''.join(text).rstrip()}\n```")
     return "\n\n".join(parts) + f"\n\n[The notebook]({path.name})\n"
