@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import itertools
 import json
+import socket
 import warnings
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from paceline.errors import PacelineError, PromptError, shorten
 from paceline.places import leads_out
@@ -230,11 +234,40 @@ def _builder(path: str, subset: str | None) -> Any:
             f"{path} has no directory {subset}, and its README.md is not read; unset subset, and "
             "set path to the files or their directory"
         )
-    builder: Any = datasets.load_dataset_builder(path, subset)
+    with _in_cache_alone_where_the_hub_is_unknown():
+        builder: Any = datasets.load_dataset_builder(path, subset)
     for name in itertools.chain.from_iterable((builder.config.data_files or {}).values()):
         if not str(name).startswith(_REMOTE) or "::" in str(name):  # :: chains to a local file
             raise PromptError(f"the data set {path} names {name}, a file of this machine; set path")
     return builder
+
+
+@contextlib.contextmanager
+def _in_cache_alone_where_the_hub_is_unknown() -> Iterator[None]:
+    """Without a network, read what was downloaded before; its library would try for 24 seconds.
+
+    Raises:
+        ConnectionError: It was not.
+    """
+    from datasets import config
+    from huggingface_hub import constants
+
+    host = urlsplit(constants.ENDPOINT).hostname
+    try:
+        if not (constants.HF_HUB_OFFLINE or getproxies()):  # a proxy knows the name
+            socket.getaddrinfo(host, None)
+    except OSError:
+        before = config.HF_HUB_OFFLINE
+        constants.HF_HUB_OFFLINE = config.HF_HUB_OFFLINE = True
+        try:
+            yield
+        except ConnectionError:
+            reason = f"it was not downloaded before, and {host} cannot be found; check the network"
+            raise ConnectionError(reason) from None
+        finally:
+            constants.HF_HUB_OFFLINE, config.HF_HUB_OFFLINE = False, before
+    else:
+        yield
 
 
 def _files(folder: Path, inside: Path) -> tuple[str, dict[str, list[str]]]:

@@ -1,11 +1,14 @@
 """Directories are read by their files; neither a README.md nor a script in them has a say."""
 
 import json
+import socket
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import datasets
 import pytest
+from huggingface_hub import constants
 
 from paceline.data.prompts import CorpusConfig, read_records, stream_records
 from paceline.errors import PromptError
@@ -81,6 +84,20 @@ def test_a_directory_without_data_is_one_line(folder: Path, fill: tuple[str, ...
     with pytest.raises(PromptError, match=r"cannot load|holds no text") as caught:
         read_records(str(folder))
     assert "\n" not in str(caught.value)
+
+
+def test_without_a_network_the_hub_is_not_asked_again_and_again(monkeypatch: pytest.MonkeyPatch):
+    def unknown(*_: object) -> None:
+        raise socket.gaierror
+
+    for settings in (constants, datasets.config):
+        monkeypatch.setattr(settings, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    monkeypatch.setattr("paceline.data.text_files.getproxies", dict)
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail(f"waits {seconds} s"))
+    with pytest.raises(PromptError, match=r"not downloaded before, and \S+ cannot be found; check"):
+        read_records("organisation/data")
+    assert not constants.HF_HUB_OFFLINE
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "file:///etc/passwd"])
