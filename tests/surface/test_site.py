@@ -250,7 +250,8 @@ def test_every_page_is_in_the_navigation_once():
     site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
     beside = {"CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"}
     listed = sorted(pages(site["nav"]))
-    assert listed == sorted({str(page.relative_to(DOCS)) for page in PAGES} | beside)
+    notebooks = {f"{path.stem}.md" for path in DOCS.glob("*.ipynb")}
+    assert listed == sorted({str(page.relative_to(DOCS)) for page in PAGES} | beside | notebooks)
 
 
 def test_the_documentation_is_smaller_than_a_megabyte_and_a_half():
