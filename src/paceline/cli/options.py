@@ -338,7 +338,7 @@ def _settings_of_run(chosen: Mapping[str, Any], overrides: Sequence[str]) -> dic
     """The configuration of the run in the `output` of the options; empty if there is none."""
     from paceline.records import RunDirectory
 
-    named = {key: chosen[key] for key in ("output",) if key in chosen}
+    named = {"output": chosen["output"]} if "output" in chosen else {}
     for override in overrides:
         if override.startswith("output="):
             apply_override(named, override)
