@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from paceline.models import HfModel, prepare_for_decoding, wrap_model
 from paceline.models.contract import decoder_prompt_of
 from paceline.models.fakes import TableModel
-from paceline.models.llama.cuda import GraphSession
 from paceline.models.llama.forward import LlamaDecoder
 from paceline.models.llama.packing import can_pack
 from paceline.models.prepare import with_cuda_graphs
+from paceline.models.recorded.session import GraphSession
 from paceline.native import compiled
-from support.models import CONFIGS, ENCODER_DECODERS, tiny_hf, tiny_model
+from support.models import CONFIGS, ENCODER_DECODERS, EXPERTS, tiny_hf, tiny_model
 
 VOCABULARY = 61
 
@@ -228,21 +228,16 @@ def fixed_model_of(architecture: str) -> HfModel:
     return prepared
 
 
-@pytest.mark.parametrize("in_groups", [False, True])
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("architecture", [*CONFIGS, "gemma2", "cohere2", *EXPERTS])
 @few
 @hard
 @runs
 def test_rooms_of_a_fixed_size_change_nothing(
-    architecture: str, in_groups: bool, prompts: list[list[int]], steps: list[tuple[str, int]]
+    architecture: str, prompts: list[list[int]], steps: list[tuple[str, int]]
 ):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("paceline.models.llama.cuda._FEWEST_COLUMNS", 4)  # so that they are left
-        patch.setattr("paceline.models.llama.cuda._SPARE", 0)
-        if in_groups:
-            patch.setattr(
-                "paceline.models.llama.forward._few_queries", lambda _, mask: mask is not None
-            )
+        patch.setattr("paceline.models.recorded.session._FEWEST_COLUMNS", 4)  # they are left
+        patch.setattr("paceline.models.recorded.session._SPARE", 0)
         play(fixed_model_of(architecture), prompts, steps)
 
 

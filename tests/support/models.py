@@ -128,6 +128,24 @@ SCALED: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 """Decoder-only models that cap or scale their logits, or scale what the head reads."""
 
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+EXPERTS: dict[str, tuple[Any, dict[str, Any]]] = {
+    kind: (functools.partial(AutoConfig.for_model, kind), settings)
+    for kind, settings in {
+        "qwen3_moe": {**LLAMA_LIKE, **_EXPERTS, "num_experts": 4},
+        "gpt_oss": {**_ROUTED, "sliding_window": 4},
+        "deepseek_v3": {
+            **_COMPRESSED,
+            **_EXPERTS,
+            "n_routed_experts": 4,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+        },
+    }.items()
+}
+"""Mixtures of experts: plain, with windows and attention sinks, with compressed keys."""
+
 _LINEAR = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
@@ -219,7 +237,9 @@ ENCODER_DECODERS: dict[str, tuple[type, dict[str, Any]]] = {
 
 def tiny_hf(architecture: str = "llama", *, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     """A random transformers model of 61 tokens and few layers; the same seed, the same weights."""
-    config_class, settings = {**CONFIGS, **SCALED, **HYBRIDS, **ENCODER_DECODERS}[architecture]
+    config_class, settings = {**CONFIGS, **SCALED, **EXPERTS, **HYBRIDS, **ENCODER_DECODERS}[
+        architecture
+    ]
     defaults = {"vocab_size": 61, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
     config = config_class(**{**defaults, **settings, **overrides})
     kind = AutoModelForSeq2SeqLM if architecture in ENCODER_DECODERS else AutoModelForCausalLM

@@ -25,10 +25,9 @@ from paceline.models.llama import packing
 from paceline.models.llama.cpu import NativeLlama
 from paceline.models.llama.cpu_session import CompiledSession
 from paceline.models.llama.cpu_weights import can_copy
-from paceline.models.llama.cuda import GraphCaches, GraphSession, can_record
 from paceline.models.llama.forward import LlamaDecoder
 from paceline.models.llama.int8 import rounded_copy
-from paceline.models.llama.packing import Packer, bfloat16_product, can_pack, merged_product
+from paceline.models.llama.packing import Packer, bfloat16_product, can_pack
 from paceline.models.loading import load_model
 from paceline.models.precision import (
     Choice,
@@ -38,6 +37,9 @@ from paceline.models.precision import (
     overridden,
     shapes_of,
 )
+from paceline.models.recorded.compiling import compiles_passes
+from paceline.models.recorded.fixed_pass import FixedPass, can_record
+from paceline.models.recorded.session import GraphCaches, GraphSession
 from paceline.models.t5 import T5Pass, T5States, is_t5_like
 
 if TYPE_CHECKING:
@@ -72,9 +74,9 @@ def prepare_for_decoding(
 
     On an x86 CPU, the matrices of a float32 model are copied to float16 (see llama/packing.py). If
     bfloat16 represents them exactly, they are also copied for a compiled pass (see llama/cpu.py);
-    all other values are then float32. On a CUDA device, passes of a Llama-like model are recorded
-    and replayed as CUDA graphs (see llama/cuda.py). Later changes of the weights do not affect the
-    copies; `hf`, hidden states and the head do not change.
+    all other values are then float32. On a CUDA device, passes of a decoder-only model over few
+    tokens are compiled, recorded and replayed as CUDA graphs (see recorded/). Later changes of the
+    weights do not affect the copies; `hf`, hidden states and the head do not change.
 
     Args:
         model: The values of its weights do not change.
@@ -99,7 +101,7 @@ def prepare_for_decoding(
     if weights == "plain":
         return model
     if model.device.type == "cuda":
-        return with_cuda_graphs(model)
+        return with_cuda_graphs(model, compiled=compiles_passes())
     if on_cpu and model.dtype == torch.bfloat16:
         return _in_bfloat16(model, round_activations=activations == "bfloat16")
     if on_cpu and model.dtype == torch.float32 and can_pack():
@@ -124,22 +126,27 @@ def prepare_for_training(model: HfModel, *, frozen: bool = False) -> HfModel:
     return ready
 
 
-def with_cuda_graphs(model: HfModel) -> HfModel:
-    """Use CUDA graphs for a Llama-like model (see llama/cuda.py); return other models unchanged.
+def with_cuda_graphs(model: HfModel, *, compiled: bool = False) -> HfModel:
+    """Record the passes of a decoder-only model over few tokens (see recorded/).
 
-    Weights that are multiplied together become views of one tensor, also in `hf`.
+    A model whose passes cannot be recorded is returned unchanged. Weights that are multiplied
+    together become views of one tensor, also in `hf`.
+
+    Args:
+        model: On a CUDA device; elsewhere nothing is recorded, but the code is the same.
+        compiled: Also compile them, by torch.compile, on first use.
     """
-    possible = LlamaDecoder.supports(model.hf) and can_record(model.hf.config)
-    if not possible or model.banned_K is not None:  # recorded passes know no bans
+    if not can_record(model):
         return model
 
-    def build(each: HfModel) -> HfModel:
-        decoder = LlamaDecoder(each.hf, merged_product, each.draft_vocabulary, compiled=False)
-        return each.decoding_with(decoder, partial(_start_graphs, decoder, GraphCaches(decoder)))
+    def build(each: HfModel, *, compiled: bool = False) -> HfModel:
+        passes = FixedPass(each, compiled=compiled)
+        return each.decoding_with(passes, partial(_start_graphs, GraphCaches(passes)))
 
+    # the trial compiles nothing: a compiled pass is compared with the same pass on first use
     checked = faster(model, "the recorded pass", tolerance_for(model.dtype), build)
     # new caches, without the recordings of the trial
-    return model if checked is None else build(model)
+    return model if checked is None else build(model, compiled=compiled)
 
 
 def describe_pass(model: HfModel) -> str:
@@ -147,7 +154,8 @@ def describe_pass(model: HfModel) -> str:
     decoder: Any = model.decoder
     session = type(model.start_session())
     if session is GraphSession:
-        return "recorded CUDA graphs"
+        compiled = ", compiled by torch.compile" if compiles_passes() else ""
+        return f"recorded CUDA graphs{compiled}"
     if session is CompiledSession:
         return "the compiled pass for few tokens (C), the fused pass for more"
     if isinstance(decoder, LlamaDecoder | T5Pass):
@@ -248,10 +256,10 @@ def _with_llama(model: HfModel, decoder: LlamaDecoder) -> HfModel:
     return model.decoding_with(decoder, partial(CompiledSession, native=decoder.native))
 
 
-def _start_graphs(decoder: LlamaDecoder, caches: GraphCaches, model: HfModel) -> ModelSession:
-    if decoder.listening:  # a replayed graph does not call listeners
+def _start_graphs(caches: GraphCaches, model: HfModel) -> ModelSession:
+    if caches.passes.listening:  # a replayed graph does not call listeners
         return CausalSession(model)
-    return GraphSession(caches, model.device, model.vocab_size, model.max_length)
+    return GraphSession(caches, model.vocab_size, model.max_length)
 
 
 def _dtype_of(model: HfModel) -> str:

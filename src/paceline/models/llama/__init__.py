@@ -6,5 +6,4 @@ cpu_weights.py    copies the weights into the layout of native/transformer.c
 cpu.py            the compiled forward pass (native/transformer.c) for few tokens
 cpu_session.py    sessions that use the compiled pass and serve whole blocks
 forward.py        the forward pass in PyTorch, with fused projections
-cuda.py           sessions that replay CUDA graphs
 """

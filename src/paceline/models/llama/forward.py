@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -32,19 +32,8 @@ if TYPE_CHECKING:
     MakeLinear = Callable[[Sequence[nn.Module]], Callable[[Tensor], Tensor]]
 
 _MANY_ROWS = 8  # from here, plain products are twice as fast as the fused attention operator
-_FEW_TOKENS = 16  # per row on a GPU; the scores of more tokens need too much memory
 
 _ARCHITECTURES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-
-
-class CacheLayer(Protocol):
-    def append(self, keys_BHND: Tensor, values_BHND: Tensor) -> tuple[Tensor, Tensor]:
-        """Append new tokens; returns all keys and values, [B, H, W, D]."""
-        ...
-
-
-class Cache(Protocol):
-    def layer(self, index: int) -> CacheLayer: ...
 
 
 class LlamaDecoder:
@@ -106,16 +95,8 @@ class LlamaDecoder:
         return functools.partial(self._listeners.remove, listener)
 
     @property
-    def listening(self) -> bool:
-        return bool(self._listeners)
-
-    @property
     def device(self) -> torch.device:
         return self.head_weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.head_weight.dtype
 
     @torch.inference_mode()
     def _agrees_with(self, native: NativeLlama) -> bool:
@@ -143,17 +124,20 @@ class LlamaDecoder:
         def mask_of(window: int | None) -> Tensor | None:
             return _mask(count, width, ends_B, window, device)
 
-        kept = 0 if self.listening else keep
-        x = self.states(tokens_BN, positions_BN, cache, mask_of, kept)
-        return self.logits(x[:, -keep:] if keep else x)
+        kept = 0 if self._listeners else keep
+        x = self._states(tokens_BN, positions_BN, cache, mask_of, kept)
+        logits = self.head(x[:, -keep:] if keep else x)
+        if self.draft_vocabulary is None:
+            return logits
+        return spread(logits, self.draft_vocabulary, self.vocab_size)
 
-    def states(
+    def _states(
         self,
         tokens_BN: Tensor,
         positions_BN: Tensor,
-        cache: Cache,
+        cache: RoomyCache,
         mask_of: Callable[[int | None], Tensor | None],
-        keep: int = 0,
+        keep: int,
     ) -> Tensor:
         """Hidden states of the last `keep` columns (0: all) after the final norm, [B, N, D].
 
@@ -175,13 +159,6 @@ class LlamaDecoder:
         for listener in self._listeners:
             listener(x)
         return x
-
-    def logits(self, states: Tensor) -> Tensor:
-        """[..., D] -> [..., V]; -inf outside the draft vocabulary."""
-        logits = self.head(states)
-        if self.draft_vocabulary is None:
-            return logits
-        return spread(logits, self.draft_vocabulary, self.vocab_size)
 
 
 class _Layer:
@@ -206,7 +183,7 @@ class _Layer:
         x: Tensor,
         rotation: tuple[Tensor, Tensor],
         mask: Tensor | None,
-        cache: Cache,
+        cache: RoomyCache,
         index: int,
         keep: int,
     ) -> Tensor:
@@ -223,7 +200,7 @@ class _Layer:
         x: Tensor,
         rotation: tuple[Tensor, Tensor],
         mask: Tensor | None,
-        cache: Cache,
+        cache: RoomyCache,
         index: int,
     ) -> Tensor:
         batch, count, _ = x.shape
@@ -237,17 +214,14 @@ class _Layer:
         rotated_BNHD = rotated_BNHD * cos + rotated_BNHD.roll(self.head_size // 2, -1) * sin
         keys_BHWD, values_BHWD = cache.layer(index).append(
             rotated_BNHD[:, :, heads:].transpose(1, 2),
-            mixed_BNHD[:, :, heads + self.key_heads :].transpose(1, 2).to(rotated_BNHD.dtype),
+            mixed_BNHD[:, :, heads + self.key_heads :].transpose(1, 2),
         )
         query_BHND = rotated_BNHD[:, :, :heads].transpose(1, 2)
-        if _few_queries(query_BHND, mask):
+        if count == 1 and batch >= _MANY_ROWS:
             mixed_BHND = self._attend_in_groups(query_BHND, keys_BHWD, values_BHWD, mask)
         else:
-            dtype = keys_BHWD.dtype
-            if mask is not None and mask.dtype != dtype:
-                mask = mask.clamp(min=torch.finfo(dtype).min).to(dtype)  # stays finite
             mixed_BHND = F.scaled_dot_product_attention(
-                query_BHND.to(dtype),
+                query_BHND,
                 keys_BHWD,
                 values_BHWD,
                 attn_mask=mask,
@@ -262,23 +236,13 @@ class _Layer:
     ) -> Tensor:
         """Attention with plain products, one for all queries that share a key head."""
         batch, _, count, _ = query_BHND.shape
-        # scale first, because the scores may overflow 16 bits
         query = (query_BHND * self.scaling).reshape(batch * self.key_heads, -1, self.head_size)
-        query = query.to(keys_BKWD.dtype)
-        scores = torch.bmm(query, keys_BKWD.flatten(0, 1).transpose(1, 2)).float()
+        scores = torch.bmm(query, keys_BKWD.flatten(0, 1).transpose(1, 2))
         scores = scores.view(batch, self.query_heads, count, -1)
         if mask is not None:
             scores.add_(mask)
-        shares = scores.softmax(-1).to(values_BKWD.dtype).view(len(query), query.shape[1], -1)
+        shares = scores.softmax(-1).view(len(query), query.shape[1], -1)
         return torch.bmm(shares, values_BKWD.flatten(0, 1)).view(query_BHND.shape)
-
-
-def _few_queries(query_BHND: Tensor, mask: Tensor | None) -> bool:
-    """True if plain products are faster than fused attention; on a GPU only with a mask."""
-    batch, _, count, _ = query_BHND.shape
-    if query_BHND.device.type == "cuda":
-        return mask is not None and count <= _FEW_TOKENS
-    return count == 1 and batch >= _MANY_ROWS
 
 
 def _mask(

@@ -13,10 +13,11 @@ from paceline.models.admission.model import EXACT
 from paceline.models.admission.trial import Comparison, play
 from paceline.models.hf.causal import CausalSession
 from paceline.models.llama.cpu import NativeLlama
-from paceline.models.llama.cuda import GraphCache, GraphSession
 from paceline.models.llama.forward import LlamaDecoder
 from paceline.models.llama.packing import can_pack
 from paceline.models.prepare import training_writer, with_cuda_graphs
+from paceline.models.recorded.fixed_pass import FixedPass
+from paceline.models.recorded.session import GraphSession
 from paceline.native import compiled
 from support.models import tiny_hf
 
@@ -67,8 +68,8 @@ def test_fused_layers_of_a_bfloat16_model_that_read_wrong_are_not_used(
     model = in_16_bits("llama", torch.bfloat16)
     assert prepare_for_decoding(model) is not model
     monkeypatch.setattr("paceline.models.llama.forward.can_copy", lambda *_, **__: False)
-    states = LlamaDecoder.states
-    monkeypatch.setattr(LlamaDecoder, "states", lambda *a, **k: states(*a, **k).roll(1, -1))
+    read = LlamaDecoder.__call__
+    monkeypatch.setattr(LlamaDecoder, "__call__", lambda *a: read(*a).roll(1, -1))
     with pytest.warns(SlowerWarning, match="the fused pass gives logits that differ"):
         assert prepare_for_decoding(model) is model
 
@@ -76,17 +77,17 @@ def test_fused_layers_of_a_bfloat16_model_that_read_wrong_are_not_used(
 def test_recorded_passes_that_read_wrong_are_not_used(monkeypatch: pytest.MonkeyPatch):
     model = in_16_bits("llama")
     assert isinstance(with_cuda_graphs(model).start_session(), GraphSession)
-    logits = GraphCache.logits
-    monkeypatch.setattr(GraphCache, "logits", lambda *a: logits(*a).flip(-1))
+    logits = FixedPass.logits
+    monkeypatch.setattr(FixedPass, "logits", lambda *a, **k: logits(*a, **k).flip(-1))
     with pytest.warns(SlowerWarning, match="the recorded pass gives logits that differ"):
         assert isinstance(with_cuda_graphs(model).start_session(), CausalSession)
 
 
 def test_recorded_passes_that_cannot_be_recorded_are_not_used(monkeypatch: pytest.MonkeyPatch):
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **_named: object) -> None:
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
-    monkeypatch.setattr(GraphCache, "logits", refuse)
+    monkeypatch.setattr(FixedPass, "logits", refuse)
     model = in_16_bits("llama")
     with pytest.warns(SlowerWarning, match=r"failed \(operation not permitted when .* capturing\)"):
         assert with_cuda_graphs(model) is model

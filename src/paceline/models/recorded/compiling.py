@@ -1,0 +1,167 @@
+"""Compiles the modules of a model, one function for all layers of a kind.
+
+Compiled code stays in the cache directory, by versions and shapes, so the next process loads it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import time
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paceline.cache import cache_directory
+from paceline.errors import SlowerWarning, StorageError, first_line
+from paceline.models.admission.trial import FAULTS
+from paceline.models.hf.architectures import NUMBERS, body_of, num_decoder_layers, outer_lists
+from paceline.models.recorded.fixed_cache import FixedCache
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor, nn
+
+_log = logging.getLogger(__name__)
+
+_TOLERANCE = 0.1  # of the norm of a text's logits; bfloat16 rounds in another order: 0.03
+_MOST_VARIANTS = 64  # of one function: kinds of layers, one or several tokens and rows
+
+
+def compiles_passes() -> bool:
+    """Whether passes on a GPU are compiled: unless `PACELINE_COMPILE` is 0."""
+    return os.environ.get("PACELINE_COMPILE", "1") != "0"
+
+
+class CompiledModules:
+    """The layers of a model, its other parts and its head; compiled while `run` is called.
+
+    The first pass of each kind is compared with the modules themselves. If it differs or cannot be
+    compiled, a warning says so, and the modules run as they are.
+    """
+
+    def __init__(self, hf: Any, *, compiles: bool) -> None:
+        """Without `compiles`, the modules are prepared alike and run as they are."""
+        self._usable = compiles
+        self._model_type = hf.config.model_type
+        self._kinds: set[tuple[bool, ...]] = set()
+        self._on = False
+        body = body_of(hf)
+        number = num_decoder_layers(hf.config)
+        stacks = [layers for layers in outer_lists(body) if len(layers) == number]
+        for layers in stacks:
+            for index, layer in enumerate(layers):
+                hook = functools.partial(_with_own_layer, index)
+                layer.register_forward_pre_hook(hook, with_kwargs=True)
+                _forget_number(layer)
+                self._switch(layer)
+        apart = {id(part) for part in (*stacks, hf.get_input_embeddings())}
+        for part in (*body.children(), hf.get_output_embeddings()):
+            if id(part) not in apart:
+                self._switch(part)
+
+    def run(self, forward: Callable[[], Tensor], shape: tuple[int, int]) -> Tensor:
+        """Call `forward`, a pass over tokens of this shape, with compiled modules."""
+        if not self._usable:
+            return forward()
+        kind = tuple(size == 1 for size in shape)
+        if kind not in self._kinds:
+            self._kinds.add(kind)
+            return self._first(forward, shape)
+        return self._with_compiled(forward)
+
+    def _first(self, forward: Callable[[], Tensor], shape: tuple[int, int]) -> Tensor:
+        wanted = forward().float()
+        begin = time.perf_counter()
+        try:
+            got = self._with_compiled(forward)
+        except torch.OutOfMemoryError:
+            raise
+        except FAULTS as error:
+            fault = f"failed ({first_line(error)})"
+        else:
+            known = wanted.isfinite()
+            difference = float((got.float() - wanted)[known].norm() / wanted[known].norm())
+            if difference <= _TOLERANCE:
+                spent = time.perf_counter() - begin
+                what = f"{shape[0]} x {shape[1]} tokens"
+                _log.info("compiled a pass of %s over %s: %.1f s", self._model_type, what, spent)
+                return got
+            fault = f"gives logits that differ by {difference:.2g} of their norm"
+        self._usable = False
+        warnings.warn(
+            f"the compiled pass {fault} for this {self._model_type}; it is not used, and the model "
+            "runs more slowly: please report this, with the output of paceline env",
+            SlowerWarning,
+            stacklevel=2,
+        )
+        return forward()
+
+    def _with_compiled(self, forward: Callable[[], Tensor]) -> Tensor:
+        _keep_in_cache()
+        self._on = True
+        try:
+            limits = {"recompile_limit": _MOST_VARIANTS, "accumulated_recompile_limit": 1 << 12}
+            with torch._dynamo.config.patch(limits), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")  # products are not
+                return forward()
+        finally:
+            self._on = False
+
+    def _switch(self, module: nn.Module) -> None:
+        """Let the module run compiled while `self._on`."""
+        if not self._usable:
+            return
+        plain = module.forward
+        compiled = torch.compile(plain)
+
+        def forward(*inputs: Any, **named: Any) -> Any:
+            return (compiled if self._on else plain)(*inputs, **named)
+
+        module.forward = forward
+
+
+class _OwnLayer:
+    """One layer of a cache under every number, because all layers have the same one."""
+
+    def __init__(self, layer: Any) -> None:
+        self._layer = layer
+
+    def update(self, keys: Tensor, values: Tensor, *_args: Any, **_named: Any) -> Any:
+        return self._layer.update(keys, values)
+
+    def get_seq_length(self, _index: int = 0) -> Any:
+        return self._layer.get_seq_length()
+
+
+def _with_own_layer(
+    index: int, _layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The inputs of a layer with its own part of the cache."""
+
+    def own(value: Any) -> Any:
+        return _OwnLayer(value.layers[index]) if isinstance(value, FixedCache) else value
+
+    return tuple(map(own, inputs)), {name: own(value) for name, value in named.items()}
+
+
+def _forget_number(layer: nn.Module) -> None:
+    """Give a layer the number 0: code for one layer then fits the others."""
+    for module in layer.modules():
+        for name in NUMBERS:
+            if isinstance(getattr(module, name, None), int):
+                setattr(module, name, 0)
+
+
+@functools.cache
+def _keep_in_cache() -> None:
+    """Let compiled code be kept where no other user may write, unless the user chose a place."""
+    try:
+        folder = cache_directory("inductor")
+    except StorageError:
+        folder = None
+    if folder is not None:
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))

@@ -1,0 +1,212 @@
+"""The forward pass of transformers over a cache of fixed size, compiled layer by layer.
+
+The pass runs a copy of the model that shares all weights. In the copy, products of the same input
+are one product, and attention is that of attention.py. All layers of one kind share one compiled
+function, so compiling takes seconds and not minutes. Prompts are processed by the model itself.
+
+Shape suffixes: B buffer rows, N new tokens, U different lengths, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache
+
+from paceline.core.sampling import spread
+from paceline.models.hf.architectures import ropes_of
+from paceline.models.hf.base import evaluating
+from paceline.models.hf.cache import cache_argument
+from paceline.models.hf.causal import HfDecoder
+from paceline.models.hf.draft_vocabulary import head_of
+from paceline.models.hf.positions import at_positions, takes_positions
+from paceline.models.llama.packing import merged_product
+from paceline.models.recorded import attention
+from paceline.models.recorded.compiling import CompiledModules
+from paceline.models.recorded.fixed_cache import FixedCache
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+
+    from transformers import PreTrainedModel
+
+    from paceline.models.hf.base import HfModel
+    from paceline.models.hf.cache import RoomyCache
+    from paceline.models.recorded.recorder import Recordings
+
+_TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Linear layers of one module that get the same input, in the order of their calls."""
+
+
+def can_record(model: HfModel) -> bool:
+    """Whether passes of this model may be recorded: it is decoder-only, and forgets what it should.
+
+    Rotary angles that depend on the length are computed by the host.
+    """
+    text = model.hf.config.get_text_config(decoder=True)
+    lengths = any(rope.get("rope_type") in ("dynamic", "longrope") for rope in ropes_of(text))
+    return model.decoder_prompt is None and model.sessions == "batch" and not lengths
+
+
+class FixedPass:
+    """Logits of new tokens by a `FixedCache`; by other caches as transformers does.
+
+    Attributes:
+        listening: Whether anyone listens to hidden states, which recorded passes do not report.
+    """
+
+    def __init__(self, model: HfModel, *, compiled: bool) -> None:
+        """`compiled`: compile passes over few tokens on first use."""
+        self.hf = model.hf
+        self.listening = 0
+        self._plain = HfDecoder(model.hf, model.draft_vocabulary)
+        self._vocabulary = model.draft_vocabulary
+        self._banned_K = model.banned_K
+        self._num_logits = len(head_of(model.hf).weight)
+        self._cache_argument = cache_argument(model.hf)
+        self._takes_positions = takes_positions(model.hf)
+        self._copy = _working_copy(model.hf, model.draft_vocabulary)
+        self._modules = CompiledModules(self._copy, compiles=compiled)
+
+    @property
+    def device(self) -> torch.device:
+        return self.hf.device
+
+    def __call__(
+        self, tokens_BN: Tensor, cache: RoomyCache, ends_B: Tensor | None, keep: int
+    ) -> Tensor:
+        return self._plain(tokens_BN, cache, ends_B, keep)
+
+    def listen(self, listener: Callable[[Tensor], None]) -> Callable[[], None]:
+        self.listening += 1
+        remove = self._plain.listen(listener)
+
+        def stop() -> None:
+            self.listening -= 1
+            remove()
+
+        return stop
+
+    def new_cache(self, num_rows: int, num_columns: int, recordings: Recordings) -> FixedCache:
+        return FixedCache(self._samples, num_rows, num_columns, recordings)
+
+    def logits(
+        self, cache: FixedCache, tokens_BN: Tensor, lengths_B: Tensor, *, few: bool = True
+    ) -> Tensor:
+        """Append tokens to rows of these lengths; logits after each token, [B, N, V].
+
+        `few`: use compiled modules.
+        """
+        columns_BN = lengths_B[:, None] + torch.arange(tokens_BN.shape[1], device=self.device)
+
+        def run() -> Tensor:
+            cache.place(columns_BN)
+            with evaluating(self._copy), self._placed(columns_BN) as places:
+                return self._copy(
+                    input_ids=tokens_BN,
+                    attention_mask=cache.ones_BW,
+                    use_cache=True,
+                    **{self._cache_argument: cache},
+                    **places,
+                ).logits
+
+        rows, count = tokens_BN.shape
+        return self._possible(self._modules.run(run, (rows, count)) if few else run())
+
+    def logits_of_prompts(
+        self, cache: FixedCache, tokens_BN: Tensor, lengths: Sequence[int]
+    ) -> Tensor:
+        """Process left-aligned prompts in the first rows; logits after each prompt, [B, V]."""
+        cache.place(None)
+        ends = sorted(set(lengths))
+        with evaluating(self.hf):
+            logits_BUV = self.hf(
+                input_ids=tokens_BN.to(self.device),
+                use_cache=True,
+                logits_to_keep=torch.tensor(ends, device=self.device) - 1,
+                **{self._cache_argument: cache},
+            ).logits
+        last_B = torch.tensor([ends.index(length) for length in lengths], device=self.device)
+        logits_BV = logits_BUV[torch.arange(len(lengths), device=self.device), last_B]
+        if self._vocabulary is not None:
+            logits_BV = logits_BV[:, self._vocabulary]
+        return self._possible(logits_BV)
+
+    def _possible(self, logits: Tensor) -> Tensor:
+        """Logits over all tokens, -inf for those that may not be drawn."""
+        if self._vocabulary is not None:
+            logits = spread(logits, self._vocabulary, self._num_logits)
+        if self._banned_K is not None:
+            logits = logits.index_fill(-1, self._banned_K, -torch.inf)
+        return logits
+
+    @contextlib.contextmanager
+    def _placed(self, columns_BN: Tensor) -> Generator[dict[str, Tensor]]:
+        """Arguments for positions; within this context, for models that have none."""
+        if self._takes_positions:
+            yield {"position_ids": columns_BN}
+            return
+        with at_positions(self._copy.get_decoder(), columns_BN):
+            yield {}
+
+    @functools.cached_property
+    def _samples(self) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of one token in each layer."""
+        cache: Any = DynamicCache()
+        with torch.inference_mode(), evaluating(self.hf):
+            token = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
+            self.hf(input_ids=token, use_cache=True, **{self._cache_argument: cache})
+        return [(layer.keys, layer.values) for layer in cache.layers]
+
+
+class _First(nn.Module):
+    """The product of several linear layers with one input; returns the first layer's part."""
+
+    def __init__(self, layers: Sequence[Any]) -> None:
+        super().__init__()
+        self.product = merged_product(layers)
+        self.sizes = [layer.out_features for layer in layers]
+        self.rest: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, *self.rest = self.product(x).split(self.sizes, -1)
+        return first
+
+
+class _Later(nn.Module):
+    """The part of a later layer."""
+
+    def __init__(self, first: _First, index: int) -> None:
+        super().__init__()
+        self._first = [first]  # in a list: not a module of its own
+        self._index = index
+
+    def forward(self, _x: Tensor) -> Tensor:
+        return self._first[0].rest[self._index]
+
+
+def _working_copy(hf: PreTrainedModel, draft_vocabulary: Tensor | None) -> Any:
+    """A copy with the attention of attention.py and merged products; it shares all tensors.
+
+    Weights that are multiplied together become views of one tensor, also in `hf`.
+    """
+    shared = {id(tensor): tensor for tensor in (*hf.parameters(), *hf.buffers())}
+    made: Any = copy.deepcopy(hf, shared)  # pyright: ignore[reportArgumentType]
+    for module in list(made.modules()):
+        if hasattr(module, "config"):
+            module.config._attn_implementation = attention.NAME
+        for names in _TOGETHER:
+            layers = [getattr(module, name, None) for name in names]
+            if all(type(layer) is nn.Linear for layer in layers):
+                first = _First(layers)
+                parts = [first, *(_Later(first, index) for index in range(len(names) - 1))]
+                for name, part in zip(names, parts, strict=True):
+                    setattr(module, name, part)
+    if draft_vocabulary is not None:
+        made.set_output_embeddings(head_of(hf, draft_vocabulary))
+    return made
