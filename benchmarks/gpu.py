@@ -1,19 +1,19 @@
-"""Runs all benchmarks on one CUDA device, without downloads.
+"""Measures decoding and alignment on one CUDA device against goals, without downloads.
 
-Each shape has a target with random weights, whose layers add little to their input, and a draft
-with its first layers. They agree about as often as an aligned pair, so block lengths are realistic.
-Such pairs only measure speed; acceptance comes from a pair trained on Python's documentation.
-Prints for each shape
-  - memory bandwidth of the device, and the time to read the weights at that bandwidth
-  - tokens per second of Paceline and transformers, with and without the draft; paired ratios
-  - the fraction of a block during which the device waits for the host
-  - tokens per second by batch size
-  - tokens per second and memory of an alignment step, with a chunked and an unchunked loss
-and for the trained pair the results of `paceline measure`.
+    python -u benchmarks/gpu.py                                # all parts, at most 8 minutes
+    python -u benchmarks/gpu.py --part passes decoding --shapes 8b --rows gpu.jsonl
+    python benchmarks/gpu.py --device cpu --shapes tiny        # smoke test
 
-    python -u benchmarks/gpu.py
-    python -u benchmarks/gpu.py --shapes 7b --no-training
-    python benchmarks/gpu.py --device cpu --shapes tiny --train-seconds 5 5 5      # smoke test
+Models have real shapes and random weights. A draft has the first layers of its target; the other
+layers of the target are scaled until a block emits 2.5 tokens, as of an aligned pair. Parts:
+
+    passes      the first call; a pass of one token against a copy of the weights; a block of
+                gamma + 1 tokens and a drafted token against it
+    decoding    alone and with the draft, against transformers' generate and assisted generation
+    static      transformers' generate with a static cache and torch.compile
+    batches     tokens per second by batch size
+    alignment   tokens per second and memory of a step, by tokens per chunk
+    trained     `paceline measure` of a pair that is trained here on Python's documentation
 """
 
 from __future__ import annotations
@@ -25,26 +25,25 @@ import gc
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import transformers
 from accelerate import Accelerator
-from torch.profiler import ProfilerActivity, profile
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from paceline.core.block import DrawPlan, DrawRequest, VerifyRequest
-from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams
 from paceline.core.stats import DecodeStats
 from paceline.data import read_prompts
 from paceline.data.collate import TokenRow
 from paceline.data.python_docs import write_python_docs
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
-from paceline.decode.block import draw, verify
+from paceline.measure.latency import PassTimer
 from paceline.measure.measurement import MeasureConfig, measure_models
 from paceline.models import load_model, prepare_for_decoding, wrap_model
+from paceline.models.drafts.layers import layer_list, subset_layers
 from paceline.models.prepare import with_cuda_graphs
+from paceline.results.row import Row, Source, write_rows
 from paceline.rng import named_generator
 from paceline.train import AlignConfig, align
 from paceline.train.loss import StepPlan
@@ -56,136 +55,155 @@ from speculative_vs_assisted import fix_block_length, transformers_tokens
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from transformers import PreTrainedModel
-
-    from paceline.core.block import Drafted
     from paceline.decode.decoder import Decoder
     from paceline.models import CausalModel
 
-
-_ROUNDS = 50  # blocks per profile
+PARTS = ("passes", "decoding", "static", "batches", "alignment", "trained")
+_WANTED_TAU = 2.5
+_GREEDY = SamplingParams(temperature=0.0)
 
 
 class Shape(NamedTuple):
-    """Shape of a Llama model; the draft has its first `draft_layers` layers."""
+    """An architecture of transformers; the draft has the first `draft_layers` layers (0: none)."""
 
-    hidden: int
-    inner: int
-    layers: int
-    heads: int
-    key_heads: int
-    vocab: int
+    architecture: str
     draft_layers: int
+    settings: dict[str, Any]
+
+
+def _llama(width: int, inner: int, layers: int, vocabulary: int = 128256) -> dict[str, Any]:
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 8}
+    sizes = {"hidden_size": width, "intermediate_size": inner, "num_hidden_layers": layers}
+    return {"vocab_size": vocabulary, **sizes, **heads}
 
 
 SHAPES = {
-    "tiny": Shape(64, 128, 8, 4, 2, 512, 1),
-    "1b": Shape(2048, 8192, 16, 32, 8, 128256, 1),
-    "7b": Shape(4096, 14336, 32, 32, 8, 32000, 2),
+    "tiny": Shape(
+        "llama", 1, {**_llama(64, 128, 6, 512), "num_attention_heads": 8, "num_key_value_heads": 4}
+    ),
+    "1b": Shape("llama", 1, _llama(2048, 8192, 16)),
+    "8b": Shape("llama", 2, _llama(4096, 14336, 32)),
+    "moe": Shape(  # Qwen3-30B-A3B with 16 of its 48 layers
+        "qwen3_moe",
+        1,
+        {
+            **_llama(2048, 6144, 16, 151936),
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+        },
+    ),
+    "gemma": Shape(  # Gemma 3 1B
+        "gemma3_text",
+        0,
+        {
+            **_llama(1152, 6912, 26, 262144),
+            "num_attention_heads": 4,
+            "num_key_value_heads": 1,
+            "head_dim": 256,
+            "sliding_window": 512,
+        },
+    ),
+}
+GOALS = {  # quantity: shapes (None: all), bound, whether it is a lower bound
+    "share of the copy rate, 1 token": ({"1b": 0.60, "8b": 0.75}, True),
+    "block of gamma + 1 tokens / pass": ({None: 1.1}, False),
+    "drafted token / pass": ({"8b": 0.15}, False),
+    "speedup / prediction": ({None: 0.95}, True),
+    "assisted / with draft": ({"1b": 6.0, "8b": 6.0}, True),
+    "generate / alone": ({"moe": 2.5, "gemma": 2.5}, True),
+    "first call, s": ({None: 30.0}, False),
+    "auto / best chunk": ({None: 0.95}, True),
 }
 
 
-def made_pair(shape: Shape, share: float, device: str) -> tuple[CausalModel, CausalModel]:
-    """Target and draft; `share` scales the output of each layer."""
-    config = LlamaConfig(
-        vocab_size=shape.vocab,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.inner,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.key_heads,
-        max_position_embeddings=8192,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=None,
+class Results:
+    """Prints quantities as they come, and keeps them as rows."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self._source = Source.here("benchmarks/gpu.py")
+
+    def add(self, shape: str, quantity: str, value: float, shown: str = "", **setting: Any) -> None:
+        """A quantity of one shape; `shown` in place of the number."""
+        bounds, is_lower = GOALS.get(quantity, ({}, True))
+        goal = bounds.get(shape, bounds.get(None))
+        verdict = ""
+        if goal is not None:
+            met = value >= goal if is_lower else value <= goal
+            verdict = f"   goal {'>=' if is_lower else '<='} {goal:g}: {'met' if met else 'MISSED'}"
+        where = "".join(f", {name} {part}" for name, part in setting.items())
+        print(f"{shape:5} {quantity}{where}: {shown or f'{value:.4g}'}{verdict}", flush=True)
+        self.rows.append(
+            Row(
+                population="random tokens",
+                units=(),
+                setting={"shape": shape, **setting},
+                totals={quantity: value},
+                source=self._source,
+            )
+        )
+
+
+class Pair(NamedTuple):
+    """A target and its draft as transformers runs them, and as Paceline does."""
+
+    name: str
+    plain: tuple[CausalModel, CausalModel | None]
+    ready: tuple[CausalModel, CausalModel | None]
+
+
+def made_pair(name: str, options: argparse.Namespace, results: Results) -> Pair:
+    """The pair of a shape; times the target's first call."""
+    shape = SHAPES[name]
+    no_ends = {"tie_word_embeddings": False, "bos_token_id": None, "eos_token_id": None}
+    config = CONFIG_MAPPING[shape.architecture](
+        **shape.settings, **no_ends, pad_token_id=None, max_position_embeddings=8192
     )
     torch.manual_seed(0)
-    with torch.device(device):
-        target = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-    with torch.no_grad():
-        for name, weight in target.named_parameters():
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
-                weight *= share
-            if name.startswith("lm_head"):
-                weight *= 8  # gives a distribution that is not nearly uniform
-    draft = cut(target, shape.draft_layers)
-    return wrap_model(target), wrap_model(draft)
+    with torch.device(options.device):
+        hf = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    hf.get_output_embeddings().weight.data *= 8  # gives a distribution that is not nearly uniform
+    target = wrap_model(hf)
+
+    def first() -> CausalModel:
+        model = with_cuda_graphs(target, compiled=options.compiled)
+        AutoregressiveDecoder(model, _GREEDY).generate(made_prompts(1, 500), 2, 0, [])
+        return model
+
+    begin = time.perf_counter()
+    ready = first()
+    results.add(name, "first call, s", time.perf_counter() - begin)
+    if not shape.draft_layers:
+        return Pair(name, (target, None), (ready, None))
+    draft = subset_layers(target, range(shape.draft_layers), share=True)
+    fix_block_length(draft, options.gamma)
+    pair = ready, with_cuda_graphs(draft, compiled=options.compiled)
+    make_agree(pair, shape.draft_layers, options.gamma)
+    return Pair(name, (target, draft), pair)
 
 
-def cut(target: PreTrainedModel, num_layers: int) -> PreTrainedModel:
-    """A draft with the target's first layers; it shares embeddings and head with the target."""
-    config = copy.deepcopy(target.config)
-    config.num_hidden_layers = num_layers
-    with torch.device("meta"):
-        draft = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    base = draft.base_model
-    base.embed_tokens, base.norm = target.base_model.embed_tokens, target.base_model.norm
-    base.rotary_emb = target.base_model.rotary_emb
-    base.layers = torch.nn.ModuleList(copy.deepcopy(list(target.base_model.layers[:num_layers])))
-    draft.lm_head = target.lm_head
-    return draft.eval()
-
-
-def report_bandwidth(target: CausalModel, size: int) -> None:
-    """Print the bandwidth of a copy and the time to read the weights at that bandwidth."""
-    source = torch.zeros(size, dtype=torch.uint8, device=target.device)
-    goal = torch.empty_like(source)
-    goal.copy_(source)
-    rounds = 20
-    spent = seconds(lambda: [goal.copy_(source) for _ in range(rounds)])
-    rate = 2 * size * rounds / spent
-    weights = sum(weight.nbytes for weight in target.hf.parameters())
-    # A token reads only one row of the embeddings.
-    weights -= target.hf.get_input_embeddings().weight.nbytes
-    print(
-        f"copy bandwidth {rate / 1e9:.0f} GB/s; {weights / 1e9:.2f} GB of weights: "
-        f"{1e3 * weights / rate:.2f} ms per pass"
-    )
-
-
-def compare_decoding(
-    plain: tuple[CausalModel, CausalModel],
-    ready: tuple[CausalModel, CausalModel],
-    sampling: SamplingParams,
-    options: argparse.Namespace,
-) -> None:
-    """Compare Paceline and transformers at batch size 1, with and without the draft."""
-    prompts = made_prompts(options.num_prompts, ready[0].vocab_size)
-    length = options.new_tokens
-    alone = AutoregressiveDecoder(ready[0], sampling)
-    blocks = SpeculativeDecoder(*ready, gamma=options.gamma, sampling=sampling)
-    counted: list[DecodeStats] = []
-
-    def ours(number: int, decoder: Decoder) -> None:
-        (text,) = decoder.generate([prompts[number]], length, number, [])
-        if decoder is blocks:
-            counted.append(text.stats)
-
-    def theirs(number: int, draft: CausalModel | None) -> None:
-        torch.manual_seed(number)
-        transformers_tokens(plain[0], prompts[number], length, sampling, draft)
-
-    methods = (
-        functools.partial(theirs, draft=None),
-        functools.partial(theirs, draft=plain[1]),
-        functools.partial(ours, decoder=alone),
-        functools.partial(ours, decoder=blocks),
-    )
-    for number in range(len(prompts)):  # warms up and captures all CUDA graphs
-        for method in methods:
-            method(number)
-    counted.clear()
-    spent = paired_seconds(methods, len(prompts))
-    tau = sum(counted, DecodeStats()).block_efficiency
-    rates = [f"{len(prompts) * length / sum(one):.0f}" for one in spent]
-    print(f"temperature {sampling.temperature:g}, gamma {options.gamma}, tau {tau:.2f}")
-    print(
-        f"  tokens/s: generate {rates[0]}, assisted {rates[1]}, ours {rates[2]}, "
-        f"ours with draft {rates[3]}"
-    )
-    print(f"  generate / ours {show(ratio(spent[0], spent[2]))}")
-    print(f"  assisted / ours with draft {show(ratio(spent[1], spent[3]))}")
-    print(f"  ours / ours with draft {show(ratio(spent[2], spent[3]))}")
+def make_agree(pair: tuple[CausalModel, CausalModel], kept: int, gamma: int) -> None:
+    """Scale what the target's further layers add until a block emits `_WANTED_TAU` tokens."""
+    outputs = [
+        weight
+        for layer in layer_list(pair[0].hf)[1][kept:]
+        for name, weight in layer.named_parameters()
+        if "o_proj" in name or "down_proj" in name
+    ]
+    decoder = SpeculativeDecoder(*pair, gamma=gamma)
+    low, high, share = 0.0, 2.0, 1.0
+    for _ in range(7):
+        middle = (low + high) / 2
+        with torch.no_grad():
+            for weight in outputs:
+                weight *= middle / share
+        share = middle
+        texts = decoder.generate(made_prompts(2, 500), 64, 0, [])
+        tau = sum((text.stats for text in texts), DecodeStats()).block_efficiency
+        low, high = (share, high) if tau > _WANTED_TAU else (low, share)
 
 
 def made_prompts(count: int, vocab_size: int, length: int = 64) -> list[list[int]]:
@@ -194,113 +212,187 @@ def made_prompts(count: int, vocab_size: int, length: int = 64) -> list[list[int
     return [torch.randint(vocab_size, (length,), generator=rng).tolist() for _ in range(count)]
 
 
-@torch.inference_mode()
-def report_waiting(ready: tuple[CausalModel, CausalModel], gamma: int) -> None:
-    """Print the fraction of the time, in drafting and in whole blocks, without a running kernel."""
-    target, draft = (model.start_session() for model in ready)
-    (prompt,) = made_prompts(1, ready[0].vocab_size)
-    for session in (target, draft):
-        session.prefill([prompt])
-    sampling = SamplingParams(temperature=0.0)
-
-    def drafted() -> Drafted:
-        drawn = draw(draft, DrawRequest([[1]], DrawPlan(gamma, sampling)))
-        draft.rollback([gamma])
-        return drawn
-
-    def block() -> None:
-        verify(target, VerifyRequest([1], drafted(), [gamma], Lossless(), sampling))
-        target.rollback([gamma + 1])
-
-    for name, work in (("drafting", lambda: drafted().tokens_BG.tolist()), ("block", block)):
-        repeated(work, 5)()
-        spent = seconds(repeated(work, _ROUNDS))
-        busy = busy_seconds(repeated(work, _ROUNDS))
-        print(
-            f"{name}, gamma {gamma}: {1e3 * spent / _ROUNDS:.3f} ms, "
-            f"idle for {1 - busy / spent:.1%} of it"
-        )
+def copy_rate(device: str) -> float:
+    """Bytes per second of a copy, read and written."""
+    size = 2**30 if device != "cpu" else 2**26
+    source = torch.randint(255, (size,), dtype=torch.uint8, device=device)
+    goal = source.clone()
+    return 2 * size * 20 / seconds(lambda: [goal.copy_(source) for _ in range(20)])
 
 
-def repeated(work: Callable[[], object], count: int) -> Callable[[], None]:
-    """A function that calls `work` `count` times."""
-
-    def run() -> None:
-        for _ in range(count):
-            work()
-
-    return run
-
-
-def busy_seconds(work: Callable[[], object]) -> float:
-    """Total time of all kernels of a call."""
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        work()
-        torch.cuda.synchronize()
-    busy = sum(event.self_device_time_total for event in seen.key_averages()) / 1e6
-    assert busy > 0, "the profiler saw no kernel"
-    return busy
+def bytes_read(model: CausalModel) -> int:
+    """Bytes of weights that a pass over one token reads."""
+    hf, config = model.hf, model.hf.config
+    experts = sum(
+        weight.nbytes for name, weight in hf.named_parameters() if ".experts." in name
+    )  # of which a token reads its own
+    unused = 1 - getattr(config, "num_experts_per_tok", 0) / getattr(config, "num_experts", 1)
+    embeddings = hf.get_input_embeddings().weight.nbytes  # of which it reads one row
+    return sum(w.nbytes for w in hf.parameters()) - embeddings - int(unused * experts)
 
 
-def report_batches(ready: tuple[CausalModel, CausalModel], options: argparse.Namespace) -> None:
-    """Print tokens per second of the whole batch for each batch size."""
-    sampling = SamplingParams()
-    decoders = {
-        "alone": AutoregressiveDecoder(ready[0], sampling),
-        "with draft": SpeculativeDecoder(*ready, gamma=options.gamma, sampling=sampling),
-    }
-    for name, decoder in decoders.items():
-        rates: list[str] = []
-        for batch in options.batches:
-            prompts = made_prompts(batch, ready[0].vocab_size)
+def report_passes(pair: Pair, options: argparse.Namespace, results: Results) -> None:
+    """Report passes of one token, blocks and drafted tokens."""
+    target, draft = pair.ready
+    rate = copy_rate(options.device)
+    limit = bytes_read(target) / rate
+    costs = PassTimer(
+        target, draft or target, made_prompts(1, 500)[0], (1, options.gamma), _GREEDY
+    ).run(20)
+    results.add(pair.name, "copy rate, GB/s", rate / 1e9)
+    results.add(pair.name, "weights at the copy rate, ms", 1e3 * limit)
+    results.add(pair.name, "pass of one token, ms", 1e3 * costs.target_pass_s)
+    results.add(pair.name, "share of the copy rate, 1 token", limit / costs.target_pass_s)
+    results.add(
+        pair.name,
+        "block of gamma + 1 tokens / pass",
+        costs.block_cost_ratio(options.gamma),
+        gamma=options.gamma,
+    )
+    if draft is not None:
+        found = costs.drafting_cost_ratio(options.gamma)
+        results.add(pair.name, "drafted token / pass", found, gamma=options.gamma)
 
-            def run(decoder: Decoder = decoder, prompts: list[list[int]] = prompts) -> None:
-                decoder.generate(prompts, options.new_tokens, 0, [])
 
-            run()  # captures CUDA graphs
-            spent = seconds(run)
-            rates.append(f"{batch}: {batch * options.new_tokens / spent:.0f}")
-        print(f"{name}, tokens/s by batch: {', '.join(rates)}")
+def report_decoding(pair: Pair, options: argparse.Namespace, results: Results) -> None:
+    """Compare Paceline and transformers at batch size 1, with and without the draft."""
+    for sampling in (_GREEDY, SamplingParams()):
+        compare_decoding(pair, sampling, options, results)
 
 
-def report_alignment(
-    pair: tuple[CausalModel, CausalModel], chunk_tokens: int | str, options: argparse.Namespace
+def compare_decoding(
+    pair: Pair, sampling: SamplingParams, options: argparse.Namespace, results: Results
 ) -> None:
-    """Time a forward-KL step over the whole vocabulary, with logits of `chunk_tokens` at a time."""
-    target, draft = pair
-    # A copy, because the draft shares embeddings and head with the target.
+    """`report_decoding` at one temperature."""
+    target, draft = pair.ready
+    prompts, length = made_prompts(options.num_prompts, target.vocab_size), options.new_tokens
+    counted: list[DecodeStats] = []
+
+    def ours(number: int, decoder: Decoder) -> None:
+        (text,) = decoder.generate([prompts[number]], length, number, [])
+        if isinstance(decoder, SpeculativeDecoder):
+            counted.append(text.stats)
+
+    def theirs(number: int, assistant: CausalModel | None) -> None:
+        torch.manual_seed(number)
+        transformers_tokens(pair.plain[0], prompts[number], length, sampling, assistant)
+
+    methods: dict[str, Callable[[int], None]] = {
+        "alone": functools.partial(ours, decoder=AutoregressiveDecoder(target, sampling)),
+        "generate": functools.partial(theirs, assistant=None),
+    }
+    if draft is not None:
+        decoder = SpeculativeDecoder(target, draft, gamma=options.gamma, sampling=sampling)
+        methods["with draft"] = functools.partial(ours, decoder=decoder)
+        methods["assisted"] = functools.partial(theirs, assistant=pair.plain[1])
+    for run in methods.values():  # warms up and records
+        run(0)
+    counted.clear()
+    times = paired_seconds(list(methods.values()), len(prompts))
+    spent = dict(zip(methods, times, strict=True))
+    at = {"temperature": sampling.temperature}
+    for name, times_of in spent.items():
+        results.add(pair.name, f"{name}, tokens/s", len(prompts) * length / sum(times_of), **at)
+    found = ratio(spent["generate"], spent["alone"])
+    results.add(pair.name, "generate / alone", found.value, show(found), **at)
+    if draft is None:
+        return
+    found = ratio(spent["assisted"], spent["with draft"])
+    results.add(pair.name, "assisted / with draft", found.value, show(found), **at)
+    speedup = ratio(spent["alone"], spent["with draft"])
+    results.add(pair.name, "speedup", speedup.value, show(speedup), **at)
+    tau = sum(counted, DecodeStats()).block_efficiency
+    results.add(pair.name, "block efficiency", tau, **at)
+    costs = PassTimer(target, draft, prompts[0], (options.gamma,), sampling).run(20)
+    predicted = tau * costs.target_pass_s / costs.block_s(options.gamma)
+    results.add(pair.name, "speedup / prediction", speedup.value / predicted, **at)
+
+
+def report_static(pair: Pair, options: argparse.Namespace, results: Results) -> None:
+    """Time transformers' generate with a static cache, which it compiles."""
+    hf = pair.plain[0].hf
+    (prompt,) = made_prompts(1, pair.plain[0].vocab_size)
+    tokens = torch.tensor([prompt], device=hf.device)
+    given = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": options.new_tokens}
+    run = functools.partial(
+        hf.generate, tokens, **given, eos_token_id=None, cache_implementation="static"
+    )
+    results.add(pair.name, "static cache, first call, s", seconds(run))
+    run()
+    rate = options.new_tokens / min(seconds(run) for _ in range(2))
+    results.add(pair.name, "static cache, tokens/s", rate)
+    torch._dynamo.reset()
+
+
+def report_batches(pair: Pair, options: argparse.Namespace, results: Results) -> None:
+    """Report tokens per second of the whole batch for each batch size."""
+    target, draft = pair.ready
+    decoders: dict[str, Decoder] = {"alone": AutoregressiveDecoder(target)}
+    if draft is not None:
+        decoders["with draft"] = SpeculativeDecoder(target, draft, gamma=options.gamma)
+    for name, decoder in decoders.items():
+        for batch in options.batches:
+            prompts = made_prompts(batch, target.vocab_size)
+            run = functools.partial(decoder.generate, prompts, options.new_tokens, 0, [])
+            run()  # records
+            rate = batch * options.new_tokens / seconds(run)
+            results.add(pair.name, f"{name}, tokens/s", rate, batch=batch)
+
+
+def report_alignment(pair: Pair, options: argparse.Namespace, results: Results) -> None:
+    """Time a forward-KL step over the whole vocabulary by tokens per chunk."""
+    target, draft = pair.plain
+    assert draft is not None, "an alignment needs a draft"
+    # a copy, because the draft shares embeddings and head with the target
     student = wrap_model(copy.deepcopy(draft.hf).float().requires_grad_(True))
+    whole = options.batch_rows * options.length
+    rates = {
+        chunk: alignment_rate(pair.name, target, student, chunk, options, results)
+        for chunk in (256, whole, "auto")
+    }
+    results.add(pair.name, "auto / best chunk", rates["auto"] / max(rates[256], rates[whole]))
+
+
+def alignment_rate(
+    name: str,
+    target: CausalModel,
+    student: CausalModel,
+    chunk: int | str,
+    options: argparse.Namespace,
+    results: Results,
+) -> float:
+    """Tokens per second of alignment steps with logits of `chunk` tokens at a time."""
     settings = {
         "target": "made here",
         "draft": "made here",
         "output": "unused",
         "data": {"train": "unused"},
         "num_steps": 1,
-        "chunk_tokens": chunk_tokens,
+        "chunk_tokens": chunk,
         "optimizer": {"kind": "adamw"},
     }
     config = AlignConfig.model_validate(settings)
     accelerator = Accelerator(cpu=options.device == "cpu")
-    vocab_size = target.vocab_size
-    stepper = Stepper(student, target, config, accelerator, vocab_size=vocab_size, bfloat16=True)
-    rows = [
-        TokenRow(prompt, 1) for prompt in made_prompts(options.rows, vocab_size, options.length)
-    ]
-    plan = StepPlan(config.objective)
-    stepper.step(rows, 1e-5, plan)
-    on_gpu = torch.cuda.is_available()
+    size = target.vocab_size
+    stepper = Stepper(student, target, config, accelerator, vocab_size=size, bfloat16=True)
+    rows = [TokenRow(row, 1) for row in made_prompts(options.batch_rows, size, options.length)]
+    step = functools.partial(stepper.step, rows, 1e-5, StepPlan(config.objective))
+    step()
+    on_gpu = options.device != "cpu"
     before = torch.cuda.memory_allocated() if on_gpu else 0
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
     rounds = 5
-    spent = seconds(repeated(lambda: stepper.step(rows, 1e-5, plan), rounds))
-    tokens = rounds * options.rows * (options.length - 1)
-    most = torch.cuda.max_memory_allocated() - before if on_gpu else 0
-    peak = f", peak memory of a step {most / 2**30:.1f} GiB" if on_gpu else ""
-    print(f"alignment, {chunk_tokens} tokens per chunk: {tokens / spent:.0f} tokens/s{peak}")
+    spent = seconds(lambda: [step() for _ in range(rounds)])
+    rate = rounds * options.batch_rows * (options.length - 1) / spent
+    results.add(name, "alignment, tokens/s", rate, chunk=chunk)
+    if on_gpu:
+        peak = (torch.cuda.max_memory_allocated() - before) / 2**30
+        results.add(name, "alignment, peak GiB", peak, chunk=chunk)
+    return rate
 
 
-def report_trained_pair(options: argparse.Namespace, folder: Path) -> None:
+def report_trained(options: argparse.Namespace, results: Results, folder: Path) -> None:
     """Pretrain both models on Python's documentation, align the draft and measure the pair."""
     docs = write_python_docs(folder)
     both = {
@@ -332,68 +424,69 @@ def report_trained_pair(options: argparse.Namespace, folder: Path) -> None:
     )
     prompts = read_prompts(str(docs.held_out), pair[0].tokenizer, max_tokens=32)
     for temperature in (0.0, 1.0):
-        found = measure_models(
-            *pair,
-            prompts,
-            MeasureConfig(
-                target=model,
-                draft="aligned",
-                prompts=str(docs.held_out),
-                sampling=SamplingParams(temperature=temperature),
-                max_new_tokens=options.new_tokens,
-            ),
+        sampling = SamplingParams(temperature=temperature)
+        config = MeasureConfig(
+            target=model,
+            draft="aligned",
+            prompts=str(docs.held_out),
+            sampling=sampling,
+            max_new_tokens=options.new_tokens,
         )
-        speed = found.speed
+        found = measure_models(*pair, prompts, config)
+        speed, at = found.speed, {"temperature": temperature}
         assert speed is not None, "requests are timed by default"
-        print(
-            f"trained pair, temperature {temperature:g}: acceptance "
-            f"{found.acceptance.expected_acceptance}, c {found.cost.cost_ratio:.3f}, "
-            f"gamma {speed.gamma}, tau {speed.block_efficiency:.2f}, speedup {speed.speedup}, "
-            f"{speed.engine_efficiency:.2f} x tau / (c gamma + 1)"
-        )
+        acceptance = found.acceptance.expected_acceptance
+        results.add("train", "acceptance", acceptance.value, str(acceptance), **at)
+        results.add("train", "cost ratio", found.cost.cost_ratio, **at)
+        results.add("train", "block efficiency", speed.block_efficiency, gamma=speed.gamma, **at)
+        results.add("train", "speedup", speed.speedup.value, str(speed.speedup), **at)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=["1b", "7b"])
-    parser.add_argument("--share", type=float, default=0.1, help="scale of the layers' output")
-    parser.add_argument("--gamma", type=int, default=4)
-    parser.add_argument("--num-prompts", type=int, default=6)
-    parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--rows", type=int, default=16, help="rows per alignment step")
-    parser.add_argument(
-        "--length", type=int, default=512, help="tokens per row of an alignment step"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--train-seconds", type=float, nargs=3, default=[180, 45, 90])
-    parser.add_argument("--no-training", action="store_true", help="skip the trained pair")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=["1b", "8b", "moe", "gemma"])
+    parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--rows", type=Path, help="file of result rows to write")
+    parser.add_argument("--no-compile", dest="compiled", action="store_false")
+    parser.add_argument("--gamma", type=int, default=4)
+    parser.add_argument("--num-prompts", type=int, default=3)
+    parser.add_argument("--new-tokens", type=int, default=96)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--batch-rows", type=int, default=16, help="rows of an alignment step")
+    parser.add_argument("--length", type=int, default=512, help="tokens of such a row")
+    parser.add_argument("--train-seconds", type=float, nargs=3, default=[35, 15, 25])
     options = parser.parse_args()
     on_gpu = options.device != "cpu"
     name = torch.cuda.get_device_name() if on_gpu else "CPU"
     print(f"{name}, torch {torch.__version__}, transformers {transformers.__version__}", flush=True)
+    results, begin = Results(), time.perf_counter()
+    reports = {
+        "passes": report_passes,
+        "decoding": report_decoding,
+        "batches": report_batches,
+        "alignment": report_alignment,
+        "static": report_static,
+    }
     for shape in options.shapes:
-        started = time.perf_counter()
-        plain = made_pair(SHAPES[shape], options.share, options.device)
-        print(f"\n{shape}: {SHAPES[shape]}")
-        report_bandwidth(plain[0], 2**30 if on_gpu else 2**26)
-        fix_block_length(plain[1], options.gamma)
-        ready = with_cuda_graphs(plain[0]), with_cuda_graphs(plain[1])
-        for temperature in (0.0, 1.0):
-            compare_decoding(plain, ready, SamplingParams(temperature=temperature), options)
-        if on_gpu:
-            report_waiting(ready, options.gamma)
-        report_batches(ready, options)
-        for chunk_tokens in (256, options.rows * options.length, "auto"):
-            report_alignment(plain, chunk_tokens, options)
-        print(f"({time.perf_counter() - started:.0f} s)", flush=True)
-        del plain, ready
+        pair = made_pair(shape, options, results)
+        for part, report in reports.items():
+            fits = part != "alignment" or pair.plain[1] is not None
+            if part in options.part and fits:
+                report(pair, options, results)
+                if options.rows:
+                    write_rows(options.rows, results.rows)
+        del pair
         gc.collect()  # frees CUDA graphs before the next ones are captured
-    if options.no_training:
-        return
-    print()
-    with tempfile.TemporaryDirectory() as folder:
-        report_trained_pair(options, Path(folder))
+        print(f"({time.perf_counter() - begin:.0f} s)", flush=True)
+    if "trained" in options.part:
+        with tempfile.TemporaryDirectory() as folder:
+            report_trained(options, results, Path(folder))
+    if options.rows:
+        write_rows(options.rows, results.rows)
+    print(f"{time.perf_counter() - begin:.0f} s")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,11 @@ _MOST_VARIANTS = 64  # of one function: kinds of layers, one or several tokens a
 
 
 def compiles_passes() -> bool:
-    """Whether passes on a GPU are compiled: unless `PACELINE_COMPILE` is 0."""
+    """Whether passes on a GPU are compiled: unless `PACELINE_COMPILE` is 0.
+
+    With `PACELINE_COMPILE=tuned`, Inductor also tries several settings of each kernel, which takes
+    several times as long.
+    """
     return os.environ.get("PACELINE_COMPILE", "1") != "0"
 
 
@@ -116,7 +120,9 @@ class CompiledModules:
         if not self._usable:
             return
         plain = module.forward
-        compiled = torch.compile(plain)
+        tuned = os.environ.get("PACELINE_COMPILE") == "tuned"
+        options = {"options": {"coordinate_descent_tuning": True}} if tuned else {}
+        compiled = torch.compile(plain, **options)
 
         def forward(*inputs: Any, **named: Any) -> Any:
             return (compiled if self._on else plain)(*inputs, **named)

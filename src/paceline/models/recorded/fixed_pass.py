@@ -187,7 +187,11 @@ class _Later(nn.Module):
         self._index = index
 
     def forward(self, _x: Tensor) -> Tensor:
-        return self._first[0].rest[self._index]
+        (first,) = self._first
+        part = first.rest[self._index]
+        if self._index == len(first.rest) - 1:
+            first.rest = []  # a compiled function would return what it keeps
+        return part
 
 
 def _working_copy(hf: PreTrainedModel, draft_vocabulary: Tensor | None) -> Any:

@@ -38,7 +38,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompileCounterWithBacke
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("eager")
     compile_ = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda plain: compile_(plain, backend=counter))
+    monkeypatch.setattr(torch, "compile", lambda plain, **_: compile_(plain, backend=counter))
     yield counter
     torch._dynamo.reset()
 
@@ -98,7 +98,7 @@ def test_generated_code_gives_the_text_of_generate(caplog: pytest.LogCaptureFixt
 def test_compiled_modules_that_compute_wrong_are_not_used(
     spoiled: Callable[[Any], Any], fault: str, monkeypatch: pytest.MonkeyPatch
 ):
-    def compile_wrong(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def compile_wrong(plain: Callable[..., Any], **_: Any) -> Callable[..., Any]:
         def run(*inputs: Any, **named: Any) -> Any:
             output = plain(*inputs, **named)
             return spoiled(output) if isinstance(output, torch.Tensor) else output
