@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from paceline.bench.answers import ANSWERS, Answer, Times, keep, key_of, read_rows, read_texts
+from paceline.bench.answers import ANSWERS, Answer, keep, key_of, read_rows, read_texts
 from paceline.bench.prediction import is_predictable, is_predicted, predict, with_predictions
 from paceline.bench.served_cells import costs_from, serve_cells
 from paceline.bench.workbench import (
@@ -30,7 +30,6 @@ from paceline.bench.workbench import (
 from paceline.data.input_checks import checked
 from paceline.decode import AutoregressiveDecoder
 from paceline.decode.strategies import Autoregressive, build_decoder
-from paceline.decode.text import count_blocks
 from paceline.errors import ContextLengthError, UsageError
 from paceline.measure.latency import TimedRequest, has_room, time_request, warm_up
 from paceline.models.loading import load_tokenizer
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.core.sampling import SamplingParams
-    from paceline.core.stats import DecodeStats
+    from paceline.core.stats import Times
     from paceline.decode.decoder import Decoder
     from paceline.decode.strategies import DecodingConfig
     from paceline.results.row import Row
@@ -224,8 +223,7 @@ def _answer_interleaved(
                 running[index].answer(number)
             elif number in work.timed:
                 place = index - len(running)
-                request = _time(work, alone[place], number)
-                times[place] = Times(request.seconds, request.first_s, len(request.tokens))
+                times[place] = _time(work, alone[place], number).times
         for cell in running:
             cell.set_alone(number, *times)
         yield done
@@ -251,32 +249,16 @@ class _Answerer:
             _check_room(work, number, decoder)
         if len(numbers) == 1:
             request = _time(work, decoder, numbers[0])
-            count, first = len(request.tokens), len(request.blocks[0].tokens)
-            times = Times(request.seconds, request.first_s, count, first)
-            return [self._of(numbers[0], request.tokens, count_blocks(request.blocks), times)]
+            score = work.score(numbers[0], request.tokens)
+            return [Answer.of(request.tokens, score, request.stats, request.times)]
         prompts = [work.prompts[number] for number in numbers]
         seeds = [work.seed_of(number) for number in numbers]
         size = work.batch_size
         answers = decoder.generate(prompts, work.max_new_tokens, seeds, batch_size=size)
         return [
-            self._of(number, answer.tokens, answer.stats)
+            Answer.of(answer.tokens, work.score(number, answer.tokens), answer.stats)
             for number, answer in zip(numbers, answers, strict=True)
         ]
-
-    def _of(
-        self, number: int, tokens: Sequence[int], stats: DecodeStats, times: Times | None = None
-    ) -> Answer:
-        return Answer.of(
-            tokens,
-            self._work.score(number, tokens),
-            times,
-            prefill_tokens=stats.num_prefill_tokens,
-            calls=stats.num_target_calls,
-            drafted=stats.num_drafted,
-            accepted=stats.num_accepted + stats.num_accepted_behind_stop,
-            examined=stats.num_examined,
-            rejected=stats.num_recovered,
-        )
 
 
 def _check_room(work: Workbench, number: int, decoder: Decoder) -> None:

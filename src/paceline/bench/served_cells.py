@@ -7,20 +7,22 @@ one start of its server, so intervals of its rows leave out the variation betwee
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import TypeAdapter
 
-from paceline.bench.answers import Answer, Times, keep, key_of
+from paceline.bench.answers import Answer, keep, key_of
 from paceline.bench.workbench import Cell
+from paceline.core.stats import Times
 from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative
 from paceline.engines.commands import Setup
 from paceline.engines.contract import Request
 from paceline.engines.kinds import Capacity, Drafting
 from paceline.engines.process import check_choice, started
-from paceline.engines.servers import BLOCKS, VllmServer, examined, stream_answer
+from paceline.engines.servers import BLOCKS, VllmServer, stream_answer
 from paceline.errors import EngineError
 from paceline.extensions import RuleChoice
 from paceline.measure.engine_costs import StepCosts
@@ -98,7 +100,7 @@ def _baselines(row: Row, prompts: PromptSet) -> Baselines:
     parts = (row.sums[name] for name in ("seconds", "first_seconds", "tokens"))
     times = enumerate(zip(*parts, strict=True))
     return {
-        number: Times(seconds or 0.0, first or 0.0, int(tokens or 0))
+        number: Times(seconds or 0.0, first or 0.0, int(tokens or 0), 1)
         for number, (seconds, first, tokens) in times
         if number in prompts.timed
     }
@@ -120,8 +122,7 @@ def _run(
             for number in range(len(prompts.examples)):
                 baseline = baselines.get(number)
                 if _is_alone(decoding) and number in prompts.timed:
-                    alone = asked.answer(number)
-                    baseline = Times(alone.seconds, alone.first_seconds, len(alone.tokens))
+                    baseline = dataclasses.replace(asked.answer(number).times, num_first_tokens=1)
                 cell.answer(number)
                 cell.set_alone(number, baseline)
                 if cell.has_failed:
@@ -151,19 +152,8 @@ class _Asked(NamedTuple):
 
     def _of(self, number: int) -> Answer:
         answer = self.answer(number)
-        counts = examined(answer.blocks, len(answer.tokens))
-        first = answer.num_first_tokens
-        return Answer.of(
-            answer.tokens,
-            self.prompts.score(number, answer.tokens),
-            Times(answer.seconds, answer.first_seconds, len(answer.tokens), first),
-            prefill_tokens=1,
-            calls=counts.num_passes,
-            drafted=counts.num_drafted,
-            accepted=counts.num_examined - counts.num_rejected,  # none after a stop are streamed
-            examined=counts.num_examined,
-            rejected=counts.num_rejected,
-        )
+        score = self.prompts.score(number, answer.tokens)
+        return Answer.of(answer.tokens, score, answer.stats, answer.times)
 
 
 @contextmanager

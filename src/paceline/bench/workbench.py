@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, cast
 import torch
 from pydantic import Field, field_validator, model_validator
 
-from paceline.bench.answers import Answer, Times, digest, sums_of
+from paceline.bench.answers import Answer, digest
 from paceline.bench.settings import setting_of
 from paceline.config import StrictModel
 from paceline.core.rule_base import Bonus
@@ -28,7 +28,7 @@ from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.hf.draft_vocabulary import is_baked
 from paceline.progress import Progress, silent
 from paceline.records import SCHEMA_VERSION, RunDirectory
-from paceline.results.row import Row, Source
+from paceline.results.row import Row, Source, sums_of
 from paceline.tasks import TaskChoice
 from paceline.tasks.base import CorpusFigures, ExamplePrompts, corpus_figures, example_prompts
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paceline.core.rule_base import Rule
+    from paceline.core.stats import Times
     from paceline.models import HfModel
     from paceline.models.contract import Tokenizer
     from paceline.tasks import Task

@@ -24,7 +24,7 @@ from paceline.core.bootstrap import (
 )
 from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams, as_list, proposal_params
-from paceline.core.stats import DecodeStats
+from paceline.core.stats import DecodeStats, Times
 from paceline.decode.block import draw, verify
 from paceline.decode.text import count_blocks
 from paceline.errors import ContextLengthError, UsageError
@@ -34,6 +34,7 @@ from paceline.models.compatibility import check_rollback, check_same_vocabulary
 from paceline.models.contract import decoder_contexts, decoder_prompt_of
 from paceline.progress import Progress, silent
 from paceline.results.figures import FIGURES
+from paceline.results.row import sums_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
@@ -52,6 +53,7 @@ _DRAFT_CONTEXT = 32  # tokens before the timed passes
 _CHOOSING_PART = 4  # one request in four is for choosing gamma
 _MAX_CHOOSING = 8
 _NUM_ROUNDS = 2  # of choosing
+_TIMED_COUNTS = ("emitted", "calls", "examined", "rejected")
 
 
 @dataclass(frozen=True)
@@ -359,6 +361,17 @@ class TimedRequest(NamedTuple):
         """The new tokens."""
         return [token for block in self.blocks for token in block.tokens]
 
+    @property
+    def stats(self) -> DecodeStats:
+        """Counts of the blocks."""
+        return count_blocks(self.blocks)
+
+    @property
+    def times(self) -> Times:
+        """Seconds, with the numbers of tokens."""
+        first = len(self.blocks[0].tokens)
+        return Times(self.seconds, self.first_s, len(self.tokens), first)
+
 
 def time_request(
     decoder: Decoder, prompt: Sequence[int], max_new_tokens: int, seed: int
@@ -403,61 +416,29 @@ def warm_up(
     decoder.generate([prompt], tokens if free is None else min(tokens, free), seed)
 
 
-class PromptTimes(NamedTuple):
-    """Seconds, seconds to the first token (included) and new tokens, summed for each prompt."""
-
-    seconds: list[float]
-    first_s: list[float]
-    tokens: list[int]
-
-    @classmethod
-    def zeros(cls, count: int) -> PromptTimes:
-        return cls([0.0] * count, [0.0] * count, [0] * count)
-
-    def add(self, row: int, request: TimedRequest) -> None:
-        self.first_s[row] += request.first_s
-        self.seconds[row] += request.seconds
-        self.tokens[row] += len(request.tokens)
-
-    @property
-    def tokens_per_s(self) -> float:
-        return sum(self.tokens) / sum(self.seconds)
-
-
 class PairedTimes(NamedTuple):
-    """Times of the same prompts with two decoders.
+    """Times of the same prompts with two decoders, and counts of the method's blocks, by prompt."""
 
-    Attributes:
-        stats: Counts of the method's blocks.
-        num_repeats: Number of times that each prompt was decoded.
-        counts: Counts of the method's blocks of each prompt.
-    """
-
-    baseline: PromptTimes
-    method: PromptTimes
-    stats: DecodeStats
-    num_repeats: int = 1
-    counts: Sequence[DecodeStats] = ()
+    baseline: list[Times]
+    method: list[Times]
+    counts: list[DecodeStats]
 
     @property
-    def sums(self) -> dict[str, tuple[float, ...]]:
+    def stats(self) -> DecodeStats:
+        """Counts of all prompts."""
+        return sum(self.counts, DecodeStats())
+
+    @property
+    def sums(self) -> dict[str, tuple[float | None, ...]]:
         """Sums of each prompt by their names in result rows."""
-        firsts = (float(self.num_repeats),) * len(self.method.seconds)
-        sums: dict[str, tuple[float, ...]] = {}
-        for side, name in ((self.method, ""), (self.baseline, "target_")):
-            sums[f"{name}seconds"] = tuple(side.seconds)
-            sums[f"{name}first_seconds"] = tuple(side.first_s)
-            sums[f"{name}tokens"] = tuple(map(float, side.tokens))
-            sums[f"{name}first_tokens"] = firsts
-        named = {
-            "emitted": "num_emitted",
-            "calls": "num_target_calls",
-            "examined": "num_examined",
-            "rejected": "num_recovered",
-        }
-        for name, count in named.items():
-            sums[name] = tuple(float(getattr(one, count)) for one in self.counts)
-        return sums
+        return sums_of(
+            [
+                method.sums()
+                | baseline.sums("target_")
+                | {name: stats.sums[name] for name in _TIMED_COUNTS}
+                for baseline, method, stats in zip(*self, strict=True)
+            ]
+        )
 
 
 def time_pairs(
@@ -488,28 +469,25 @@ def time_pairs(
             )
     for decoder in (baseline, method):
         warm_up(decoder, prompts, max_new_tokens, seed)
-    times = PairedTimes(
-        PromptTimes.zeros(len(prompts)), PromptTimes.zeros(len(prompts)), DecodeStats(), num_repeats
-    )
+    zeros = [Times()] * len(prompts)
+    times = PairedTimes(zeros.copy(), zeros.copy(), [DecodeStats()] * len(prompts))
     sides = [(baseline, times.baseline), (method, times.method)]
-    counts = [DecodeStats() for _ in prompts]
     num_runs = num_repeats * len(prompts)
     for number in range(num_runs):
         row = number % len(prompts)
         for decoder, side in sides if number % 2 else sides[::-1]:
             request = time_request(decoder, prompts[row], max_new_tokens, seed + number)
-            side.add(row, request)
+            side[row] += request.times
             if decoder is method:
-                counts[row] += count_blocks(request.blocks)
+                times.counts[row] += request.stats
         between()
         progress("timing requests", number + 1, num_runs)
-    stats = sum(counts, DecodeStats())
-    if not stats.num_drafted:
+    if not times.stats.num_drafted:
         raise UsageError(
             "every timed text ended before anything was drafted; use other prompts, or skip the "
             "timing with timed_prompts=0"
         )
-    return times._replace(stats=stats, counts=counts)
+    return times
 
 
 def num_choosing(num_requests: int) -> int:
@@ -546,7 +524,7 @@ class Candidate:
 
     def add(self, request: TimedRequest) -> None:
         self.num_requests += 1
-        if num_blocks := count_blocks(request.blocks).num_blocks:
+        if num_blocks := request.stats.num_blocks:
             self._block_s.append((request.seconds - request.first_s) / num_blocks)
 
     @property

@@ -280,6 +280,14 @@ def _row(values: Any, kind: type[RowT], where: str) -> RowT:
         raise UsageError(f"{where} is not a result row: {describe(error)}") from None
 
 
+def sums_of(units: Sequence[Mapping[str, float]]) -> dict[str, tuple[float | None, ...]]:
+    """Sums of each unit as those of a row; None where a unit lacks one."""
+    names = dict.fromkeys(name for sums in units for name in sums)
+    return {
+        name: tuple(float(sums[name]) if name in sums else None for sums in units) for name in names
+    }
+
+
 def rounded(values: Iterable[float] | Tensor, digits: int = 6) -> tuple[float | None, ...]:
     """Values of units as rows keep them; None for values that are not finite."""
     numbers = map(float, values)

@@ -11,12 +11,12 @@ import torch
 
 from paceline.core.bootstrap import Interval
 from paceline.core.sampling import SamplingParams
-from paceline.core.stats import DecodeStats
+from paceline.core.stats import DecodeStats, Times
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import UsageError
 from paceline.measure import latency
 from paceline.measure.acceptance import PairTexts, score_texts
-from paceline.measure.latency import PairedTimes, PassTimer, PromptTimes, time_pairs
+from paceline.measure.latency import PairedTimes, PassTimer, time_pairs
 from paceline.measure.measurement import MeasureConfig, measure_models
 from paceline.measure.results import gamma_of, num_tokens, of_requests
 from paceline.measure.verdict import decide
@@ -236,33 +236,33 @@ def _timed(temperature):
 
 def test_timed_texts_end_where_they_would_when_served():
     greedy, sampled = _timed(0), _timed(1)
-    assert greedy.baseline.tokens == greedy.method.tokens
+    assert greedy.sums["target_tokens"] == greedy.sums["tokens"]
     for times in (greedy, sampled):
-        assert times.stats.num_emitted + times.stats.num_prefill_tokens == sum(times.method.tokens)
-    assert min(sampled.method.tokens) < 2 * 9, "some text met a stop token"
+        generated = times.stats.num_emitted + times.stats.num_prefill_tokens
+        assert generated == sum(times.sums["tokens"])
+    assert min(sampled.sums["tokens"]) < 2 * 9, "some text met a stop token"
 
 
-def _speeds(baseline: PromptTimes, method: PromptTimes, num_repeats: int = 1) -> list[Interval]:
+def _speeds(baseline: list[Times], method: list[Times]) -> list[Interval]:
     """Speedup of whole requests, and after the first token."""
-    counts = [DecodeStats()] * len(method.tokens)
-    times = PairedTimes(baseline, method, DecodeStats(), num_repeats, counts)
-    units, source = tuple(range(len(counts))), Source(command="measure")
-    row = Row(population="p", units=units, setting={}, sums=times.sums, source=source)
+    sums = PairedTimes(baseline, method, [DecodeStats()] * 2).sums
+    row = Row(population="p", units=(0, 1), setting={}, sums=sums, source=Source(command="measure"))
     return [FIGURES[name].measure(row) for name in ("speedup", "decoding_speedup")]
 
 
 def test_a_text_that_ended_early_does_not_count_as_fast():
     # a second a token both ways, in texts of other lengths
-    nothing = [0.0, 0.0]
-    baseline = PromptTimes([4.0, 2.0], nothing, [4, 2])
-    assert _speeds(baseline, PromptTimes([1.0, 3.0], nothing, [1, 3]))[0] == (1, 1, 1)
+    baseline, method = ([Times(n, 0, n, 1) for n in counts] for counts in ((4, 2), (1, 3)))
+    assert _speeds(baseline, method)[0] == (1, 1, 1)
 
 
 def test_decoding_alone_leaves_the_first_tokens_out():
     # two repeats, each first token after 5 s of a prompt; then 1 s a token against 0.5 s
-    firsts, tokens = [10.0, 10.0], [6, 8]
-    sides = (PromptTimes(seconds, firsts, tokens) for seconds in ([14.0, 16.0], [12.0, 13.0]))
-    whole, after = _speeds(*sides, num_repeats=2)
+    sides = (
+        [Times(seconds, 10.0, tokens, 2) for seconds, tokens in zip(both, (6, 8), strict=True)]
+        for both in ((14.0, 16.0), (12.0, 13.0))
+    )
+    whole, after = _speeds(*sides)
     assert after == pytest.approx((2, 2, 2))
     assert whole.value == pytest.approx(30 / 25)
 
