@@ -115,7 +115,7 @@ def row(gamma: int, passes: PassCosts, counts: tuple[Tensor, Tensor]) -> Row:
         count=len(counts[0]),
         drafting_cost_ratio=passes.drafting_cost_ratio(gamma),
         block_cost_ratio=passes.block_cost_ratio(gamma),
-        block_cost=1 / passes.expected_speedup(1.0, gamma),
+        block_cost=passes.block_cost(gamma),
     )
     return base.extended(dict(zip(("emitted", "calls"), counts, strict=True)))
 

@@ -145,7 +145,7 @@ def _predict(
             key=work.key_of(cell),
             rejection=None if math.isnan(rejection) else rejection,
             surprisal=surprisal,
-            speedup=costs.expected_speedup(tau, gamma, row.totals["drafted_per_block"])
+            speedup=tau / costs.block_cost(gamma, row.totals["drafted_per_block"])
             if gamma
             else 1.0,
         )

@@ -299,15 +299,18 @@ def in_engine_seconds(rows: Sequence[Row], costs: EngineCosts, concurrency: int)
 
     Rows must be of the target alone, or of a rule with blocks of a fixed length.
     """
-    step_s = costs.block_s(0, concurrency)
+    gammas = {int(row.setting["gamma"]) for row in rows if "gamma" in row.setting}
+    steps = costs.step_costs(sorted({*gammas, *costs.gammas}), concurrency)
+    step_s = steps.target_pass_s
 
     def timed(row: Row) -> Row:
         gamma = int(row.setting.get("gamma", 0))
+
+        def passes(calls: float, drafted: float) -> float:
+            return calls * steps.block_cost(gamma, drafted / calls) if gamma and calls else calls
+
         counts = zip(row.sums["calls"], row.sums["drafted"], strict=True)
-        seconds = [
-            costs.block_s(gamma, concurrency, (drafted or 0) / calls) * calls if calls else 0.0
-            for calls, drafted in counts
-        ]
+        seconds = [step_s * passes(calls or 0.0, drafted or 0.0) for calls, drafted in counts]
         # the prefill gives the first token
         alone = [
             None if tokens is None else step_s * max(tokens - 1, 0)

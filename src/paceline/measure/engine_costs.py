@@ -12,7 +12,6 @@ from pydantic import Field, model_validator
 
 from paceline.config import StrictModel, read_result
 from paceline.core.bootstrap import Interval, median_interval
-from paceline.core.speed import predicted_speedup
 from paceline.engines.kinds import KINDS, DraftSampling, EngineName
 from paceline.errors import ConfigError, EngineError, UsageError
 from paceline.measure.latency import PassCosts
@@ -144,21 +143,6 @@ class EngineCosts(StrictModel):
         """The sampling parameters with which the engine drafts for a request."""
         return KINDS[self.engine].proposals(self.drafting, sampling)
 
-    def block_s(self, gamma: int, batch_size: int, drafted: float | None = None) -> float:
-        """Seconds of a block, interpolated between timed gammas.
-
-        Args:
-            gamma: One of `usable`; 0: a step without a draft.
-            batch_size: A timed batch size.
-            drafted: Mean number of drafted tokens per block; None: gamma. The cost is linear in
-                it if the engine shortens the last block of a text.
-        """
-        whole = self._block_s(gamma, batch_size)
-        if drafted is None or self.drafts_in_full or not gamma:
-            return whole
-        plain = self._seconds(0, batch_size)
-        return plain + (whole - plain) * drafted / gamma
-
     def step_costs(self, gammas: Sequence[int], batch_size: int) -> StepCosts:
         """The costs of `usable` gammas at a timed batch size."""
         plain = self._step(0, batch_size).seconds
@@ -199,16 +183,11 @@ class EngineCosts(StrictModel):
         return usable
 
     def _block_s(self, gamma: int, batch_size: int) -> float:
-        known = [0] if not gamma else self.gammas
-        above = next(timed for timed in known if timed >= gamma)
-        if above == gamma:
-            return self._seconds(gamma, batch_size)
-        below = max(timed for timed in known if timed < gamma)
-        low, high = (self._seconds(timed, batch_size) for timed in (below, above))
-        return low + (high - low) * (gamma - below) / (above - below)
-
-    def _seconds(self, gamma: int, batch_size: int) -> float:
-        return self._step(gamma, batch_size).seconds.value
+        """Interpolated between timed gammas."""
+        above = min(timed for timed in self.gammas if timed >= gamma)
+        below = max(timed for timed in self.gammas if timed <= gamma)
+        low, high = (self._step(timed, batch_size).seconds.value for timed in (below, above))
+        return low + (high - low) * (gamma - below) / ((above - below) or 1)
 
     def _step(self, gamma: int, batch_size: int) -> StepCost:
         return next(step for step in self.steps if step.key == (gamma, batch_size))
@@ -245,12 +224,8 @@ class StepCosts(PassCosts):
             **settings,
         )
 
-    def predicted_speedup(self, block_efficiency: float, gamma: int) -> float:
-        """The c of an engine depends on gamma: it includes more than the draft's passes."""
-        return predicted_speedup(block_efficiency, gamma, self.drafting_cost_ratio(gamma))
-
     def totals(self, gamma: int, drafted: float) -> dict[str, float]:
-        """As of passes, with the c of this gamma."""
+        """As of passes, with the c of this gamma: it includes more than the draft's passes."""
         return super().totals(gamma, drafted) | {"cost_ratio": self.drafting_cost_ratio(gamma)}
 
     def error_of_block(self, gamma: int, confidence: float) -> tuple[float, float]:

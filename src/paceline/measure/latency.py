@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from paceline.core import speed as speed_model
 from paceline.core.block import DrawPlan, DrawRequest, UniformRows, VerifyRequest
 from paceline.core.bootstrap import (
     LEAST_UNITS,
@@ -24,6 +23,7 @@ from paceline.core.bootstrap import (
 )
 from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams, as_list, proposal_params
+from paceline.core.speed import break_even_acceptance
 from paceline.core.stats import DecodeStats, Times
 from paceline.decode.block import draw, verify
 from paceline.decode.text import count_blocks
@@ -134,6 +134,15 @@ class PassCosts:
         """Target pass over gamma + 1 tokens with verification / target pass over one token."""
         return self.verifying_s[gamma] / self.target_pass_s
 
+    def block_cost(self, gamma: int, drafted: float | None = None) -> float:
+        """A block in target passes over one token: the tokens per target call without a speedup.
+
+        `drafted`: mean number of drafted tokens per block; None: gamma. The cost is linear in it,
+        unless the engine drafts in full.
+        """
+        whole = self.block_s(gamma) / self.target_pass_s
+        return 1 + self.part_drafted(gamma, drafted) * (whole - 1)
+
     def block_s(self, gamma: int) -> float:
         """Seconds of a block of gamma drafted tokens."""
         return self.drafting_s[gamma] + self.verifying_s[gamma]
@@ -148,46 +157,31 @@ class PassCosts:
         if len(ratios) < least_values(confidence):
             return 0.0, math.inf
         _, low, high = median_interval(torch.tensor(ratios), confidence)
-        value = self.block_s(gamma) / self.target_pass_s
+        value = self.block_cost(gamma)
         return min(low / value, 1.0), max(high / value, 1.0)
 
-    def part_drafted(self, gamma: int, drafted: float) -> float:
+    def part_drafted(self, gamma: int, drafted: float | None) -> float:
         """Part of a block of gamma tokens that blocks of this mean length draft."""
-        return 1.0 if self.drafts_in_full else drafted / gamma
-
-    def expected_speedup(
-        self, block_efficiency: float, gamma: int, drafted: float | None = None
-    ) -> float:
-        """Expected speedup on this machine: block efficiency / cost of a block in target passes.
-
-        `drafted`: mean number of drafted tokens per block; None: gamma. Both costs of a block are
-        assumed to be linear in it.
-        """
-        part = 1.0 if drafted is None else self.part_drafted(gamma, drafted)
-        ratio = part * self.drafting_cost_ratio(gamma)
-        block = 1 + part * (self.block_cost_ratio(gamma) - 1)
-        return speed_model.predicted_speedup(block_efficiency, gamma, ratio, block)
-
-    def predicted_speedup(self, block_efficiency: float, gamma: int) -> float:
-        """block_efficiency / (c gamma + 1)."""
-        return speed_model.predicted_speedup(block_efficiency, gamma, self.cost_ratio)
+        return 1.0 if self.drafts_in_full or drafted is None else drafted / gamma
 
     def break_even(self, gamma: int) -> float:
         """Acceptance above which a block is faster than plain decoding; inf if there is none."""
         ratios = self.drafting_cost_ratio(gamma), self.block_cost_ratio(gamma)
-        return speed_model.break_even_acceptance(gamma, *ratios)
+        return break_even_acceptance(gamma, *ratios)
 
     def totals(self, gamma: int, drafted: float) -> dict[str, float]:
-        """Costs of blocks of gamma tokens by their names in result rows.
+        """Costs of blocks of gamma tokens by their names in result rows; none if not timed.
 
-        `drafted`: mean number of drafted tokens per block, as in `expected_speedup`.
+        `drafted`: mean number of drafted tokens per block, as in `block_cost`.
         """
+        if gamma not in self.drafting_s:
+            return {}
         return {
             "cost_ratio": self.cost_ratio,
             "drafting_cost_ratio": self.drafting_cost_ratio(gamma),
             "block_cost_ratio": self.block_cost_ratio(gamma),
-            "block_cost": 1 / self.expected_speedup(1.0, gamma, drafted),
-            "needed_block_efficiency": self.block_s(gamma) / self.target_pass_s,
+            "block_cost": self.block_cost(gamma, drafted),
+            "needed_block_efficiency": self.block_cost(gamma),
             "break_even_acceptance": self.break_even(gamma),
             "block_s": self.block_s(gamma),
         }
@@ -201,15 +195,8 @@ class PassCosts:
         return f"pass_repeats={about(self.num_rounds * times)}"
 
 
-class UnknownCosts(PassCosts):
-    """Costs of models whose blocks cannot be timed."""
-
-    def __init__(self) -> None:
-        super().__init__(math.nan, math.nan, {}, {})
-
-    def totals(self, gamma: int, drafted: float) -> dict[str, float]:
-        """None."""
-        return {}
+UNKNOWN_COSTS = PassCosts(math.nan, math.nan, {}, {})
+"""Of models whose blocks cannot be timed."""
 
 
 def about(count: float) -> int:
@@ -309,44 +296,20 @@ class PassTimer:
         return PassCosts.of_rounds(self._seconds, self._gammas)
 
 
-class DraftCost(NamedTuple):
-    """Cost of a draft relative to its target, on this machine.
-
-    Attributes:
-        parameter_ratio: Draft parameters / target parameters; tied ones are counted once.
-        cost_ratio: Seconds of a draft pass / a target pass, one token each.
-        break_even: Acceptance above which a block is faster than plain decoding, by gamma; inf if
-            there is none.
-    """
-
-    parameter_ratio: float
-    cost_ratio: float
-    break_even: dict[int, float]
-
-    @property
-    def easiest(self) -> tuple[int, float]:
-        """The gamma with the lowest break-even acceptance, and that acceptance."""
-        return min(self.break_even.items(), key=lambda item: item[1])
-
-    def __str__(self) -> str:
-        gamma, acceptance = self.easiest
-        cost = f"in Paceline's decoder a pass costs {self.cost_ratio:.2f} of the target's"
-        if math.isinf(acceptance):
-            return f"{cost}; it never breaks even"
-        return f"{cost}; it breaks even at an acceptance of {acceptance:.2f} (gamma {gamma})"
-
-
 @torch.inference_mode()
-def time_draft(target: HfModel, draft: HfModel, *, seed: int = 0) -> DraftCost:
-    """Time both models, prepared for decoding, after a context of random tokens."""
+def time_draft(target: HfModel, draft: HfModel, *, seed: int = 0) -> str:
+    """What the draft costs in words, timed after a context of random tokens."""
     rng = torch.Generator().manual_seed(seed)
     halves = [size // 2 for size in (target.max_length, draft.max_length) if size]
     length = max(1, min([_DRAFT_CONTEXT, *halves]))
     context = as_list(torch.randint(target.vocab_size, (length,), generator=rng))
     pair = prepare_for_decoding(target), prepare_for_decoding(draft)
     costs = PassTimer(*pair, context, _DRAFT_GAMMAS, SamplingParams()).run(_DRAFT_REPEATS)
-    break_even = {gamma: costs.break_even(gamma) for gamma in _DRAFT_GAMMAS}
-    return DraftCost(draft.num_parameters / target.num_parameters, costs.cost_ratio, break_even)
+    cost = f"in Paceline's decoder a pass costs {costs.cost_ratio:.2f} of the target's"
+    acceptance, gamma = min((costs.break_even(gamma), gamma) for gamma in _DRAFT_GAMMAS)
+    if math.isinf(acceptance):
+        return f"{cost}; it never breaks even"
+    return f"{cost}; it breaks even at an acceptance of {acceptance:.2f} (gamma {gamma})"
 
 
 class TimedRequest(NamedTuple):

@@ -21,9 +21,9 @@ from paceline.errors import UsageError
 from paceline.measure.acceptance import PairTexts, score_texts
 from paceline.measure.engine_costs import EngineCosts, WithCosts, load_models_of, read_costs
 from paceline.measure.latency import (
+    UNKNOWN_COSTS,
     Candidate,
     PassTimer,
-    UnknownCosts,
     candidates,
     choose_gamma,
     has_room,
@@ -313,7 +313,7 @@ def measure_models(
     if engine is not None:
         costs = engine.step_costs(gammas, config.concurrency)
     elif architecture is not None:
-        costs = UnknownCosts()
+        costs = UNKNOWN_COSTS
     else:
         costs = PassTimer.within(texts, gammas).run(config.pass_repeats, progress)
     served = {"engine": costs.engine, "concurrency": config.concurrency} if costs.engine else {}

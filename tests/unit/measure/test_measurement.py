@@ -310,7 +310,7 @@ def test_passes_are_timed_as_blocks_make_them(monkeypatch: pytest.MonkeyPatch, t
     assert (costs.target_pass_s, costs.draft_pass_s) == (10, 1)
     assert costs.drafting_s == {2: 2, 5: 5}
     assert costs.verifying_s == {2: 10, 5: 10}
-    assert costs.expected_speedup(1.8, 5) == pytest.approx(1.8 / (5 * costs.cost_ratio + 1))
+    assert costs.block_cost(5) == pytest.approx(5 * costs.cost_ratio + 1)
 
 
 def _verdict(low, high, alpha=0.5, num_requests=8):
