@@ -23,7 +23,6 @@ from paceline.engines.contract import (
     Engine,
     Request,
     Served,
-    Together,
     checked_tokens,
     together,
 )
@@ -159,21 +158,19 @@ class CountingServer(Engine):
         self.client = client
 
     def serve(self, request: Request) -> Served:
-        found = self.serve_together([request], 1)
-        return Served(found.tokens[0], found.seconds[0], found.blocks)
+        return self.serve_together([request], 1)
 
-    def serve_together(self, requests: Sequence[Request], batch_size: int) -> Together:
+    def serve_together(self, requests: Sequence[Request], batch_size: int) -> Served:
         before = self.counts()
         with ThreadPoolExecutor(batch_size) as pool:
-            answers = list(pool.map(self._timed, requests))
-        tokens, seconds = [tokens for tokens, _ in answers], [passed for _, passed in answers]
+            answers = together(list(pool.map(self._timed, requests)))
         after = None if before is None else self.settled(before) - before
-        return Together(tokens, seconds, after)
+        return answers._replace(blocks=after)
 
-    def _timed(self, request: Request) -> tuple[list[int], float]:
+    def _timed(self, request: Request) -> Served:
         start = time.perf_counter()
         tokens = self.ask(request)
-        return tokens, time.perf_counter() - start
+        return Served(tokens, time.perf_counter() - start, None)
 
     @abstractmethod
     def ask(self, request: Request) -> list[int]:
@@ -312,7 +309,7 @@ class SglangServer(Engine):
         tokens = checked_tokens(answer.output_ids, request, self)
         return Served(tokens, seconds, _counted(answer.meta_info))
 
-    def serve_together(self, requests: Sequence[Request], batch_size: int) -> Together:
+    def serve_together(self, requests: Sequence[Request], batch_size: int) -> Served:
         with ThreadPoolExecutor(batch_size) as pool:
             return together(list(pool.map(self.serve, requests)))
 

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from paceline.config import StrictModel, read_result
 from paceline.core.bootstrap import Interval, median_interval
+from paceline.engines.contract import BlockCounts
 from paceline.engines.kinds import KINDS, DraftSampling, EngineName
 from paceline.errors import ConfigError, EngineError, UsageError
 from paceline.measure.latency import PassCosts
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from paceline.core.sampling import SamplingParams
-    from paceline.engines.contract import Engine, Request, Together
+    from paceline.engines.contract import Engine, Request, Served
     from paceline.models import HfModel
 
 _WRITER = "paceline measure --engine NAME --write-costs FILE"
@@ -325,7 +326,7 @@ class WriteCosts(StrictModel):
 
 
 class _Round(NamedTuple):
-    """Difference between long and short answers, summed over requests."""
+    """Of long answers less short ones, summed over requests."""
 
     seconds: float
     steps: int
@@ -463,19 +464,17 @@ class StepTimer:
         shortened = [_shortened(request) for request in full]
         # fills the prefix cache of servers that have one
         engine.serve_together(shortened, batch_size)
-        long, short = (engine.serve_together(batch, batch_size) for batch in (full, shortened))
-        (long_steps, long_drafted), (short_steps, short_drafted) = (
-            _steps_and_drafted(answers, gamma) for answers in (long, short)
+        long, short = (
+            _counted(engine.serve_together(batch, batch_size), gamma) for batch in (full, shortened)
         )
-        seconds = sum(long.seconds) - sum(short.seconds)
-        return _Round(seconds, long_steps - short_steps, long_drafted - short_drafted)
+        return _Round(*(one - other for one, other in zip(long, short, strict=True)))
 
 
-def _steps_and_drafted(answers: Together, gamma: int) -> tuple[int, int]:
+def _counted(answers: Served, gamma: int) -> _Round:
     if not gamma:
-        return sum(map(len, answers.tokens)), 0
-    blocks = answers.blocks
-    return (0, 0) if blocks is None else (blocks.num_blocks, blocks.num_drafted)
+        return _Round(answers.seconds, len(answers.tokens), 0)
+    blocks = answers.blocks or BlockCounts()
+    return _Round(answers.seconds, blocks.num_blocks, blocks.num_drafted)
 
 
 def _shortened(request: Request) -> Request:

@@ -372,28 +372,6 @@ BUILT_IN: Sequence[Figure] = (
         interval="score",
     ),
     Figure(
-        "nats_per_token",
-        "mean of -log p over the tokens of a text",
-        (("nats", "tokens"),),
-        unit="nats",
-        better="less",
-    ),
-    Figure(
-        "perplexity",
-        "exp(nats per token)",
-        of="nats_per_token",
-        formula=lambda nats, _: math.exp(nats) if nats < 700 else math.inf,
-        better="less",
-        format=".2f",
-    ),
-    Figure(
-        "nats_per_byte",
-        "mean of -log p per byte of a text in UTF-8, to compare models of other vocabularies",
-        (("nats", "bytes"),),
-        unit="nats",
-        better="less",
-    ),
-    Figure(
         "tight_bound",
         "lower bound of acceptance from lemma A.3, mean over prompts",
         (("tight", ONE),),

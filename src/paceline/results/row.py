@@ -32,7 +32,6 @@ Names of sums:
                                 of the same request with the target alone, timed by turns;
                                 `reference_*`: with a third model
     identical, ties             of a greedy text: whether it is the target's, or differs at a tie
-    nats, bytes                 -log p of the tokens of a text; size of the text in UTF-8
     tight, proven, printed, length, tvd
                                 of a prompt: bounds of its acceptance; see measure.bounds
     regret, bound, least_risk, violations, positions

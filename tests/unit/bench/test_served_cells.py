@@ -29,14 +29,9 @@ from paceline.models import load_model
 from paceline.permissions import given
 from paceline.results.row import Row
 from support.engines import Answer, sampling_of, serving
-from support.runs import write_bench_pair, write_corpus
+from support.runs import write_corpus
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_bench_pair(tmp_path_factory.mktemp("served"))
 
 
 def settings(folder: Path, output: Path, **changes: Any) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from paceline.records import RunDirectory
 from paceline.train.config import Checkpoints
 from paceline.view.tables import tuned_tables
 from support.engines import step, write_costs
-from support.runs import write_corpus, write_pair
+from support.runs import write_corpus
 
 QUESTIONS = [
     f"the {a} sat near the {b}" for a in ("cat", "hen", "man", "ant") for b in ("inn", "tin", "pan")
@@ -35,10 +35,9 @@ QUESTIONS = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(folder: Path) -> Path:
     """The right answers are the target's own greedy ones."""
-    place = write_pair(tmp_path_factory.mktemp("tune"))
-    target = load_model(place / "target", "float32")
+    target = load_model(folder / "target", "float32")
     assert target.tokenizer is not None
     prompts = [target.tokenizer(text)["input_ids"] for text in QUESTIONS]
     answers = AutoregressiveDecoder(target, SamplingParams(temperature=0)).generate(prompts, 8)
@@ -46,8 +45,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"prompt": text, "completion": "good " + target.tokenizer.decode(answer.tokens)}
         for text, answer in zip(QUESTIONS, answers, strict=True)
     ]
-    write_corpus(place / "questions.jsonl", pairs)
-    return place
+    write_corpus(folder / "questions.jsonl", pairs)
+    return folder
 
 
 def settings(folder: Path, output: Path, **changes: Any) -> TuneConfig:

@@ -13,7 +13,7 @@ from paceline.bench.tune import in_engine_seconds
 from paceline.config import validate
 from paceline.core.sampling import SamplingParams
 from paceline.decode.strategies import Autoregressive, Speculative
-from paceline.engines.contract import BlockCounts, Engine, Request, Served, Together
+from paceline.engines.contract import BlockCounts, Engine, Request, Served
 from paceline.engines.kinds import untested
 from paceline.errors import EngineError, PacelineError, UsageError
 from paceline.measure import MeasureConfig, measure
@@ -33,7 +33,6 @@ from paceline.results import FIGURES
 from support.engines import costs_of, step, write_costs
 from support.results import example
 from support.results import row as cell_row
-from support.runs import write_pair
 
 PREFILL_S, STEP_S, BLOCK_S, PER_BLOCK = 0.5, 0.01, 0.016, 2
 
@@ -50,20 +49,18 @@ class Clock(Engine):
         self._keeps, self._kept = keeps_prompts, set[tuple[int, ...]]()
 
     def serve(self, request: Request) -> Served:
-        found = self.serve_together([request], 1)
-        return Served(found.tokens[0], found.seconds[0], found.blocks)
+        return self.serve_together([request], 1)
 
-    def serve_together(self, requests: Sequence[Request], batch_size: int) -> Together:
-        texts = [[1] * request.max_new_tokens for request in requests]
-        steps = [(len(text) - 1) // (PER_BLOCK if self._gamma else 1) for text in texts]
+    def serve_together(self, requests: Sequence[Request], batch_size: int) -> Served:
+        lengths = [request.max_new_tokens for request in requests]
+        steps = [(length - 1) // (PER_BLOCK if self._gamma else 1) for length in lengths]
         step_s = (BLOCK_S if self._gamma else STEP_S) * (1 + 0.1 * (batch_size - 1))
-        read_s = [self._read_s(request) for request in requests]
-        seconds = [begun + step_s * number for begun, number in zip(read_s, steps, strict=True)]
+        seconds = sum(map(self._read_s, requests)) + step_s * sum(steps)
         blocks = None
         if self._gamma:
             drafted = self._drafts * sum(steps)
             blocks = BlockCounts(num_blocks=sum(steps), num_drafted=drafted)
-        return Together(texts, seconds, blocks)
+        return Served([1] * sum(lengths), seconds, blocks)
 
     def _read_s(self, request: Request) -> float:
         prompt = tuple(request.prompt)
@@ -144,11 +141,6 @@ def test_costs_that_were_not_measured_are_refused(gammas: list[int], concurrency
     assert COSTS.usable([1, 2, 3, 8], 1) == (1, 2, 3)
     with pytest.raises(PacelineError, match=said):
         COSTS.usable(gammas, concurrency)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_pair(tmp_path_factory.mktemp("pair"))
 
 
 STEPS = (step(0, 0.010), step(1, 0.012), step(3, 0.015))
