@@ -13,44 +13,34 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from paceline.core.stats import TimedAnswer
 from paceline.errors import UsageError
 from paceline.records import append_jsonl, read_jsonl
 from paceline.results import row as row_file
 from paceline.results.frontier import TARGET_ALONE, family_of, with_target_scores
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from paceline.core.stats import DecodeStats, Times
+    from paceline.decode import Generation
     from paceline.results.row import Row
 
+    Answer = Generation | TimedAnswer
+    """An answer of a cell; one that was made with others is not timed."""
     Texts = list[list[int]]
 
 ROWS, ANSWERS = "rows.jsonl", "answers.jsonl"
 _SAMPLED = ("temperature", "top_p", "top_k", "repetition_penalty")
 
 
-class Answer(NamedTuple):
-    """One answer, and its sums by name."""
-
-    tokens: tuple[int, ...]
-    sums: dict[str, float]
-
-    @classmethod
-    def of(
-        cls,
-        tokens: Sequence[int],
-        score: float | None,
-        stats: DecodeStats,
-        times: Times | None = None,
-    ) -> Answer:
-        """`score`: None if the task has no metric; `times`: None if it was made with others."""
-        sums: dict[str, float] = {} if score is None else {"score": score}
-        sums |= {"tokens": len(tokens), **stats.sums}
-        return cls(tuple(tokens), sums if times is None else sums | times.sums())
+def sums_of_answer(answer: Answer, score: float | None) -> dict[str, float]:
+    """Sums of an answer by name. `score`: None if the task has no metric."""
+    sums: dict[str, float] = {} if score is None else {"score": score}
+    sums |= {"tokens": len(answer.tokens), **answer.stats.sums}
+    return sums | answer.times.sums() if isinstance(answer, TimedAnswer) else sums
 
 
 def digest(*parts: Any) -> str:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import dataclasses
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
-from paceline.bench.answers import Answer, keep, key_of
+from paceline.bench.answers import keep, key_of
 from paceline.bench.workbench import Cell
-from paceline.core.stats import Times
+from paceline.core.stats import TimedAnswer, Times
 from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative
 from paceline.engines.commands import Setup
 from paceline.engines.contract import Request
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
     from paceline.bench.workbench import BenchConfig, PromptSet
     from paceline.core.sampling import SamplingParams
-    from paceline.engines.servers import StreamedAnswer
     from paceline.measure.latency import PassCosts
     from paceline.progress import Progress
     from paceline.results.row import Row
@@ -116,13 +116,13 @@ def _run(
     """The cell, answered. The target alone is asked twice: its first answer is its own baseline."""
     try:
         with _server(config, prompts, decoding, progress) as server:
-            asked = _Asked(server, prompts, decoding.sampling)
-            asked.answer(0)
-            cell = Cell(prompts, decoding, asked.answers)
+            ask = partial(_ask, server, prompts, decoding.sampling)
+            ask(0)
+            cell = Cell(prompts, decoding, lambda numbers: list(map(ask, numbers)))
             for number in range(len(prompts.examples)):
                 baseline = baselines.get(number)
                 if _is_alone(decoding) and number in prompts.timed:
-                    baseline = dataclasses.replace(asked.answer(number).times, num_first_tokens=1)
+                    baseline = dataclasses.replace(ask(number).times, num_first_tokens=1)
                 cell.answer(number)
                 cell.set_alone(number, baseline)
                 if cell.has_failed:
@@ -135,25 +135,13 @@ def _run(
         return failed
 
 
-class _Asked(NamedTuple):
-    """A server that answers the examples."""
-
-    server: VllmServer
-    prompts: PromptSet
-    sampling: SamplingParams
-
-    def answer(self, number: int) -> StreamedAnswer:
-        prompt, most = self.prompts.prompts[number], self.prompts.max_new_tokens
-        request = Request(prompt, most, self.sampling, self.prompts.seed_of(number))
-        return stream_answer(self.server.client, self.server.model, request)
-
-    def answers(self, numbers: Sequence[int]) -> list[Answer]:
-        return [self._of(number) for number in numbers]
-
-    def _of(self, number: int) -> Answer:
-        answer = self.answer(number)
-        score = self.prompts.score(number, answer.tokens)
-        return Answer.of(answer.tokens, score, answer.stats, answer.times)
+def _ask(
+    server: VllmServer, prompts: PromptSet, sampling: SamplingParams, number: int
+) -> TimedAnswer:
+    """The answer to an example."""
+    prompt, most = prompts.prompts[number], prompts.max_new_tokens
+    request = Request(prompt, most, sampling, prompts.seed_of(number))
+    return stream_answer(server.client, server.model, request)
 
 
 @contextmanager

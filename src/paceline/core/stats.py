@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import astuple, dataclass, field, fields
 from itertools import zip_longest
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,14 @@ class Times:
             f"{of}tokens": self.num_tokens,
             f"{of}first_tokens": self.num_first_tokens,
         }
+
+
+class TimedAnswer(NamedTuple):
+    """New tokens of one request, with any end-of-text token, its times and its counts."""
+
+    tokens: list[int]
+    times: Times
+    stats: DecodeStats
 
 
 def _ratio(numerator: int, denominator: int) -> float:

@@ -11,11 +11,11 @@ import math
 import time
 from abc import abstractmethod
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from paceline.core.stats import DecodeStats, Times
+from paceline.core.stats import DecodeStats, TimedAnswer, Times
 from paceline.engines.client import StatusError, parsed, shorten
 from paceline.engines.contract import (
     BlockCounts,
@@ -372,14 +372,6 @@ class LlamaServer(CountingServer):
         return counts
 
 
-class StreamedAnswer(NamedTuple):
-    """One answer, with its end-of-text token, if any, and times from sending the request."""
-
-    tokens: list[int]
-    times: Times
-    stats: DecodeStats
-
-
 class _Speculation(BaseModel):
     per_step_accepted: list[int] | None = None
     per_step_drafted: list[int] | None = None
@@ -403,7 +395,7 @@ class _Chunk(BaseModel):
     error: _Error | None = None
 
 
-def stream_answer(client: Client, model: str, request: Request) -> StreamedAnswer:
+def stream_answer(client: Client, model: str, request: Request) -> TimedAnswer:
     """Answer a request up to its end-of-text token; raises EngineError.
 
     The server is started with `BLOCKS`.
@@ -432,7 +424,7 @@ def stream_answer(client: Client, model: str, request: Request) -> StreamedAnswe
     if not ended or not tokens:
         raise EngineError(f"{where} ended its answer early; read the server's log")
     times = Times(seconds, first_s, len(tokens), num_first)
-    return StreamedAnswer(tokens, times, examined(blocks, len(tokens)))
+    return TimedAnswer(tokens, times, examined(blocks, len(tokens)))
 
 
 def _blocks(found: _Speculation, where: str) -> list[tuple[int, int]]:

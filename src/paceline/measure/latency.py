@@ -24,7 +24,7 @@ from paceline.core.bootstrap import (
 from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams, as_list, proposal_params
 from paceline.core.speed import break_even_acceptance
-from paceline.core.stats import DecodeStats, Times
+from paceline.core.stats import DecodeStats, TimedAnswer, Times
 from paceline.decode.block import draw, verify
 from paceline.decode.text import count_blocks
 from paceline.errors import ContextLengthError, UsageError
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
 
     from paceline.core.block import Drafted
-    from paceline.decode import Block
     from paceline.decode.decoder import Decoder
     from paceline.measure.acceptance import PairTexts
     from paceline.models.contract import Model, ModelSession
@@ -312,40 +311,19 @@ def time_draft(target: HfModel, draft: HfModel, *, seed: int = 0) -> str:
     return f"{cost}; it breaks even at an acceptance of {acceptance:.2f} (gamma {gamma})"
 
 
-class TimedRequest(NamedTuple):
-    """A decoded request. `first_s`: seconds to the first token, included in `seconds`."""
-
-    first_s: float
-    seconds: float
-    blocks: list[Block]
-
-    @property
-    def tokens(self) -> list[int]:
-        """The new tokens."""
-        return [token for block in self.blocks for token in block.tokens]
-
-    @property
-    def stats(self) -> DecodeStats:
-        """Counts of the blocks."""
-        return count_blocks(self.blocks)
-
-    @property
-    def times(self) -> Times:
-        """Seconds, with the numbers of tokens."""
-        first = len(self.blocks[0].tokens)
-        return Times(self.seconds, self.first_s, len(self.tokens), first)
-
-
 def time_request(
     decoder: Decoder, prompt: Sequence[int], max_new_tokens: int, seed: int
-) -> TimedRequest:
+) -> TimedAnswer:
     """Decode one request."""
     start = _now()
     stream = decoder.stream(prompt, max_new_tokens, seed)
     blocks = [next(stream)]
     first = _now() - start
     blocks += stream
-    return TimedRequest(first, _now() - start, blocks)
+    seconds = _now() - start
+    tokens = [token for block in blocks for token in block.tokens]
+    times = Times(seconds, first, len(tokens), len(blocks[0].tokens))
+    return TimedAnswer(tokens, times, count_blocks(blocks))
 
 
 def _now() -> float:
@@ -485,10 +463,11 @@ class Candidate:
         self.num_requests = 0
         self._block_s: list[float] = []
 
-    def add(self, request: TimedRequest) -> None:
+    def add(self, request: TimedAnswer) -> None:
         self.num_requests += 1
+        times = request.times
         if num_blocks := request.stats.num_blocks:
-            self._block_s.append((request.seconds - request.first_s) / num_blocks)
+            self._block_s.append((times.seconds - times.first_seconds) / num_blocks)
 
     @property
     def row(self) -> Row:
