@@ -12,7 +12,7 @@ from rich.console import Console
 
 from paceline.bench import BenchConfig, bench, read_rows, runner
 from paceline.bench.answers import read_texts
-from paceline.bench.prediction import Prediction, predict
+from paceline.bench.prediction import SPEEDUP, SURPRISAL, predict
 from paceline.bench.tune import TuneConfig, spread, tune, undominated
 from paceline.cli.decode import usage
 from paceline.cli.tables import printed
@@ -69,15 +69,12 @@ def settings(folder: Path, output: Path, **changes: Any) -> TuneConfig:
     return validate(TuneConfig, values | changes)
 
 
-def candidate(alpha: float, surprisal: float, speedup: float) -> tuple[Prediction, DecodingConfig]:
+Candidate = tuple[dict[str, float], DecodingConfig]
+
+
+def candidate(alpha: float, surprisal: float, speedup: float) -> Candidate:
     decoding = DecodingConfig(strategy=Speculative(rule=Chow(alpha)))
-    prediction = Prediction(
-        key=str(alpha),
-        rejection=0.1,
-        surprisal=surprisal,
-        speedup=speedup,
-    )
-    return prediction, decoding
+    return {SURPRISAL: surprisal, SPEEDUP: speedup}, decoding
 
 
 def alphas(decodings: list[DecodingConfig]) -> list[float]:
@@ -306,7 +303,7 @@ def candidates(monkeypatch: pytest.MonkeyPatch) -> list[Speculative]:
     """What was predicted; timing decides which of these are measured."""
     found: list[Speculative] = []
 
-    def spy(work: Any, texts: Any, cells: list[DecodingConfig], *rest: Any) -> list[Prediction]:
+    def spy(work: Any, texts: Any, cells: list[DecodingConfig], *rest: Any) -> Any:
         found.extend(one.strategy for one in cells if isinstance(one.strategy, Speculative))
         return predict(work, texts, cells, *rest)
 

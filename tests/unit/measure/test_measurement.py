@@ -33,6 +33,11 @@ def _config(**values):
     return MeasureConfig(target="t", draft="d", prompts="p.txt", **values)
 
 
+def _measured(prompts=PROMPTS, **changes):
+    target, draft = TableModel.random(6, 1, seed=1), TableModel.random(6, 1, seed=2)
+    return measure_models(target, draft, prompts, _config(**changes))
+
+
 def test_scores_of_a_text_are_those_computed_token_by_token():
     target, draft = TableModel.random(6, 2, seed=1), TableModel.random(6, 2, seed=2)
     prompt, completion = [1, 2], [3, 0, 5]
@@ -133,15 +138,12 @@ def test_a_first_token_that_no_block_drafts_does_not_count():
 
 
 def test_a_measurement_survives_json():
-    target, draft = TableModel.random(6, 1, seed=1), TableModel.random(6, 1, seed=2)
-    found = measure_models(target, draft, PROMPTS, _config(max_new_tokens=10, timed_prompts=2))
+    found = _measured(max_new_tokens=10, timed_prompts=2)
     assert type(found).model_validate_json(found.model_dump_json()) == found
 
 
 def test_a_measurement_is_a_line_and_in_a_notebook_a_table_by_gamma():
-    target, draft = TableModel.random(6, 1, seed=1), TableModel.random(6, 1, seed=2)
-    config = _config(max_new_tokens=10, timed_prompts=0, gammas=(1, 3))
-    found = measure_models(target, draft, PROMPTS, config)
+    found = _measured(max_new_tokens=10, timed_prompts=0, gammas=(1, 3))
     assert repr(found) == f"<Measurement: {found.verdict.word}: {found.verdict.reason}>"
     cells = re.findall(r"<td>(.*?)</td>", found._repr_html_())
     names = re.findall(r"<th>(.*?)</th>", found._repr_html_())
@@ -156,9 +158,8 @@ def test_a_measurement_is_a_line_and_in_a_notebook_a_table_by_gamma():
 
 def test_the_figures_of_a_measurement_are_ratios_of_the_sums_of_its_rows():
     """By numpy: the JSON that `measure --json` prints has both."""
-    target, draft = TableModel.random(6, 1, seed=1), TableModel.random(6, 1, seed=2)
-    config = _config(max_new_tokens=16, timed_prompts=12, gammas=(1, 3), seed=5)
-    found = json.loads(measure_models(target, draft, PROMPTS, config).model_dump_json())
+    made = _measured(max_new_tokens=16, timed_prompts=12, gammas=(1, 3), seed=5)
+    found = json.loads(made.model_dump_json())
     text, *blocks, _, _, timed = found["rows"]
     sums = {name: np.array(values) for name, values in text["sums"].items()}
     for figure, name in {
@@ -206,8 +207,7 @@ def test_the_figures_of_a_measurement_are_ratios_of_the_sums_of_its_rows():
 
 
 def test_the_bounds_of_a_measurement_are_those_of_its_rows():
-    target, draft = TableModel.random(6, 1, seed=1), TableModel.random(6, 1, seed=2)
-    found = measure_models(target, draft, PROMPTS, _config(max_new_tokens=10, timed_prompts=9))
+    found = _measured(max_new_tokens=10, timed_prompts=9)
     shown = json.loads(found.model_dump_json())
     text, *_, timed = type(found).model_validate(shown).rows
     for row, part, figure in (
@@ -287,8 +287,7 @@ def test_texts_that_all_stop_at_once_are_not_timed():
 
 
 def test_what_the_engine_keeps_is_measured_against_the_tokens_that_it_gave():
-    target, draft = TableModel.random(6, 1, seed=1), TableModel.random(6, 1, seed=2)
-    found = measure_models(target, draft, PROMPTS, _config(timed_prompts=3))
+    found = _measured(timed_prompts=3)
     assert found.requests is not None
     speed = of_requests(found.requests, 0)
     reachable = speed["block_efficiency"] / (1 + speed["cost_ratio"] * speed["gamma"])
@@ -339,15 +338,13 @@ def test_an_undecided_verdict_is_neither_go_nor_no_go():
 
 @pytest.mark.parametrize("timed", [0, 5])
 def test_few_prompts_give_no_verdict(timed: int):
-    target, draft = TableModel.random(6, 1, seed=1), TableModel.random(6, 1, seed=2)
-    found = measure_models(target, draft, PROMPTS[:5], _config(timed_prompts=timed))
+    found = _measured(PROMPTS[:5], timed_prompts=timed)
     assert not found.verdict.decided
     assert ("num_prompts=8" if timed == 0 else "timed_prompts=8") in found.verdict.reason
 
 
 def test_the_interval_of_one_request_is_everything_and_survives_json():
-    target, draft = TableModel.random(6, 1, seed=1), TableModel.random(6, 1, seed=2)
-    found = measure_models(target, draft, PROMPTS[:1], _config(timed_prompts=1))
+    found = _measured(PROMPTS[:1], timed_prompts=1)
     assert found.requests is not None
     assert found.figure("speedup", found.requests)[1:] == (0, float("inf"))
     assert found.figure("expected_acceptance")[1:] == (0, 1)
