@@ -293,7 +293,7 @@ def measure_models(
         )
     prompts = prompts[: config.num_prompts]
     completions = [] if completions is None else completions
-    sample_texts(target, prompts, config, completions, progress)
+    sample_texts(target, prompts, config, config.sampling, completions, progress)
     texts = PairTexts(target, draft, prompts, completions, *config.scoring)
     scored = ScoredTexts.of(texts, score_texts(texts, progress))
     sizes = {"target": target.num_parameters, "draft": draft.num_parameters}
