@@ -467,7 +467,9 @@ class StepTimer:
         long, short = (
             _counted(engine.serve_together(batch, batch_size), gamma) for batch in (full, shortened)
         )
-        return _Round(*(one - other for one, other in zip(long, short, strict=True)))
+        return _Round(
+            long.seconds - short.seconds, long.steps - short.steps, long.drafted - short.drafted
+        )
 
 
 def _counted(answers: Served, gamma: int) -> _Round:
