@@ -81,8 +81,8 @@ def serve_llama_cpp(pipe: Connection, path: str, threads: int) -> None:
 
 
 def our_seconds_per_token(decoder: Decoder, prompt: Sequence[int], num_tokens: int) -> float:
-    first_s, all_s, blocks = time_request(decoder, prompt, num_tokens, 0)
-    return (all_s - first_s) / (sum(len(block.tokens) for block in blocks) - 1)
+    times = time_request(decoder, prompt, num_tokens, 0).times
+    return (times.seconds - times.first_seconds) / (times.num_tokens - 1)
 
 
 @torch.inference_mode()

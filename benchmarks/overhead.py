@@ -60,7 +60,7 @@ def main() -> None:
             tau, ratio = times.stats.block_efficiency, costs.cost_ratio
             drafting, block = costs.drafting_cost_ratio(gamma), costs.block_cost_ratio(gamma)
             predicted = predicted_speedup(tau, gamma, ratio)
-            by_blocks = costs.expected_speedup(tau, gamma)
+            by_blocks = tau / costs.block_cost(gamma)
             print(
                 f"gamma {gamma}: measured {show(speedup)}, tau {tau:.3f}, c {ratio:.3f}, "
                 f"drafting {drafting:.3f}, block {block:.3f}; "

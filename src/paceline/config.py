@@ -8,7 +8,7 @@ import json
 import math
 import re
 import reprlib
-from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -35,9 +35,14 @@ _MOST_KEYS = 12  # more are not listed for an unknown key
 
 
 class StrictModel(BaseModel):
-    """Base class of configurations: immutable, and unknown keys are errors."""
+    """Base class of configurations: immutable, and unknown keys are errors.
+
+    Attributes:
+        computed: Keys of its JSON that its fields give; they are not read.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+    computed: ClassVar[tuple[str, ...]] = ()
 
     @model_validator(mode="before")
     @classmethod
@@ -45,7 +50,8 @@ class StrictModel(BaseModel):
         """A section that does not say its kind, and fits that of the default, is of this kind."""
         if not isinstance(values, dict):
             return values
-        found = dict(cast("dict[str, Any]", values))
+        read = cast("dict[str, Any]", values)
+        found = {name: value for name, value in read.items() if name not in cls.computed}
         for name, field in cls.model_fields.items():
             given, default, tag = found.get(name), field.default, field.discriminator
             if not (isinstance(given, dict) and isinstance(default, StrictModel)):

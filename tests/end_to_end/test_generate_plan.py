@@ -13,14 +13,13 @@ from paceline.data.distillation_data import generate_data, plan_run
 from paceline.data.requests import GenerateDataConfig
 from paceline.errors import UsageError
 from support.engines import Served, serving
-from support.runs import write_corpus, write_pair
+from support.runs import write_corpus
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_pair(tmp_path_factory.mktemp("pair"))
+def folder(folder: Path) -> Path:
     write_corpus(folder / "prompts.jsonl", [{"prompt": f"number {n}"} for n in range(40)])
     return folder
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.sampling import SamplingParams
-from paceline.core.speed import judged_places
+from paceline.core.speed import examined_places
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.measure.acceptance import PairTexts, TextScores, budgets_of, score_texts
 from paceline.models.fakes import TableModel
@@ -125,7 +125,7 @@ def test_a_bonus_behind_the_end_of_text_is_caught():
     budget_B = budgets_of(models[0], [PROMPT] * NUM_TEXTS, budget)
     tokens_B, blocks_B = scores.tokens_and_blocks(gamma, budget_B)
     _, survival, mask = scores.drafted
-    judged = judged_places(survival, mask, gamma, budget=budget_B - 1)
+    judged = examined_places(survival, mask, gamma, budget=budget_B - 1)
     ends = torch.arange(mask.shape[1]) == mask.sum(-1, keepdim=True) - 1
     mutant = tokens_B + (judged * survival * ends).sum(-1), blocks_B
     assert distance(mutant, decoded(*models, gamma, budget)) > 2 * ERRORS

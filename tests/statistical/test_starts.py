@@ -13,7 +13,7 @@ import torch
 
 from paceline.core.bootstrap import Interval
 from paceline.core.sampling import SamplingParams
-from paceline.engines.contract import BlockCounts, Conventions, Engine, Request, Served, Together
+from paceline.engines.contract import BlockCounts, Engine, Request, Served
 from paceline.measure import served
 from paceline.measure.engine_costs import StepTimer, WriteCosts
 from paceline.measure.served_runs import Answers
@@ -64,7 +64,7 @@ def answers(drafts: bool, number: int, deviation: float, rng: torch.Generator) -
         counts = BlockCounts(num_blocks=blocks[at]) if drafts else None
         one = Served([1] * TOKENS, passed * noise[at] * slow[at % number], counts)
         by_start[at % number][at] = one
-    return Answers("vllm", "", Conventions(), (), by_start)
+    return Answers(Noisy(0, 0, rng), by_start)
 
 
 def speedups(deviation: float, judged: Judged) -> float:
@@ -100,12 +100,11 @@ class Noisy(Engine):
     def serve(self, request: Request) -> Served:
         raise NotImplementedError
 
-    def serve_together(self, requests: Sequence[Request], batch_size: int) -> Together:
+    def serve_together(self, requests: Sequence[Request], batch_size: int) -> Served:
         steps = [request.max_new_tokens for request in requests]
         seconds = [one * self._step_s * factor(0.02, self._rng) / batch_size for one in steps]
         blocks = BlockCounts(num_blocks=sum(steps), num_drafted=self._gamma * sum(steps))
-        texts = [[1] * one for one in steps]
-        return Together(texts, seconds, blocks if self._gamma else None)
+        return Served([1] * sum(steps), sum(seconds), blocks if self._gamma else None)
 
 
 @functools.cache

@@ -110,13 +110,7 @@ def in_an_engine(
 
 
 def row(gamma: int, passes: PassCosts, counts: tuple[Tensor, Tensor]) -> Row:
-    base = gamma_row(
-        gamma,
-        count=len(counts[0]),
-        drafting_cost_ratio=passes.drafting_cost_ratio(gamma),
-        block_cost_ratio=passes.block_cost_ratio(gamma),
-        block_cost=1 / passes.expected_speedup(1.0, gamma),
-    )
+    base = gamma_row(gamma, count=len(counts[0]), block_cost=passes.block_cost(gamma))
     return base.extended(dict(zip(("emitted", "calls"), counts, strict=True)))
 
 

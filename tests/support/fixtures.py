@@ -65,6 +65,14 @@ def pair() -> tuple[CausalModel, CausalModel]:
     return tiny_pair()
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny target, a tiny draft and a corpus; see `write_pair`."""
+    from support.runs import write_pair  # its imports take a second
+
+    return write_pair(tmp_path_factory.mktemp("pair"))
+
+
 @pytest.fixture
 def model_directory(tmp_path: Path) -> Path:
     """A tiny llama saved as an ordinary model directory with its tokenizer."""

@@ -4,14 +4,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.answers import Answer, Times, keep, sums_of
+from paceline.bench.answers import keep, sums_of_answer
 from paceline.bench.settings import setting_of
 from paceline.bench.workbench import cell_key
 from paceline.config import validate
 from paceline.core.rules import AnyRule
 from paceline.core.sampling import SamplingParams
+from paceline.core.stats import DecodeStats, TimedAnswer, Times
 from paceline.decode.strategies import AnyStrategy, Autoregressive, DecodingConfig, Speculative
-from paceline.results.row import Row, Source
+from paceline.results.row import Row, Source, sums_of
 from paceline.studies.claim_file import ClaimFile
 from paceline.studies.study_file import StudyConfig
 from paceline.studies.verdicts import judge
@@ -39,20 +40,19 @@ def example(
     prefill_tokens: int = 1,
 ) -> Sums:
     """An answer of 11 tokens in a second, as the target alone gives it; no baseline_s: untimed."""
-    answer = Answer.of(
-        range(num_tokens),
-        score,
-        Times(seconds, first_s, num_tokens, first_tokens),
-        prefill_tokens=prefill_tokens,
-        calls=calls,
-        drafted=examined,
-        accepted=examined - rejected,
-        examined=examined,
-        rejected=rejected,
+    stats = DecodeStats(
+        num_blocks=calls,
+        num_drafted=examined,
+        num_accepted=examined - rejected,
+        num_recovered=rejected,
+        num_bonus=num_tokens - prefill_tokens - examined,
+        num_prefill_tokens=prefill_tokens,
     )
+    times = Times(seconds, first_s, num_tokens, first_tokens)
+    sums = sums_of_answer(TimedAnswer([0] * num_tokens, times, stats), score)
     if baseline_s is None:
-        return answer.sums
-    return answer.sums | Times(baseline_s, baseline_first_s, baseline_tokens).sums("target_")
+        return sums
+    return sums | Times(baseline_s, baseline_first_s, baseline_tokens, 1).sums("target_")
 
 
 def row(
@@ -117,22 +117,6 @@ def gamma_row(gamma: int, tau: float = 2.0, count: int = 32, **totals: float) ->
         totals=known | totals,
         source=Source(command="measure"),
     )
-
-
-def read_tables(text: str) -> list[list[dict[str, str]]]:
-    """Every Markdown table of a text, its lines by column."""
-    return list(_read_tables(text))
-
-
-def _read_tables(text: str) -> Iterator[list[dict[str, str]]]:
-    lines: list[list[str]] = []
-    for line in [*text.splitlines(), ""]:
-        if line.startswith("|"):
-            lines.append([cell.strip() for cell in line.strip("|").split(" | ")])
-        elif lines:
-            header, _, *others = lines
-            yield [dict(zip(header, cells, strict=True)) for cells in others]
-            lines = []
 
 
 SOURCE = Source(

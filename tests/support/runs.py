@@ -151,13 +151,6 @@ QUESTIONS = [
 ]
 
 
-def write_bench_pair(folder: Path) -> Path:
-    """The pair and `questions.jsonl`. -> its directory."""
-    place = write_pair(folder)
-    write_corpus(place / "questions.jsonl", QUESTIONS)
-    return place
-
-
 def bench_config(folder: Path, output: Path, grid: dict[str, Any], **changes: Any) -> BenchConfig:
     """Five examples, of which two are timed."""
     values: dict[str, Any] = {

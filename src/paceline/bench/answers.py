@@ -13,85 +13,34 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from paceline.core.stats import TimedAnswer
 from paceline.errors import UsageError
 from paceline.records import append_jsonl, read_jsonl
 from paceline.results import row as row_file
 from paceline.results.frontier import TARGET_ALONE, family_of, with_target_scores
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
+    from paceline.decode import Generation
     from paceline.results.row import Row
 
+    Answer = Generation | TimedAnswer
+    """An answer of a cell; one that was made with others is not timed."""
     Texts = list[list[int]]
 
 ROWS, ANSWERS = "rows.jsonl", "answers.jsonl"
 _SAMPLED = ("temperature", "top_p", "top_k", "repetition_penalty")
 
 
-class Times(NamedTuple):
-    """A timed request; `num_first_tokens`: tokens available at `first_seconds`."""
-
-    seconds: float
-    first_seconds: float
-    num_tokens: int
-    num_first_tokens: int = 1
-
-    def sums(self, of: str = "") -> dict[str, float]:
-        """As sums of a row; `of`: prefix of another model's, such as `target_`."""
-        return {
-            f"{of}seconds": self.seconds,
-            f"{of}first_seconds": self.first_seconds,
-            f"{of}tokens": self.num_tokens,
-            f"{of}first_tokens": self.num_first_tokens,
-        }
-
-
-class Answer(NamedTuple):
-    """One answer, and its sums by name."""
-
-    tokens: tuple[int, ...]
-    sums: dict[str, float]
-
-    @classmethod
-    def of(
-        cls,
-        tokens: Sequence[int],
-        score: float | None,
-        times: Times | None,
-        *,
-        prefill_tokens: int,
-        calls: int,
-        drafted: int,
-        accepted: int,
-        examined: int,
-        rejected: int,
-    ) -> Answer:
-        """`score`: None if the task has no metric; `times`: None if it was made with others.
-
-        `accepted` may have tokens after a stop token, as `drafted` has; `examined` has none.
-        """
-        sums: dict[str, float] = {} if score is None else {"score": score}
-        sums |= {
-            "tokens": len(tokens),
-            "prefill_tokens": prefill_tokens,
-            "emitted": len(tokens) - prefill_tokens,
-            "calls": calls,
-            "drafted": drafted,
-            "accepted": accepted,
-            "examined": examined,
-            "rejected": rejected,
-        }
-        return cls(tuple(tokens), sums if times is None else sums | times.sums())
-
-
-def sums_of(answers: Sequence[Mapping[str, float]]) -> dict[str, tuple[float | None, ...]]:
-    """Sums of answers as those of a row; None where an answer lacks one."""
-    names = dict.fromkeys(name for sums in answers for name in sums)
-    return {name: tuple(sums.get(name) for sums in answers) for name in names}
+def sums_of_answer(answer: Answer, score: float | None) -> dict[str, float]:
+    """Sums of an answer by name. `score`: None if the task has no metric."""
+    sums: dict[str, float] = {} if score is None else {"score": score}
+    sums |= {"tokens": len(answer.tokens), **answer.stats.sums}
+    return sums | answer.times.sums() if isinstance(answer, TimedAnswer) else sums
 
 
 def digest(*parts: Any) -> str:

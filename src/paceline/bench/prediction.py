@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from paceline.bench.answers import key_of
 from paceline.core.rule_base import with_bonus
@@ -25,35 +25,15 @@ if TYPE_CHECKING:
     from paceline.results.row import Row
 
     Passes = Callable[[Sequence[int]], PassCosts]
+    Predictions = dict[str, dict[str, float]]
 
 _PASSES = 15
 _FIGURES = ("expected_rejection_rate", "block_efficiency", "surprisal")
 REJECTION, SURPRISAL, SPEEDUP = (
     *("predicted_rejection_rate", "predicted_surprisal", "predicted_decoding_speedup"),
 )
-"""Totals of a predicted row."""
-
-
-class Prediction(NamedTuple):
-    """Prediction for a cell with a rule and blocks of a fixed length.
-
-    Attributes:
-        key: Key of the cell.
-        rejection: Rejected / examined drafted tokens; None if none would be examined.
-        surprisal: Mean surprisal of the rule's tokens under the target, nats per token.
-        speedup: tau / (c * drafted tokens per block + block cost).
-    """
-
-    key: str
-    rejection: float | None
-    surprisal: float
-    speedup: float
-
-    @property
-    def totals(self) -> dict[str, float]:
-        """As totals of the cell's row."""
-        known = {} if self.rejection is None else {REJECTION: self.rejection}
-        return known | {SURPRISAL: self.surprisal, SPEEDUP: self.speedup}
+"""Totals of a predicted row: rejected / examined drafted tokens, without any of which it has none;
+mean surprisal of the rule's tokens under the target, nats per token; tau / cost of a block."""
 
 
 def predict(
@@ -62,8 +42,8 @@ def predict(
     cells: Sequence[DecodingConfig],
     progress: Progress = silent,
     passes: Passes | None = None,
-) -> list[Prediction]:
-    """Predict cells that have a rule and blocks of a fixed length.
+) -> Predictions:
+    """Predict cells that have a rule and blocks of a fixed length. -> totals by key of the cell.
 
     Args:
         work: Models and prompts.
@@ -72,12 +52,12 @@ def predict(
         progress: Progress callback.
         passes: Gives the costs of passes for gammas; None: passes are timed.
     """
-    predictions: list[Prediction] = []
+    predictions: Predictions = {}
     for sampling, answers in texts.items():
         same = [cell for cell in cells if cell.sampling == sampling]
         for drafts in dict.fromkeys(map(_draft_sampling, same)):
             group = [cell for cell in same if _draft_sampling(cell) == drafts]
-            predictions += _predict(work, answers, group, progress, passes)
+            predictions |= _predict(work, answers, group, progress, passes)
     return predictions
 
 
@@ -92,12 +72,9 @@ def is_predicted(row: Row) -> bool:
     return SURPRISAL in row.totals
 
 
-def with_predictions(rows: Sequence[Row], predictions: Sequence[Prediction]) -> list[Row]:
+def with_predictions(rows: Sequence[Row], predictions: Predictions) -> list[Row]:
     """The rows, with the predictions of their cells as totals."""
-    totals = {prediction.key: prediction.totals for prediction in predictions}
-    return [
-        row.model_copy(update={"totals": row.totals | totals.get(key_of(row), {})}) for row in rows
-    ]
+    return [row.extended({}, predictions.get(key_of(row))) for row in rows]
 
 
 def _rule(strategy: Speculative) -> Rule:
@@ -114,7 +91,7 @@ def _predict(
     cells: Sequence[DecodingConfig],
     progress: Progress,
     passes: Passes | None,
-) -> list[Prediction]:
+) -> Predictions:
     most = work.max_new_tokens - 1  # a block leaves one token of the budget to the target
     strategies = [cell.strategy for cell in cells if isinstance(cell.strategy, Speculative)]
     rules = list({repr(rule): rule for rule in map(_rule, strategies)}.values())
@@ -135,19 +112,13 @@ def _predict(
         for rule, (_, *rows) in zip(rules, analyzed, strict=True)
         for row in rows
     }
-    predictions: list[Prediction] = []
+    predictions: Predictions = {}
     for cell, strategy in zip(cells, strategies, strict=True):
         gamma = min(strategy.num_speculative_tokens, most)
         row = by_rule[repr(_rule(strategy)), gamma]
         rejection, tau, surprisal = (FIGURES[name].value(row) for name in _FIGURES)
         tau = 1.0 if math.isnan(tau) else tau  # texts of a single token
-        prediction = Prediction(
-            key=work.key_of(cell),
-            rejection=None if math.isnan(rejection) else rejection,
-            surprisal=surprisal,
-            speedup=costs.expected_speedup(tau, gamma, row.totals["drafted_per_block"])
-            if gamma
-            else 1.0,
-        )
-        predictions.append(prediction)
+        cost = costs.block_cost(gamma, row.totals["drafted_per_block"]) if gamma else tau
+        known = {} if math.isnan(rejection) else {REJECTION: rejection}
+        predictions[work.key_of(cell)] = known | {SURPRISAL: surprisal, SPEEDUP: tau / cost}
     return predictions

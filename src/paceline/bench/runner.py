@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from paceline.bench.answers import ANSWERS, Answer, Times, keep, key_of, read_rows, read_texts
+from paceline.bench.answers import ANSWERS, keep, key_of, read_rows, read_texts
 from paceline.bench.prediction import is_predictable, is_predicted, predict, with_predictions
 from paceline.bench.served_cells import costs_from, serve_cells
 from paceline.bench.workbench import (
@@ -30,9 +30,8 @@ from paceline.bench.workbench import (
 from paceline.data.input_checks import checked
 from paceline.decode import AutoregressiveDecoder
 from paceline.decode.strategies import Autoregressive, build_decoder
-from paceline.decode.text import count_blocks
 from paceline.errors import ContextLengthError, UsageError
-from paceline.measure.latency import TimedRequest, has_room, time_request, warm_up
+from paceline.measure.latency import has_room, time_request, warm_up
 from paceline.models.loading import load_tokenizer
 from paceline.progress import Progress, silent
 from paceline.records import RunDirectory
@@ -42,8 +41,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from paceline.bench.answers import Answer
     from paceline.core.sampling import SamplingParams
-    from paceline.core.stats import DecodeStats
+    from paceline.core.stats import TimedAnswer, Times
     from paceline.decode.decoder import Decoder
     from paceline.decode.strategies import DecodingConfig
     from paceline.results.row import Row
@@ -224,8 +224,7 @@ def _answer_interleaved(
                 running[index].answer(number)
             elif number in work.timed:
                 place = index - len(running)
-                request = _time(work, alone[place], number)
-                times[place] = Times(request.seconds, request.first_s, len(request.tokens))
+                times[place] = _time(work, alone[place], number).times
         for cell in running:
             cell.set_alone(number, *times)
         yield done
@@ -244,39 +243,17 @@ class _Answerer:
         warm_up(decoder, self._work.prompts, self._work.max_new_tokens, self._work.seed)
         return decoder
 
-    def __call__(self, numbers: Sequence[int]) -> list[Answer]:
+    def __call__(self, numbers: Sequence[int]) -> Sequence[Answer]:
         """One example is timed; several are answered together, in float32 with the same tokens."""
         work, decoder = self._work, self._decoder
         for number in numbers:
             _check_room(work, number, decoder)
         if len(numbers) == 1:
-            request = _time(work, decoder, numbers[0])
-            count, first = len(request.tokens), len(request.blocks[0].tokens)
-            times = Times(request.seconds, request.first_s, count, first)
-            return [self._of(numbers[0], request.tokens, count_blocks(request.blocks), times)]
+            return [_time(work, decoder, numbers[0])]
         prompts = [work.prompts[number] for number in numbers]
         seeds = [work.seed_of(number) for number in numbers]
         size = work.batch_size
-        answers = decoder.generate(prompts, work.max_new_tokens, seeds, batch_size=size)
-        return [
-            self._of(number, answer.tokens, answer.stats)
-            for number, answer in zip(numbers, answers, strict=True)
-        ]
-
-    def _of(
-        self, number: int, tokens: Sequence[int], stats: DecodeStats, times: Times | None = None
-    ) -> Answer:
-        return Answer.of(
-            tokens,
-            self._work.score(number, tokens),
-            times,
-            prefill_tokens=stats.num_prefill_tokens,
-            calls=stats.num_target_calls,
-            drafted=stats.num_drafted,
-            accepted=stats.num_accepted + stats.num_accepted_behind_stop,
-            examined=stats.num_examined,
-            rejected=stats.num_recovered,
-        )
+        return decoder.generate(prompts, work.max_new_tokens, seeds, batch_size=size)
 
 
 def _check_room(work: Workbench, number: int, decoder: Decoder) -> None:
@@ -289,6 +266,6 @@ def _check_room(work: Workbench, number: int, decoder: Decoder) -> None:
         )
 
 
-def _time(work: Workbench, decoder: Decoder, number: int) -> TimedRequest:
+def _time(work: Workbench, decoder: Decoder, number: int) -> TimedAnswer:
     prompt, seed = work.prompts[number], work.seed_of(number)
     return time_request(decoder, prompt, work.max_new_tokens, seed)

@@ -12,7 +12,7 @@ al. 2021, "Learn then Test", section 3).
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from paceline.bench.tuning import Step, TuneConfig
     from paceline.results.frontier import Frontier
     from paceline.results.row import Row
+
+    Worth = tuple[float, bool, float]
+    """Sort key: value, then settings with a draft, then speed."""
 
 Setting = TypeVar("Setting")
 
@@ -81,7 +84,7 @@ class Bound:
         proven = [row for row in met if self.is_proven(frontier, row)]
         others = [row for row in met if not self.is_proven(frontier, row)]
 
-        def certainty(row: Row) -> tuple[float, _Worth]:
+        def certainty(row: Row) -> tuple[float, Worth]:
             share = float(self.met(frontier, row)[1:].float().mean())
             return share, self._worth(frontier, row)
 
@@ -134,21 +137,13 @@ class Bound:
             return f"the fastest took {1 / best:.3f}"
         return f"the best scored {best:.3f}" + (" of it" if self.figure != "quality" else "")
 
-    def _worth(self, frontier: Frontier, row: Row) -> _Worth:
+    def _worth(self, frontier: Frontier, row: Row) -> Worth:
         speed = frontier.value("speedup", row)
         if self.figure != "speedup":
-            return _Worth(speed, row is not frontier.target, speed)
+            return speed, row is not frontier.target, speed
         quality = frontier.value("relative_quality", row)
         quality = 0.0 if math.isnan(quality) else quality
-        return _Worth(quality, row is not frontier.target, speed)
-
-
-class _Worth(NamedTuple):
-    """Sort key: value, then settings with a draft, then speed."""
-
-    value: float
-    is_drafted: bool
-    speed: float
+        return quality, row is not frontier.target, speed
 
 
 def confirm(order: Sequence[Setting], test: Callable[[Setting], Tried | None]) -> list[Tried]:

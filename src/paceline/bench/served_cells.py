@@ -7,20 +7,23 @@ one start of its server, so intervals of its rows leave out the variation betwee
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
-from paceline.bench.answers import Answer, Times, keep, key_of
+from paceline.bench.answers import keep, key_of
 from paceline.bench.workbench import Cell
+from paceline.core.stats import TimedAnswer, Times
 from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative
 from paceline.engines.commands import Setup
 from paceline.engines.contract import Request
 from paceline.engines.kinds import Capacity, Drafting
 from paceline.engines.process import check_choice, started
-from paceline.engines.servers import BLOCKS, VllmServer, examined, stream_answer
+from paceline.engines.servers import BLOCKS, VllmServer, stream_answer
 from paceline.errors import EngineError
 from paceline.extensions import RuleChoice
 from paceline.measure.engine_costs import StepCosts
@@ -32,7 +35,6 @@ if TYPE_CHECKING:
 
     from paceline.bench.workbench import BenchConfig, PromptSet
     from paceline.core.sampling import SamplingParams
-    from paceline.engines.servers import StreamedAnswer
     from paceline.measure.latency import PassCosts
     from paceline.progress import Progress
     from paceline.results.row import Row
@@ -98,7 +100,7 @@ def _baselines(row: Row, prompts: PromptSet) -> Baselines:
     parts = (row.sums[name] for name in ("seconds", "first_seconds", "tokens"))
     times = enumerate(zip(*parts, strict=True))
     return {
-        number: Times(seconds or 0.0, first or 0.0, int(tokens or 0))
+        number: Times(seconds or 0.0, first or 0.0, int(tokens or 0), 1)
         for number, (seconds, first, tokens) in times
         if number in prompts.timed
     }
@@ -114,14 +116,13 @@ def _run(
     """The cell, answered. The target alone is asked twice: its first answer is its own baseline."""
     try:
         with _server(config, prompts, decoding, progress) as server:
-            asked = _Asked(server, prompts, decoding.sampling)
-            asked.answer(0)
-            cell = Cell(prompts, decoding, asked.answers)
+            ask = partial(_ask, server, prompts, decoding.sampling)
+            ask(0)
+            cell = Cell(prompts, decoding, lambda numbers: list(map(ask, numbers)))
             for number in range(len(prompts.examples)):
                 baseline = baselines.get(number)
                 if _is_alone(decoding) and number in prompts.timed:
-                    alone = asked.answer(number)
-                    baseline = Times(alone.seconds, alone.first_seconds, len(alone.tokens))
+                    baseline = dataclasses.replace(ask(number).times, num_first_tokens=1)
                 cell.answer(number)
                 cell.set_alone(number, baseline)
                 if cell.has_failed:
@@ -134,36 +135,13 @@ def _run(
         return failed
 
 
-class _Asked(NamedTuple):
-    """A server that answers the examples."""
-
-    server: VllmServer
-    prompts: PromptSet
-    sampling: SamplingParams
-
-    def answer(self, number: int) -> StreamedAnswer:
-        prompt, most = self.prompts.prompts[number], self.prompts.max_new_tokens
-        request = Request(prompt, most, self.sampling, self.prompts.seed_of(number))
-        return stream_answer(self.server.client, self.server.model, request)
-
-    def answers(self, numbers: Sequence[int]) -> list[Answer]:
-        return [self._of(number) for number in numbers]
-
-    def _of(self, number: int) -> Answer:
-        answer = self.answer(number)
-        counts = examined(answer.blocks, len(answer.tokens))
-        first = answer.num_first_tokens
-        return Answer.of(
-            answer.tokens,
-            self.prompts.score(number, answer.tokens),
-            Times(answer.seconds, answer.first_seconds, len(answer.tokens), first),
-            prefill_tokens=1,
-            calls=counts.num_passes,
-            drafted=counts.num_drafted,
-            accepted=counts.num_examined - counts.num_rejected,  # none after a stop are streamed
-            examined=counts.num_examined,
-            rejected=counts.num_rejected,
-        )
+def _ask(
+    server: VllmServer, prompts: PromptSet, sampling: SamplingParams, number: int
+) -> TimedAnswer:
+    """The answer to an example."""
+    prompt, most = prompts.prompts[number], prompts.max_new_tokens
+    request = Request(prompt, most, sampling, prompts.seed_of(number))
+    return stream_answer(server.client, server.model, request)
 
 
 @contextmanager

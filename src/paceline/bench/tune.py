@@ -18,7 +18,7 @@ from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from paceline.bench.answers import key_of, read_rows
-from paceline.bench.prediction import predict
+from paceline.bench.prediction import SPEEDUP, SURPRISAL, predict
 from paceline.bench.runner import finished, run_cells, target_texts
 from paceline.bench.sequential_test import Bound, confirm, statement
 from paceline.bench.tuning import FailedCell, Step, Tried, TuneConfig, Tuned
@@ -43,9 +43,8 @@ from paceline.results.frontier import Frontier
 from paceline.tasks.base import examples_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from paceline.bench.prediction import Prediction
     from paceline.bench.workbench import Workbench
     from paceline.core.sampling import SamplingParams
     from paceline.measure.engine_costs import EngineCosts
@@ -247,25 +246,30 @@ def propose(choosing: _Examples, config: TuneConfig) -> list[DecodingConfig]:
         for gamma in config.num_speculative_tokens
     ]
     predictions = predict(choosing.work, texts, cells, choosing.progress, passes)
-    best: dict[str, tuple[Prediction, DecodingConfig]] = {}
-    for cell, prediction in zip(cells, predictions, strict=True):
+    best: dict[str, tuple[Mapping[str, float], DecodingConfig]] = {}
+    for cell in cells:
         assert isinstance(cell.strategy, Speculative)
-        name = repr(cell.strategy.rule)
-        if name not in best or prediction.speedup > best[name][0].speedup:
+        name, prediction = repr(cell.strategy.rule), predictions[choosing.work.key_of(cell)]
+        if name not in best or prediction[SPEEDUP] > best[name][0][SPEEDUP]:
             best[name] = (prediction, cell)
     _, lossless = best[repr(Lossless())]
     others = [cell for cell in undominated(list(best.values())) if cell != lossless]
     return [lossless, *spread(others, config.num_candidates)]
 
 
-def undominated(candidates: Sequence[tuple[Prediction, DecodingConfig]]) -> list[DecodingConfig]:
-    """Candidates faster than all with a lower surprisal, in the order of surprisal."""
-    order = sorted(candidates, key=lambda c: (c[0].surprisal, -c[0].speedup))
+def undominated(
+    candidates: Sequence[tuple[Mapping[str, float], DecodingConfig]],
+) -> list[DecodingConfig]:
+    """Candidates faster than all with a lower surprisal, in the order of surprisal.
+
+    Each with its predicted totals.
+    """
+    order = sorted(candidates, key=lambda one: (one[0][SURPRISAL], -one[0][SPEEDUP]))
     kept: list[DecodingConfig] = []
     fastest = 0.0
     for prediction, decoding in order:
-        if prediction.speedup > fastest:
-            fastest = prediction.speedup
+        if prediction[SPEEDUP] > fastest:
+            fastest = prediction[SPEEDUP]
             kept.append(decoding)
     return kept
 
@@ -299,15 +303,18 @@ def in_engine_seconds(rows: Sequence[Row], costs: EngineCosts, concurrency: int)
 
     Rows must be of the target alone, or of a rule with blocks of a fixed length.
     """
-    step_s = costs.block_s(0, concurrency)
+    gammas = {int(row.setting["gamma"]) for row in rows if "gamma" in row.setting}
+    steps = costs.step_costs(sorted({*gammas, *costs.gammas}), concurrency)
+    step_s = steps.target_pass_s
 
     def timed(row: Row) -> Row:
         gamma = int(row.setting.get("gamma", 0))
+
+        def passes(calls: float, drafted: float) -> float:
+            return calls * steps.block_cost(gamma, drafted / calls) if gamma and calls else calls
+
         counts = zip(row.sums["calls"], row.sums["drafted"], strict=True)
-        seconds = [
-            costs.block_s(gamma, concurrency, (drafted or 0) / calls) * calls if calls else 0.0
-            for calls, drafted in counts
-        ]
+        seconds = [step_s * passes(calls or 0.0, drafted or 0.0) for calls, drafted in counts]
         # the prefill gives the first token
         alone = [
             None if tokens is None else step_s * max(tokens - 1, 0)

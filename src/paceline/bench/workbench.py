@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, cast
 import torch
 from pydantic import Field, field_validator, model_validator
 
-from paceline.bench.answers import Answer, Times, digest, sums_of
+from paceline.bench.answers import digest, sums_of_answer
 from paceline.bench.settings import setting_of
 from paceline.config import StrictModel
 from paceline.core.rule_base import Bonus
@@ -28,14 +28,16 @@ from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.hf.draft_vocabulary import is_baked
 from paceline.progress import Progress, silent
 from paceline.records import SCHEMA_VERSION, RunDirectory
-from paceline.results.row import Row, Source
+from paceline.results.row import Row, Source, sums_of
 from paceline.tasks import TaskChoice
 from paceline.tasks.base import CorpusFigures, ExamplePrompts, corpus_figures, example_prompts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from paceline.bench.answers import Answer
     from paceline.core.rule_base import Rule
+    from paceline.core.stats import Times
     from paceline.models import HfModel
     from paceline.models.contract import Tokenizer
     from paceline.tasks import Task
@@ -421,13 +423,14 @@ class Cell:
         self,
         prompts: PromptSet,
         decoding: DecodingConfig,
-        answer: Callable[[Sequence[int]], list[Answer]],
+        answer: Callable[[Sequence[int]], Sequence[Answer]],
     ) -> None:
         """`answer`: answers the examples with these indices."""
         self._prompts = prompts
         self._decoding = decoding
         self._answer = answer
-        self._answers: dict[int, Answer] = {}
+        self._tokens: dict[int, list[int]] = {}
+        self._sums: dict[int, dict[str, float]] = {}
         self._error = ""
 
     @property
@@ -440,8 +443,8 @@ class Cell:
         """Tokens of the answers, by the cell's key; none if it failed."""
         if self.has_failed:
             return {}
-        answered = sorted(self._answers.items())
-        return {self._prompts.key_of(self._decoding): [list(one.tokens) for _, one in answered]}
+        answered = [self._tokens[number] for number in sorted(self._tokens)]
+        return {self._prompts.key_of(self._decoding): answered}
 
     def fail(self, error: Exception) -> None:
         """Record an error, in one line."""
@@ -452,27 +455,29 @@ class Cell:
         if self.has_failed:
             return
         try:
-            self._answers |= zip(numbers, self._answer(numbers), strict=True)
+            for number, answer in zip(numbers, self._answer(numbers), strict=True):
+                score = self._prompts.score(number, answer.tokens)
+                self._sums[number] = sums_of_answer(answer, score)
+                self._tokens[number] = answer.tokens
         except (PacelineError, RuntimeError, AssertionError) as error:
             self.fail(error)
 
     def set_alone(self, number: int, target: Times | None, reference: Times | None = None) -> None:
         """Add times of the target alone, and of the bench's reference, to an answered example."""
         if not self.has_failed:
-            sums = self._answers[number].sums
             for prefix, times in (("target_", target), ("reference_", reference)):
-                sums |= {} if times is None else times.sums(prefix)
+                self._sums[number] |= {} if times is None else times.sums(prefix)
 
     def row(self) -> Row:
         """The result of the answered examples, or the error."""
         corpus = self._corpus_figures()
         if self.has_failed:
             return self._prompts.row(self._decoding, units=(), error=self._error)
-        answered = sorted(self._answers.items())
+        answered = sorted(self._sums)
         return self._prompts.row(
             self._decoding,
-            units=tuple(self._prompts.skipped + number for number, _ in answered),
-            sums=sums_of([answer.sums for _, answer in answered]),
+            units=tuple(self._prompts.skipped + number for number in answered),
+            sums=sums_of([self._sums[number] for number in answered]),
             totals=corpus.scores,
             bounds=corpus.intervals,
         )
@@ -481,8 +486,8 @@ class Cell:
         """Figures of all answers together; none if the cell failed or fails here."""
         if self.has_failed:
             return CorpusFigures({}, {})
-        answered = sorted(self._answers.items())
-        answers = [self._prompts.text(answer.tokens, number) for number, answer in answered]
+        answered = sorted(self._tokens.items())
+        answers = [self._prompts.text(tokens, number) for number, tokens in answered]
         try:
             return corpus_figures(self._prompts.task, self._prompts.examples, answers)
         except PacelineError as error:

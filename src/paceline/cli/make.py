@@ -59,7 +59,7 @@ def _times(target: "HfModel", draft: "HfModel") -> str:
 
     if without_rollback(target, draft) is not None:
         return f"passes are not timed: {UNTIMED}"
-    return str(time_draft(target, draft))
+    return time_draft(target, draft)
 
 
 def _description(draft: "HfModel", kept: "KeptLayers | None", target: "HfModel") -> str:

@@ -59,15 +59,12 @@ def measure(
             raise UsageError(f"{option} needs --engine with {names_of(lambda _: True)}")
     if with_engine and isinstance(call.chosen.get("draft"), list):
         raise UsageError("--engine serves one draft; give one --draft, and run it for each")
-    run = _SERVED if with_engine else _several(call) or _MEASURED
+    run = _SERVED if with_engine else _MEASURED
+    if not with_engine:
+        from paceline.measure import MeasureConfig
+
+        run = _COMPARED if call.build(MeasureConfig).other_drafts else _MEASURED
     run(call, dry_run=dry_run, as_json=as_json, html=html, rows=rows)
-
-
-def _several(call: Call) -> Verb | None:
-    """What measures several drafts; None if there is one."""
-    from paceline.measure import MeasureConfig
-
-    return _COMPARED if call.build(MeasureConfig).other_drafts else None
 
 
 def _measured(result: "Measurement", _config: "MeasureConfig") -> "Shown":

@@ -62,13 +62,13 @@ def tokens_and_blocks(
     """
     mask_BT, budget_B = _text(mask_BT, budget)
     survival_BT = survival_BT.cpu().double() * mask_BT
-    judged_BT = judged_places(survival_BT, mask_BT, gamma, budget=budget)
+    examined_BT = examined_places(survival_BT, mask_BT, gamma, budget=budget)
     length_B = mask_BT.sum(-1)
     ends_BT = torch.arange(mask_BT.shape[1]) == length_B[:, None] - 1
     ends_BT &= (length_B < budget_B)[:, None]
     blocks_B = (_block_starts(survival_BT, gamma) * mask_BT).sum(-1)
-    accepted_B = (judged_BT * acceptance_BT.cpu().double()).sum(-1)
-    return blocks_B + accepted_B - (judged_BT * survival_BT * ends_BT).sum(-1), blocks_B
+    accepted_B = (examined_BT * acceptance_BT.cpu().double()).sum(-1)
+    return blocks_B + accepted_B - (examined_BT * survival_BT * ends_BT).sum(-1), blocks_B
 
 
 def accepted_by_position(
@@ -109,19 +109,6 @@ def accepted_by_position(
         accepted.append((reached_BT * beta_BT).sum(-1))
         reached_BT = torch.nn.functional.pad((reached_BT * survival_BT)[:, :-1], (1, 0))
     return torch.stack(accepted, -1), blocks_B
-
-
-def judged_places(
-    survival_BT: Tensor, mask_BT: Tensor, gamma: int, *, budget: int | Tensor | None = None
-) -> Tensor:
-    """`examined_places` for texts with ends: 0 beyond the text and at the end of the budget.
-
-    Shapes and errors: as in `tokens_and_blocks` -> [B, T], float64.
-    Paper: ours.
-    """
-    mask_BT, budget_B = _text(mask_BT, budget)
-    drafted_BT = mask_BT & (torch.arange(mask_BT.shape[1]) < budget_B[:, None] - 1)
-    return examined_places(survival_BT.cpu() * mask_BT, gamma) * drafted_BT
 
 
 def _text(mask_BT: Tensor, budget: int | Tensor | None) -> tuple[Tensor, Tensor]:
@@ -168,16 +155,20 @@ def drafted_per_block(
     return float((starts_BT * left_BT.clamp(max=gamma)).sum() / starts_BT.sum())
 
 
-def examined_places(survival_BT: Tensor, gamma: int) -> Tensor:
-    """P(the token drafted at t is verified | the text); the first block starts at 0.
+def examined_places(
+    survival_BT: Tensor, mask_BT: Tensor, gamma: int, *, budget: int | Tensor | None = None
+) -> Tensor:
+    """P(the token drafted at t is verified | the text); 0 beyond a text and at its budget's end.
 
     A drafted token is verified if all drafted tokens before it in its block were accepted.
     Acceptance rates of blocks are means weighted by these probabilities.
 
-    Shapes: survival [B, T], 0 beyond a text's end -> [B, T]. Budgets: see `judged_places`.
+    Shapes and errors: as in `tokens_and_blocks` -> [B, T], float64.
     Paper: ours. Differs: a mean over the text counts positions where no block drafts.
     """
     _check(gamma)
+    mask_BT, budget_B = _text(mask_BT, budget)
+    survival_BT = survival_BT.cpu().double() * mask_BT
     length = survival_BT.shape[1]
     starts = _block_starts(survival_BT, gamma)
     examined = torch.zeros_like(starts)
@@ -185,8 +176,8 @@ def examined_places(survival_BT: Tensor, gamma: int) -> Tensor:
     for offset in range(min(gamma, length)):
         first = slice(0, length - offset)
         examined[:, offset:] += starts[:, first] * survived[:, first]
-        survived[:, first] *= survival_BT[:, offset:].double()
-    return examined
+        survived[:, first] *= survival_BT[:, offset:]
+    return examined * (mask_BT & (torch.arange(length) < budget_B[:, None] - 1))
 
 
 def predicted_speedup(

@@ -1,9 +1,10 @@
-"""Counts of a decoding run, which add over blocks, rows and machines; rates derive from them."""
+"""Counts and times of decoding: they add over blocks, rows and machines, and give rates."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import astuple, dataclass, field, fields
 from itertools import zip_longest
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,19 @@ class DecodeStats:
         return self.num_accepted + self.num_recovered
 
     @property
+    def sums(self) -> dict[str, int]:
+        """By their names in result rows; accepted tokens include those after a stop token."""
+        return {
+            "prefill_tokens": self.num_prefill_tokens,
+            "emitted": self.num_emitted,
+            "calls": self.num_target_calls,
+            "drafted": self.num_drafted,
+            "accepted": self.num_accepted + self.num_accepted_behind_stop,
+            "examined": self.num_examined,
+            "rejected": self.num_recovered,
+        }
+
+    @property
     def acceptance_rate(self) -> float:
         """Accepted / examined; NaN if nothing was examined."""
         return _ratio(self.num_accepted, self.num_examined)
@@ -72,12 +86,46 @@ class DecodeStats:
     @property
     def draft_acceptance_rate(self) -> float:
         """Accepted / drafted as in vLLM, with tokens after a stop token; NaN if nothing drafted."""
-        return _ratio(self.num_accepted + self.num_accepted_behind_stop, self.num_drafted)
+        return _ratio(self.sums["accepted"], self.num_drafted)
 
     @property
     def block_efficiency(self) -> float:
         """Tokens per target call, bonus and recovered tokens included; NaN without a call."""
         return _ratio(self.num_emitted, self.num_target_calls)
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds and new tokens of a request, or of several.
+
+    Attributes:
+        first_seconds: Until the first tokens, which are `num_first_tokens`; part of `seconds`.
+    """
+
+    seconds: float = 0.0
+    first_seconds: float = 0.0
+    num_tokens: int = 0
+    num_first_tokens: int = 0
+
+    def __add__(self, other: Times) -> Times:
+        return Times(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    def sums(self, of: str = "") -> dict[str, float]:
+        """By their names in result rows; `of`: prefix of another model's, such as `target_`."""
+        return {
+            f"{of}seconds": self.seconds,
+            f"{of}first_seconds": self.first_seconds,
+            f"{of}tokens": self.num_tokens,
+            f"{of}first_tokens": self.num_first_tokens,
+        }
+
+
+class TimedAnswer(NamedTuple):
+    """New tokens of one request, with any end-of-text token, its times and its counts."""
+
+    tokens: list[int]
+    times: Times
+    stats: DecodeStats
 
 
 def _ratio(numerator: int, denominator: int) -> float:

@@ -18,7 +18,6 @@ from paceline.engines.contract import (
     Engine,
     Request,
     Served,
-    Together,
     assisted_settings,
     checked_tokens,
     together,
@@ -67,7 +66,7 @@ class Transformers(Engine):
         answer = checked_tokens(output[0, tokens.shape[1] :].tolist(), request, self)
         return Served(answer, seconds, None if self._draft is None else _counts(matches))
 
-    def serve_together(self, requests: Sequence[Request], batch_size: int) -> Together:
+    def serve_together(self, requests: Sequence[Request], batch_size: int) -> Served:
         assert batch_size == 1, "assisted generation supports batch size 1 only"
         return together([self.serve(request) for request in requests])
 

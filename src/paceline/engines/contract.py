@@ -53,30 +53,16 @@ class Request(NamedTuple):
 
 
 class Served(NamedTuple):
-    """Answer to one request.
+    """Answer to one request, or to several.
 
     Attributes:
-        tokens: Generated tokens.
-        seconds: From sending the request to receiving the answer.
+        tokens: Generated tokens, in the order of the requests.
+        seconds: From sending the request to receiving the answer; of several, the sum.
         blocks: Block counts; None if the engine does not draft.
     """
 
     tokens: list[int]
     seconds: float
-    blocks: BlockCounts | None
-
-
-class Together(NamedTuple):
-    """Answers to several requests.
-
-    Attributes:
-        tokens: Generated tokens of each request.
-        seconds: From sending each request to receiving its answer.
-        blocks: Block counts of all requests together; None if the engine does not draft.
-    """
-
-    tokens: list[list[int]]
-    seconds: list[float]
     blocks: BlockCounts | None
 
 
@@ -114,7 +100,7 @@ class Engine(ABC):
         """Answer a request, or raise EngineError."""
 
     @abstractmethod
-    def serve_together(self, requests: Sequence[Request], batch_size: int) -> Together:
+    def serve_together(self, requests: Sequence[Request], batch_size: int) -> Served:
         """Answer requests, at most `batch_size` concurrently, or raise EngineError."""
 
 
@@ -127,19 +113,16 @@ def assisted_settings(gamma: int) -> dict[str, Any]:
     }
 
 
-def together(served: Sequence[Served]) -> Together:
-    """Combine answers that each have their own block counts."""
+def together(served: Sequence[Served]) -> Served:
+    """Combine answers that each have their own block counts, but for those by position."""
     counted = [one.blocks for one in served if one.blocks is not None]
     total = BlockCounts(
         num_blocks=sum(blocks.num_blocks for blocks in counted),
         num_drafted=sum(blocks.num_drafted for blocks in counted),
         num_accepted=sum(blocks.num_accepted for blocks in counted),
     )
-    return Together(
-        [one.tokens for one in served],
-        [one.seconds for one in served],
-        total if counted else None,
-    )
+    tokens = [token for one in served for token in one.tokens]
+    return Served(tokens, sum(one.seconds for one in served), total if counted else None)
 
 
 def checked_tokens(tokens: Sequence[int], request: Request, engine: Engine) -> list[int]:

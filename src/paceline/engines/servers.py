@@ -11,10 +11,11 @@ import math
 import time
 from abc import abstractmethod
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from paceline.core.stats import DecodeStats, TimedAnswer, Times
 from paceline.engines.client import StatusError, parsed, shorten
 from paceline.engines.contract import (
     BlockCounts,
@@ -22,7 +23,6 @@ from paceline.engines.contract import (
     Engine,
     Request,
     Served,
-    Together,
     checked_tokens,
     together,
 )
@@ -158,21 +158,19 @@ class CountingServer(Engine):
         self.client = client
 
     def serve(self, request: Request) -> Served:
-        found = self.serve_together([request], 1)
-        return Served(found.tokens[0], found.seconds[0], found.blocks)
+        return self.serve_together([request], 1)
 
-    def serve_together(self, requests: Sequence[Request], batch_size: int) -> Together:
+    def serve_together(self, requests: Sequence[Request], batch_size: int) -> Served:
         before = self.counts()
         with ThreadPoolExecutor(batch_size) as pool:
-            answers = list(pool.map(self._timed, requests))
-        tokens, seconds = [tokens for tokens, _ in answers], [passed for _, passed in answers]
+            answers = together(list(pool.map(self._timed, requests)))
         after = None if before is None else self.settled(before) - before
-        return Together(tokens, seconds, after)
+        return answers._replace(blocks=after)
 
-    def _timed(self, request: Request) -> tuple[list[int], float]:
+    def _timed(self, request: Request) -> Served:
         start = time.perf_counter()
         tokens = self.ask(request)
-        return tokens, time.perf_counter() - start
+        return Served(tokens, time.perf_counter() - start, None)
 
     @abstractmethod
     def ask(self, request: Request) -> list[int]:
@@ -311,7 +309,7 @@ class SglangServer(Engine):
         tokens = checked_tokens(answer.output_ids, request, self)
         return Served(tokens, seconds, _counted(answer.meta_info))
 
-    def serve_together(self, requests: Sequence[Request], batch_size: int) -> Together:
+    def serve_together(self, requests: Sequence[Request], batch_size: int) -> Served:
         with ThreadPoolExecutor(batch_size) as pool:
             return together(list(pool.map(self.serve, requests)))
 
@@ -374,45 +372,6 @@ class LlamaServer(CountingServer):
         return counts
 
 
-class VerifiedBlock(NamedTuple):
-    """Drafted tokens of a block, and how many of them were accepted."""
-
-    num_drafted: int
-    num_accepted: int
-
-
-class StreamedAnswer(NamedTuple):
-    """One answer.
-
-    Attributes:
-        tokens: Generated tokens, including any end-of-text token.
-        seconds: From sending the request to the end of the answer.
-        first_seconds: To the first tokens, which are `num_first_tokens`.
-        blocks: The verified blocks in order; none without a draft.
-    """
-
-    tokens: list[int]
-    seconds: float
-    first_seconds: float
-    num_first_tokens: int
-    blocks: list[VerifiedBlock]
-
-
-class ExaminedBlocks(NamedTuple):
-    """Counts of the blocks within a text.
-
-    Attributes:
-        num_passes: Target passes after the prefill.
-        num_examined: Drafted tokens that were accepted or rejected.
-        num_rejected: Rejected drafted tokens.
-    """
-
-    num_passes: int
-    num_drafted: int
-    num_examined: int
-    num_rejected: int
-
-
 class _Speculation(BaseModel):
     per_step_accepted: list[int] | None = None
     per_step_drafted: list[int] | None = None
@@ -436,7 +395,7 @@ class _Chunk(BaseModel):
     error: _Error | None = None
 
 
-def stream_answer(client: Client, model: str, request: Request) -> StreamedAnswer:
+def stream_answer(client: Client, model: str, request: Request) -> TimedAnswer:
     """Answer a request up to its end-of-text token; raises EngineError.
 
     The server is started with `BLOCKS`.
@@ -445,7 +404,7 @@ def stream_answer(client: Client, model: str, request: Request) -> StreamedAnswe
     body |= {"stream": True, "stream_options": {"include_usage": True}}
     where = f"{client.url}{_COMPLETIONS}"
     tokens: list[int] = []
-    blocks: list[VerifiedBlock] = []
+    blocks: list[tuple[int, int]] = []
     first_s, num_first, ended = 0.0, 0, False
     start = time.perf_counter()
     for data in client.stream(_COMPLETIONS, body):
@@ -464,30 +423,35 @@ def stream_answer(client: Client, model: str, request: Request) -> StreamedAnswe
     seconds = time.perf_counter() - start
     if not ended or not tokens:
         raise EngineError(f"{where} ended its answer early; read the server's log")
-    return StreamedAnswer(tokens, seconds, first_s, num_first, blocks)
+    times = Times(seconds, first_s, len(tokens), num_first)
+    return TimedAnswer(tokens, times, examined(blocks, len(tokens)))
 
 
-def _blocks(found: _Speculation, where: str) -> list[VerifiedBlock]:
+def _blocks(found: _Speculation, where: str) -> list[tuple[int, int]]:
     accepted, drafted = found.per_step_accepted or [], found.per_step_drafted or []
     if len(accepted) != len(drafted):
         raise EngineError(f"{where} counts accepted and drafted tokens of different blocks")
-    return [VerifiedBlock(*pair) for pair in zip(drafted, accepted, strict=True)]
+    return list(zip(drafted, accepted, strict=True))
 
 
-def examined(blocks: Sequence[VerifiedBlock], num_tokens: int) -> ExaminedBlocks:
-    """Counts of the blocks of a text; what vLLM accepts behind its end is left out.
+def examined(blocks: Sequence[tuple[int, int]], num_tokens: int) -> DecodeStats:
+    """Counts of a text from the drafted and accepted tokens of its blocks.
 
-    The prefill gives the first token, and a block its accepted tokens and one more. A step without
-    a draft gives one token.
+    What vLLM accepts behind its end is left out. The prefill gives the first token, and a block its
+    accepted tokens and one more. A step without a draft gives one token.
     """
-    left = num_tokens - 1
-    found = [0, 0, 0, 0]
+    stats, left = DecodeStats(num_prefill_tokens=1), num_tokens - 1
     for drafted, accepted in blocks:
         if left <= 0:
             break
-        is_rejected = accepted < min(drafted, left)
-        seen = min(accepted, left) + is_rejected
-        found = [a + b for a, b in zip(found, (1, drafted, seen, int(is_rejected)), strict=True)]
+        kept, is_rejected = min(accepted, left), accepted < min(drafted, left)
+        stats += DecodeStats(
+            num_blocks=1,
+            num_drafted=drafted,
+            num_accepted=kept,
+            num_recovered=int(is_rejected),
+            num_bonus=int(kept < left and not is_rejected),
+        )
         left -= accepted + 1
-    found[0] += max(left, 0)
-    return ExaminedBlocks(*found)
+    alone = max(left, 0)
+    return stats + DecodeStats(num_blocks=alone, num_bonus=alone)

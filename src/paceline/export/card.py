@@ -14,6 +14,7 @@ from huggingface_hub.repocard_data import eval_results_to_model_index
 from paceline.core.sampling import proposal_params
 from paceline.engines.kinds import Drafting
 from paceline.errors import UsageError
+from paceline.measure.drafts import fastest
 from paceline.measure.results import ACCEPTANCE, gamma_of
 from paceline.results.figures import FIGURES
 from paceline.results.row import select
@@ -319,8 +320,7 @@ def _gamma(config: ExportConfig, measurement: Measurement | None) -> tuple[int, 
     if measurement.best_gamma:
         return measurement.best_gamma, True
     # without GO, as the card says; the command still has the measured gamma
-    best = max(measurement.blocks, key=FIGURES["expected_speedup"].value)
-    return gamma_of(measurement.requests or best), True
+    return gamma_of(fastest(measurement)), True
 
 
 _WORDS = {

@@ -21,7 +21,7 @@ from paceline.core.divergences import total_variation
 from paceline.core.rule_base import Bonus, Position, as_read, with_bonus
 from paceline.core.rules import DEFAULT_RULES, BinaryCascade
 from paceline.core.sampling import UNTEMPERED, to_probs
-from paceline.core.speed import drafted_per_block, judged_places, tokens_and_blocks
+from paceline.core.speed import drafted_per_block, examined_places, tokens_and_blocks
 from paceline.data.input_checks import InputChecks, checked
 from paceline.environment import environment
 from paceline.errors import UsageError
@@ -177,7 +177,7 @@ def _blocks(
     if mask_BT.any():
         blocks = survival_BT, mask_BT, gamma
         emitted_B, calls_B = tokens_and_blocks(1 - rejection_BT, *blocks, budget=budget_B)
-        examined_BT = judged_places(*blocks, budget=budget_B)
+        examined_BT = examined_places(*blocks, budget=budget_B)
         rejected_B = (examined_BT * rejection_BT.double()).sum(-1)
         values = emitted_B, calls_B, examined_BT.sum(-1), rejected_B
         sums = dict(zip(_OF_BLOCKS, values, strict=True))
@@ -288,7 +288,7 @@ def analyze_models(
     prompts = prompts[: config.num_prompts]
     completions: list[list[int]] = []
     writer = draft if config.text == "draft" else target
-    sample_texts(writer, prompts, config, completions, progress)
+    sample_texts(writer, prompts, config, config.sampling, completions, progress)
     texts = PairTexts(target, draft, prompts, completions, *config.scoring)
     gammas = usable_gammas(config.gammas, max(texts.lengths), config.max_new_tokens)
     timed = without_rollback(target, draft) is None

@@ -210,7 +210,7 @@ def _acceptance(
     for writer in (target, draft):
         texts: list[list[int]] = []
         skipped = config.skip_prompts * config.num_samples
-        sample_texts(writer, repeated, config, texts, progress, skipped=skipped)
+        sample_texts(writer, repeated, config, config.sampling, texts, progress, skipped=skipped)
         scores = score_texts(PairTexts(target, draft, repeated, texts, config.sampling), progress)
         shape = (len(prompts), config.num_samples, -1)
         masks.append(scores.mask_BT.double().reshape(shape))
@@ -265,7 +265,8 @@ def _regret(
 ) -> list[_Found]:
     """Settings and sums of each rule and alpha."""
     texts: list[list[int]] = []
-    sample_texts(truth, prompts, config, texts, progress, skipped=config.skip_prompts)
+    how = config, config.sampling, texts, progress
+    sample_texts(truth, prompts, *how, skipped=config.skip_prompts)
     vocab_size = check_same_vocabulary(*pair)
     rules = [rule for alpha in config.alphas for rule in _rules(alpha)]
     found: list[_Found] = [

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from paceline.config import StrictModel
 from paceline.core.bootstrap import Interval  # noqa: TC001 - Compared is in a model
@@ -48,15 +48,8 @@ class DraftComparison(StrictModel):
 
     schema_version: Literal[1] = 1
     kind: Literal["measure drafts"] = "measure drafts"
+    computed: ClassVar = ("compared",)
     measurements: list[Measurement] = Field(min_length=2)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_what_is_computed(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        given = cast("dict[str, Any]", values)
-        return {name: value for name, value in given.items() if name != "compared"}
 
     @model_serializer(mode="wrap")
     def _with_comparison(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:

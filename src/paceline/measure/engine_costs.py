@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from paceline.config import StrictModel, read_result
 from paceline.core.bootstrap import Interval, median_interval
-from paceline.core.speed import predicted_speedup
+from paceline.engines.contract import BlockCounts
 from paceline.engines.kinds import KINDS, DraftSampling, EngineName
 from paceline.errors import ConfigError, EngineError, UsageError
 from paceline.measure.latency import PassCosts
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from paceline.core.sampling import SamplingParams
-    from paceline.engines.contract import Engine, Request, Together
+    from paceline.engines.contract import Engine, Request, Served
     from paceline.models import HfModel
 
 _WRITER = "paceline measure --engine NAME --write-costs FILE"
@@ -144,21 +144,6 @@ class EngineCosts(StrictModel):
         """The sampling parameters with which the engine drafts for a request."""
         return KINDS[self.engine].proposals(self.drafting, sampling)
 
-    def block_s(self, gamma: int, batch_size: int, drafted: float | None = None) -> float:
-        """Seconds of a block, interpolated between timed gammas.
-
-        Args:
-            gamma: One of `usable`; 0: a step without a draft.
-            batch_size: A timed batch size.
-            drafted: Mean number of drafted tokens per block; None: gamma. The cost is linear in
-                it if the engine shortens the last block of a text.
-        """
-        whole = self._block_s(gamma, batch_size)
-        if drafted is None or self.drafts_in_full or not gamma:
-            return whole
-        plain = self._seconds(0, batch_size)
-        return plain + (whole - plain) * drafted / gamma
-
     def step_costs(self, gammas: Sequence[int], batch_size: int) -> StepCosts:
         """The costs of `usable` gammas at a timed batch size."""
         plain = self._step(0, batch_size).seconds
@@ -199,16 +184,11 @@ class EngineCosts(StrictModel):
         return usable
 
     def _block_s(self, gamma: int, batch_size: int) -> float:
-        known = [0] if not gamma else self.gammas
-        above = next(timed for timed in known if timed >= gamma)
-        if above == gamma:
-            return self._seconds(gamma, batch_size)
-        below = max(timed for timed in known if timed < gamma)
-        low, high = (self._seconds(timed, batch_size) for timed in (below, above))
-        return low + (high - low) * (gamma - below) / (above - below)
-
-    def _seconds(self, gamma: int, batch_size: int) -> float:
-        return self._step(gamma, batch_size).seconds.value
+        """Interpolated between timed gammas."""
+        above = min(timed for timed in self.gammas if timed >= gamma)
+        below = max(timed for timed in self.gammas if timed <= gamma)
+        low, high = (self._step(timed, batch_size).seconds.value for timed in (below, above))
+        return low + (high - low) * (gamma - below) / ((above - below) or 1)
 
     def _step(self, gamma: int, batch_size: int) -> StepCost:
         return next(step for step in self.steps if step.key == (gamma, batch_size))
@@ -245,12 +225,8 @@ class StepCosts(PassCosts):
             **settings,
         )
 
-    def predicted_speedup(self, block_efficiency: float, gamma: int) -> float:
-        """The c of an engine depends on gamma: it includes more than the draft's passes."""
-        return predicted_speedup(block_efficiency, gamma, self.drafting_cost_ratio(gamma))
-
     def totals(self, gamma: int, drafted: float) -> dict[str, float]:
-        """As of passes, with the c of this gamma."""
+        """As of passes, with the c of this gamma: it includes more than the draft's passes."""
         return super().totals(gamma, drafted) | {"cost_ratio": self.drafting_cost_ratio(gamma)}
 
     def error_of_block(self, gamma: int, confidence: float) -> tuple[float, float]:
@@ -350,7 +326,7 @@ class WriteCosts(StrictModel):
 
 
 class _Round(NamedTuple):
-    """Difference between long and short answers, summed over requests."""
+    """Of long answers less short ones, summed over requests."""
 
     seconds: float
     steps: int
@@ -488,19 +464,19 @@ class StepTimer:
         shortened = [_shortened(request) for request in full]
         # fills the prefix cache of servers that have one
         engine.serve_together(shortened, batch_size)
-        long, short = (engine.serve_together(batch, batch_size) for batch in (full, shortened))
-        (long_steps, long_drafted), (short_steps, short_drafted) = (
-            _steps_and_drafted(answers, gamma) for answers in (long, short)
+        long, short = (
+            _counted(engine.serve_together(batch, batch_size), gamma) for batch in (full, shortened)
         )
-        seconds = sum(long.seconds) - sum(short.seconds)
-        return _Round(seconds, long_steps - short_steps, long_drafted - short_drafted)
+        return _Round(
+            long.seconds - short.seconds, long.steps - short.steps, long.drafted - short.drafted
+        )
 
 
-def _steps_and_drafted(answers: Together, gamma: int) -> tuple[int, int]:
+def _counted(answers: Served, gamma: int) -> _Round:
     if not gamma:
-        return sum(map(len, answers.tokens)), 0
-    blocks = answers.blocks
-    return (0, 0) if blocks is None else (blocks.num_blocks, blocks.num_drafted)
+        return _Round(answers.seconds, len(answers.tokens), 0)
+    blocks = answers.blocks or BlockCounts()
+    return _Round(answers.seconds, blocks.num_blocks, blocks.num_drafted)
 
 
 def _shortened(request: Request) -> Request:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from paceline.core import speed as speed_model
 from paceline.core.block import DrawPlan, DrawRequest, UniformRows, VerifyRequest
 from paceline.core.bootstrap import (
     LEAST_UNITS,
@@ -24,7 +23,8 @@ from paceline.core.bootstrap import (
 )
 from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams, as_list, proposal_params
-from paceline.core.stats import DecodeStats
+from paceline.core.speed import break_even_acceptance
+from paceline.core.stats import DecodeStats, TimedAnswer, Times
 from paceline.decode.block import draw, verify
 from paceline.decode.text import count_blocks
 from paceline.errors import ContextLengthError, UsageError
@@ -34,12 +34,12 @@ from paceline.models.compatibility import check_rollback, check_same_vocabulary
 from paceline.models.contract import decoder_contexts, decoder_prompt_of
 from paceline.progress import Progress, silent
 from paceline.results.figures import FIGURES
+from paceline.results.row import sums_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
 
     from paceline.core.block import Drafted
-    from paceline.decode import Block
     from paceline.decode.decoder import Decoder
     from paceline.measure.acceptance import PairTexts
     from paceline.models.contract import Model, ModelSession
@@ -52,6 +52,7 @@ _DRAFT_CONTEXT = 32  # tokens before the timed passes
 _CHOOSING_PART = 4  # one request in four is for choosing gamma
 _MAX_CHOOSING = 8
 _NUM_ROUNDS = 2  # of choosing
+_TIMED_COUNTS = ("emitted", "calls", "examined", "rejected")
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,15 @@ class PassCosts:
         """Target pass over gamma + 1 tokens with verification / target pass over one token."""
         return self.verifying_s[gamma] / self.target_pass_s
 
+    def block_cost(self, gamma: int, drafted: float | None = None) -> float:
+        """A block in target passes over one token: the tokens per target call without a speedup.
+
+        `drafted`: mean number of drafted tokens per block; None: gamma. The cost is linear in it,
+        unless the engine drafts in full.
+        """
+        whole = self.block_s(gamma) / self.target_pass_s
+        return 1 + self.part_drafted(gamma, drafted) * (whole - 1)
+
     def block_s(self, gamma: int) -> float:
         """Seconds of a block of gamma drafted tokens."""
         return self.drafting_s[gamma] + self.verifying_s[gamma]
@@ -146,46 +156,31 @@ class PassCosts:
         if len(ratios) < least_values(confidence):
             return 0.0, math.inf
         _, low, high = median_interval(torch.tensor(ratios), confidence)
-        value = self.block_s(gamma) / self.target_pass_s
+        value = self.block_cost(gamma)
         return min(low / value, 1.0), max(high / value, 1.0)
 
-    def part_drafted(self, gamma: int, drafted: float) -> float:
+    def part_drafted(self, gamma: int, drafted: float | None) -> float:
         """Part of a block of gamma tokens that blocks of this mean length draft."""
-        return 1.0 if self.drafts_in_full else drafted / gamma
-
-    def expected_speedup(
-        self, block_efficiency: float, gamma: int, drafted: float | None = None
-    ) -> float:
-        """Expected speedup on this machine: block efficiency / cost of a block in target passes.
-
-        `drafted`: mean number of drafted tokens per block; None: gamma. Both costs of a block are
-        assumed to be linear in it.
-        """
-        part = 1.0 if drafted is None else self.part_drafted(gamma, drafted)
-        ratio = part * self.drafting_cost_ratio(gamma)
-        block = 1 + part * (self.block_cost_ratio(gamma) - 1)
-        return speed_model.predicted_speedup(block_efficiency, gamma, ratio, block)
-
-    def predicted_speedup(self, block_efficiency: float, gamma: int) -> float:
-        """block_efficiency / (c gamma + 1)."""
-        return speed_model.predicted_speedup(block_efficiency, gamma, self.cost_ratio)
+        return 1.0 if self.drafts_in_full or drafted is None else drafted / gamma
 
     def break_even(self, gamma: int) -> float:
         """Acceptance above which a block is faster than plain decoding; inf if there is none."""
         ratios = self.drafting_cost_ratio(gamma), self.block_cost_ratio(gamma)
-        return speed_model.break_even_acceptance(gamma, *ratios)
+        return break_even_acceptance(gamma, *ratios)
 
     def totals(self, gamma: int, drafted: float) -> dict[str, float]:
-        """Costs of blocks of gamma tokens by their names in result rows.
+        """Costs of blocks of gamma tokens by their names in result rows; none if not timed.
 
-        `drafted`: mean number of drafted tokens per block, as in `expected_speedup`.
+        `drafted`: mean number of drafted tokens per block, as in `block_cost`.
         """
+        if gamma not in self.drafting_s:
+            return {}
         return {
             "cost_ratio": self.cost_ratio,
             "drafting_cost_ratio": self.drafting_cost_ratio(gamma),
             "block_cost_ratio": self.block_cost_ratio(gamma),
-            "block_cost": 1 / self.expected_speedup(1.0, gamma, drafted),
-            "needed_block_efficiency": self.block_s(gamma) / self.target_pass_s,
+            "block_cost": self.block_cost(gamma, drafted),
+            "needed_block_efficiency": self.block_cost(gamma),
             "break_even_acceptance": self.break_even(gamma),
             "block_s": self.block_s(gamma),
         }
@@ -199,15 +194,8 @@ class PassCosts:
         return f"pass_repeats={about(self.num_rounds * times)}"
 
 
-class UnknownCosts(PassCosts):
-    """Costs of models whose blocks cannot be timed."""
-
-    def __init__(self) -> None:
-        super().__init__(math.nan, math.nan, {}, {})
-
-    def totals(self, gamma: int, drafted: float) -> dict[str, float]:
-        """None."""
-        return {}
+UNKNOWN_COSTS = PassCosts(math.nan, math.nan, {}, {})
+"""Of models whose blocks cannot be timed."""
 
 
 def about(count: float) -> int:
@@ -307,69 +295,35 @@ class PassTimer:
         return PassCosts.of_rounds(self._seconds, self._gammas)
 
 
-class DraftCost(NamedTuple):
-    """Cost of a draft relative to its target, on this machine.
-
-    Attributes:
-        parameter_ratio: Draft parameters / target parameters; tied ones are counted once.
-        cost_ratio: Seconds of a draft pass / a target pass, one token each.
-        break_even: Acceptance above which a block is faster than plain decoding, by gamma; inf if
-            there is none.
-    """
-
-    parameter_ratio: float
-    cost_ratio: float
-    break_even: dict[int, float]
-
-    @property
-    def easiest(self) -> tuple[int, float]:
-        """The gamma with the lowest break-even acceptance, and that acceptance."""
-        return min(self.break_even.items(), key=lambda item: item[1])
-
-    def __str__(self) -> str:
-        gamma, acceptance = self.easiest
-        cost = f"in Paceline's decoder a pass costs {self.cost_ratio:.2f} of the target's"
-        if math.isinf(acceptance):
-            return f"{cost}; it never breaks even"
-        return f"{cost}; it breaks even at an acceptance of {acceptance:.2f} (gamma {gamma})"
-
-
 @torch.inference_mode()
-def time_draft(target: HfModel, draft: HfModel, *, seed: int = 0) -> DraftCost:
-    """Time both models, prepared for decoding, after a context of random tokens."""
+def time_draft(target: HfModel, draft: HfModel, *, seed: int = 0) -> str:
+    """What the draft costs in words, timed after a context of random tokens."""
     rng = torch.Generator().manual_seed(seed)
     halves = [size // 2 for size in (target.max_length, draft.max_length) if size]
     length = max(1, min([_DRAFT_CONTEXT, *halves]))
     context = as_list(torch.randint(target.vocab_size, (length,), generator=rng))
     pair = prepare_for_decoding(target), prepare_for_decoding(draft)
     costs = PassTimer(*pair, context, _DRAFT_GAMMAS, SamplingParams()).run(_DRAFT_REPEATS)
-    break_even = {gamma: costs.break_even(gamma) for gamma in _DRAFT_GAMMAS}
-    return DraftCost(draft.num_parameters / target.num_parameters, costs.cost_ratio, break_even)
-
-
-class TimedRequest(NamedTuple):
-    """A decoded request. `first_s`: seconds to the first token, included in `seconds`."""
-
-    first_s: float
-    seconds: float
-    blocks: list[Block]
-
-    @property
-    def tokens(self) -> list[int]:
-        """The new tokens."""
-        return [token for block in self.blocks for token in block.tokens]
+    cost = f"in Paceline's decoder a pass costs {costs.cost_ratio:.2f} of the target's"
+    acceptance, gamma = min((costs.break_even(gamma), gamma) for gamma in _DRAFT_GAMMAS)
+    if math.isinf(acceptance):
+        return f"{cost}; it never breaks even"
+    return f"{cost}; it breaks even at an acceptance of {acceptance:.2f} (gamma {gamma})"
 
 
 def time_request(
     decoder: Decoder, prompt: Sequence[int], max_new_tokens: int, seed: int
-) -> TimedRequest:
+) -> TimedAnswer:
     """Decode one request."""
     start = _now()
     stream = decoder.stream(prompt, max_new_tokens, seed)
     blocks = [next(stream)]
     first = _now() - start
     blocks += stream
-    return TimedRequest(first, _now() - start, blocks)
+    seconds = _now() - start
+    tokens = [token for block in blocks for token in block.tokens]
+    times = Times(seconds, first, len(tokens), len(blocks[0].tokens))
+    return TimedAnswer(tokens, times, count_blocks(blocks))
 
 
 def _now() -> float:
@@ -403,61 +357,29 @@ def warm_up(
     decoder.generate([prompt], tokens if free is None else min(tokens, free), seed)
 
 
-class PromptTimes(NamedTuple):
-    """Seconds, seconds to the first token (included) and new tokens, summed for each prompt."""
-
-    seconds: list[float]
-    first_s: list[float]
-    tokens: list[int]
-
-    @classmethod
-    def zeros(cls, count: int) -> PromptTimes:
-        return cls([0.0] * count, [0.0] * count, [0] * count)
-
-    def add(self, row: int, request: TimedRequest) -> None:
-        self.first_s[row] += request.first_s
-        self.seconds[row] += request.seconds
-        self.tokens[row] += len(request.tokens)
-
-    @property
-    def tokens_per_s(self) -> float:
-        return sum(self.tokens) / sum(self.seconds)
-
-
 class PairedTimes(NamedTuple):
-    """Times of the same prompts with two decoders.
+    """Times of the same prompts with two decoders, and counts of the method's blocks, by prompt."""
 
-    Attributes:
-        stats: Counts of the method's blocks.
-        num_repeats: Number of times that each prompt was decoded.
-        counts: Counts of the method's blocks of each prompt.
-    """
-
-    baseline: PromptTimes
-    method: PromptTimes
-    stats: DecodeStats
-    num_repeats: int = 1
-    counts: Sequence[DecodeStats] = ()
+    baseline: list[Times]
+    method: list[Times]
+    counts: list[DecodeStats]
 
     @property
-    def sums(self) -> dict[str, tuple[float, ...]]:
+    def stats(self) -> DecodeStats:
+        """Counts of all prompts."""
+        return sum(self.counts, DecodeStats())
+
+    @property
+    def sums(self) -> dict[str, tuple[float | None, ...]]:
         """Sums of each prompt by their names in result rows."""
-        firsts = (float(self.num_repeats),) * len(self.method.seconds)
-        sums: dict[str, tuple[float, ...]] = {}
-        for side, name in ((self.method, ""), (self.baseline, "target_")):
-            sums[f"{name}seconds"] = tuple(side.seconds)
-            sums[f"{name}first_seconds"] = tuple(side.first_s)
-            sums[f"{name}tokens"] = tuple(map(float, side.tokens))
-            sums[f"{name}first_tokens"] = firsts
-        named = {
-            "emitted": "num_emitted",
-            "calls": "num_target_calls",
-            "examined": "num_examined",
-            "rejected": "num_recovered",
-        }
-        for name, count in named.items():
-            sums[name] = tuple(float(getattr(one, count)) for one in self.counts)
-        return sums
+        return sums_of(
+            [
+                method.sums()
+                | baseline.sums("target_")
+                | {name: stats.sums[name] for name in _TIMED_COUNTS}
+                for baseline, method, stats in zip(*self, strict=True)
+            ]
+        )
 
 
 def time_pairs(
@@ -488,28 +410,25 @@ def time_pairs(
             )
     for decoder in (baseline, method):
         warm_up(decoder, prompts, max_new_tokens, seed)
-    times = PairedTimes(
-        PromptTimes.zeros(len(prompts)), PromptTimes.zeros(len(prompts)), DecodeStats(), num_repeats
-    )
+    zeros = [Times()] * len(prompts)
+    times = PairedTimes(zeros.copy(), zeros.copy(), [DecodeStats()] * len(prompts))
     sides = [(baseline, times.baseline), (method, times.method)]
-    counts = [DecodeStats() for _ in prompts]
     num_runs = num_repeats * len(prompts)
     for number in range(num_runs):
         row = number % len(prompts)
         for decoder, side in sides if number % 2 else sides[::-1]:
             request = time_request(decoder, prompts[row], max_new_tokens, seed + number)
-            side.add(row, request)
+            side[row] += request.times
             if decoder is method:
-                counts[row] += count_blocks(request.blocks)
+                times.counts[row] += request.stats
         between()
         progress("timing requests", number + 1, num_runs)
-    stats = sum(counts, DecodeStats())
-    if not stats.num_drafted:
+    if not times.stats.num_drafted:
         raise UsageError(
             "every timed text ended before anything was drafted; use other prompts, or skip the "
             "timing with timed_prompts=0"
         )
-    return times._replace(stats=stats, counts=counts)
+    return times
 
 
 def num_choosing(num_requests: int) -> int:
@@ -544,10 +463,11 @@ class Candidate:
         self.num_requests = 0
         self._block_s: list[float] = []
 
-    def add(self, request: TimedRequest) -> None:
+    def add(self, request: TimedAnswer) -> None:
         self.num_requests += 1
-        if num_blocks := count_blocks(request.blocks).num_blocks:
-            self._block_s.append((request.seconds - request.first_s) / num_blocks)
+        times = request.times
+        if num_blocks := request.stats.num_blocks:
+            self._block_s.append((times.seconds - times.first_seconds) / num_blocks)
 
     @property
     def row(self) -> Row:

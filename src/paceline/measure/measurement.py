@@ -7,7 +7,7 @@ import html
 import math
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, cast
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -21,9 +21,9 @@ from paceline.errors import UsageError
 from paceline.measure.acceptance import PairTexts, score_texts
 from paceline.measure.engine_costs import EngineCosts, WithCosts, load_models_of, read_costs
 from paceline.measure.latency import (
+    UNKNOWN_COSTS,
     Candidate,
     PassTimer,
-    UnknownCosts,
     candidates,
     choose_gamma,
     has_room,
@@ -154,14 +154,10 @@ class Measurement(StrictModel):
     timed_gammas: tuple[int, ...] = ()
     verdict: Verdict
     environment: dict[str, object]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_parts_of_rows(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        given = cast("dict[str, Any]", values)
-        return {name: value for name, value in given.items() if name not in _FROM_ROWS}
+    computed: ClassVar = (
+        *("acceptance", "cost", "gammas", "tried", "speed"),
+        *("target_fingerprint", "draft_fingerprint"),
+    )
 
     @model_serializer(mode="wrap")
     def _with_parts_of_rows(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -174,7 +170,7 @@ class Measurement(StrictModel):
             self.requests and as_json(of_requests(self.requests, self.config.seed)),
             *map(self.fingerprint, ("target", "draft")),
         )
-        return fields(self) | dict(zip(_FROM_ROWS, found, strict=True))
+        return fields(self) | dict(zip(self.computed, found, strict=True))
 
     @property
     def texts(self) -> Row:
@@ -220,10 +216,6 @@ class Measurement(StrictModel):
 _OF_NOTEBOOKS = (
     *("gamma", "expected_acceptance", "block_efficiency", "break_even_acceptance"),
     *("predicted_speedup", "expected_speedup"),
-)
-_FROM_ROWS = (
-    *("acceptance", "cost", "gammas", "tried", "speed"),
-    *("target_fingerprint", "draft_fingerprint"),
 )
 
 
@@ -301,7 +293,7 @@ def measure_models(
         )
     prompts = prompts[: config.num_prompts]
     completions = [] if completions is None else completions
-    sample_texts(target, prompts, config, completions, progress)
+    sample_texts(target, prompts, config, config.sampling, completions, progress)
     texts = PairTexts(target, draft, prompts, completions, *config.scoring)
     scored = ScoredTexts.of(texts, score_texts(texts, progress))
     sizes = {"target": target.num_parameters, "draft": draft.num_parameters}
@@ -313,7 +305,7 @@ def measure_models(
     if engine is not None:
         costs = engine.step_costs(gammas, config.concurrency)
     elif architecture is not None:
-        costs = UnknownCosts()
+        costs = UNKNOWN_COSTS
     else:
         costs = PassTimer.within(texts, gammas).run(config.pass_repeats, progress)
     served = {"engine": costs.engine, "concurrency": config.concurrency} if costs.engine else {}
@@ -414,7 +406,7 @@ def _row_of_texts(texts: ScoredTexts, config: MeasureConfig, source: Source) -> 
         population=f"prompts of {config.prompts.path}",
         units=tuple(range(len(texts.length_B))),
         setting=config.setting | {"parameter_ratio": ratio},
-        sums={name: _each(part_BT.sum(-1)) for name, part_BT in parts.items()},
+        sums={name: tuple(as_list(part_BT.sum(-1))) for name, part_BT in parts.items()},
         source=source,
     )
 
@@ -432,10 +424,6 @@ def _row_of_gamma(row: Row, gamma: int, texts: ScoredTexts, costs: PassCosts) ->
     tokens_B, blocks_B = texts.tokens_and_blocks(gamma)
     totals = {"drafted_per_block": drafted} | costs.totals(gamma, drafted)
     return row.extended({"emitted": tokens_B, "calls": blocks_B}, totals, gamma=gamma)
-
-
-def _each(values_B: Tensor) -> tuple[float, ...]:
-    return tuple(map(float, values_B))
 
 
 def _time_best(

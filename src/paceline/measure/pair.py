@@ -154,10 +154,8 @@ def _least(limits: Iterable[int | None]) -> int | None:
 
 
 class Writing(Protocol):
-    """How a model writes texts."""
+    """How a model writes texts, with any sampling parameters."""
 
-    @property
-    def sampling(self) -> SamplingParams: ...
     @property
     def max_new_tokens(self) -> int: ...
     @property
@@ -236,6 +234,7 @@ def sample_texts(
     writer: Model,
     prompts: Sequence[Sequence[int]],
     config: Writing,
+    sampling: SamplingParams,
     completions: list[list[int]],
     progress: Progress = silent,
     *,
@@ -245,7 +244,7 @@ def sample_texts(
 
     `skipped`: number of texts before the first prompt; each text of a corpus has its own seed.
     """
-    decoder = AutoregressiveDecoder(writer, config.sampling)
+    decoder = AutoregressiveDecoder(writer, sampling)
     decoder.forces_eos = False
     start = len(completions)
     missing = prompts[start:]

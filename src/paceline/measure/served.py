@@ -11,6 +11,7 @@ from paceline.core.bootstrap import Interval
 from paceline.data import read_prompts
 from paceline.data.input_checks import checked
 from paceline.engines.contract import Request, check_counts
+from paceline.engines.kinds import untested
 from paceline.environment import environment
 from paceline.errors import UsageError
 from paceline.measure.acceptance import PairTexts, score_texts
@@ -112,23 +113,24 @@ def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedM
     pair = load_scored(config) if in_process else None
     runs = run_engine(config, pair, requests, progress)
     pair = pair or load_scored(config)
-    drafted, notes = runs.drafted, list(runs.drafted.notes)
+    engine, served = runs.drafted.engine, runs.drafted.served
+    notes = [note] if (note := untested(engine)) is not None else []
     if config.engine.url is not None:
         notes.append("a running server is not restarted, so all figures are of one start")
     elif in_process:
-        notes.append(f"{runs.drafted.name} runs in this process: all figures are of one start")
-    found = compare_served(pair, requests, drafted.served, drafted.conventions, config, progress)
-    rows = _rows(config, pair, found, drafted.served)
+        notes.append(f"{engine.name} runs in this process: all figures are of one start")
+    found = compare_served(pair, requests, served, engine.conventions, config, progress)
+    rows = _rows(config, pair, found, served)
     speed = None
     if runs.plain is not None:
-        rows.append(timed_requests(rows[0], runs.plain.served, drafted.served))
+        rows.append(timed_requests(rows[0], runs.plain.served, served))
         speed = _speed(rows[-1], config, pair, requests, runs, runs.plain.served)
     return ServedMeasurement(
         config=config,
-        engine=drafted.name,
-        engine_version=drafted.version,
+        engine=engine.name,
+        engine_version=engine.version,
         num_requests=len(requests),
-        num_tokens=sum(len(answer.tokens) for answer in drafted.served),
+        num_tokens=sum(len(answer.tokens) for answer in served),
         rows=rows,
         agreement=found.agreement,
         speed=speed,
@@ -295,9 +297,9 @@ def _costs(
         return None
     return EngineCosts(
         engine=config.engine.engine,
-        engine_version=runs.drafted.version,
+        engine_version=runs.drafted.engine.version,
         drafting=config.drafting,
-        drafts_in_full=runs.drafted.conventions.counts_behind_end,
+        drafts_in_full=runs.drafted.engine.conventions.counts_behind_end,
         full_vocabulary=pair.draft.draft_vocabulary is None,
         target_parameters=pair.target.num_parameters,
         draft_parameters=pair.draft.num_parameters,

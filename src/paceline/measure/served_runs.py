@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from paceline.config import Options
 from paceline.data.input_checks import InputChecks
 from paceline.engines.commands import EngineChoice, Setup
-from paceline.engines.kinds import Capacity, Drafting, DraftSampling, names_of, untested
+from paceline.engines.kinds import Capacity, Drafting, DraftSampling, names_of
 from paceline.engines.process import client_of, connect, started
 from paceline.errors import EngineError
 from paceline.measure.engine_costs import StepTimer, WriteCosts, check_replaceable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
     from paceline.core.sampling import SamplingParams
-    from paceline.engines.contract import Conventions, Engine, Request, Served
+    from paceline.engines.contract import Engine, Request, Served
     from paceline.measure.pair import Pair
     from paceline.progress import Progress
 
@@ -124,24 +124,14 @@ class ServedConfig(PairConfig):
 
 
 class Answers(NamedTuple):
-    """Answers of one configuration of an engine, with its name, version, conventions and notes.
+    """Answers of one configuration of an engine.
 
     Attributes:
         by_start: For each start, the numbers of its requests and the answers.
     """
 
-    name: str
-    version: str
-    conventions: Conventions
-    notes: tuple[str, ...]
+    engine: Engine
     by_start: list[dict[int, Served]]
-
-    @classmethod
-    def none_of(cls, engine: Engine) -> Answers:
-        """Without answers so far."""
-        note = untested(engine)
-        notes = () if note is None else (note,)
-        return cls(engine.name, engine.version, engine.conventions, notes, [])
 
     @property
     def served(self) -> list[Served]:
@@ -265,7 +255,7 @@ class _Runner:
             warm = engine.serve(self._requests[part[0]])
             if gamma:
                 self._check_drafted(warm)
-            self.answers.setdefault(gamma, Answers.none_of(engine)).by_start.append({})
+            self.answers.setdefault(gamma, Answers(engine, [])).by_start.append({})
         for done, number in enumerate(part, 1):
             for gamma, engine in engines.items():
                 answer = engine.serve(self._requests[number])

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.core.bootstrap import Interval
-    from paceline.measure.pair import Writing
     from paceline.models import HfModel
     from paceline.models.contract import Model, Tokenizer
     from paceline.progress import Progress
@@ -122,17 +121,6 @@ class TrajectoryConfig(StrictModel):
             check_task(checks, name, task, self.skip_prompts + self.num_prompts, self.seed)
         checks.output(self.output)
         return checks
-
-    def writing(self, sampling: SamplingParams) -> Writing:
-        """How texts are written."""
-        return _Writing(sampling, self.max_new_tokens, self.batch_size, self.seed)
-
-
-class _Writing(NamedTuple):
-    sampling: SamplingParams
-    max_new_tokens: int
-    batch_size: int
-    seed: int
 
 
 class Checkpoint(NamedTuple):
@@ -349,9 +337,9 @@ class _Scorer:
             file = config.output / "texts" / f"{task} {sampling.name}.json"
             if not file.exists():
                 texts: list[list[int]] = []
-                prompts, writing = self._prompts[task], config.writing(sampling)
-                skipped = config.skip_prompts
-                sample_texts(writer(), prompts, writing, texts, self._progress, skipped=skipped)
+                prompts, skipped = self._prompts[task], config.skip_prompts
+                how = config, sampling, texts, self._progress
+                sample_texts(writer(), prompts, *how, skipped=skipped)
                 written = {"prompts": prompts, "completions": texts}
                 atomic_write_text(file, json.dumps(written))
             kept = json.loads(file.read_text("utf-8"))
@@ -388,10 +376,8 @@ class _Scorer:
             "cross_entropy": rounded(scores.cross_entropy_BT.sum(-1)),
         }
         if task in self._scored:
-            writing, writer = config.writing(sampling), self._prepared(draft.path)
-            sums["score"] = own_scores(
-                writer, self._scored[task], writing, skipped=config.skip_prompts
-            )
+            writer = self._prepared(draft.path)
+            sums["score"] = own_scores(writer, self._scored[task], config, sampling)
         setting: dict[str, Label] = {"task": task, **named, "label": draft.label}
         if not draft.is_start:
             setting["step"] = draft.step
@@ -442,16 +428,17 @@ def _scored_examples(
 
 
 def own_scores(
-    draft: Model, examples: ExamplePrompts, writing: Writing, *, skipped: int = 0
+    draft: Model, examples: ExamplePrompts, config: TrajectoryConfig, sampling: SamplingParams
 ) -> tuple[float, ...]:
     """Score of the answer that the draft writes to each example without the target, 0 to 1.
 
-    `draft`: prepared for decoding. `skipped`: as in `sample_texts`.
+    `draft`: prepared for decoding.
 
     Paper: Zhou et al. 2023, section 5.2, figure 5a: quality of drafts against block efficiency.
     """
     answers: list[list[int]] = []
-    sample_texts(draft, examples.prompts, writing, answers, skipped=skipped)
+    skipped = config.skip_prompts
+    sample_texts(draft, examples.prompts, config, sampling, answers, skipped=skipped)
     scores = [examples.score(number, answer) for number, answer in enumerate(answers)]
     return tuple(round(score, 6) for score in scores if score is not None)
 

@@ -138,14 +138,13 @@ def expected_speeds(
 
 def _by_costs(row: Row, costs: PassCosts, confidence: float) -> Interval:
     """1 / the relative cost of a block that drafts `drafted_per_block` tokens."""
-    gamma, totals = gamma_of(row), row.totals
-    error = costs.error_of_block(gamma, confidence)
+    blocks = gamma_of(row), row.totals["drafted_per_block"]
+    error = costs.error_of_block(blocks[0], confidence)
     if not math.isfinite(error[1]):
         return Interval(1.0, 0.0, math.inf)
-    part = costs.part_drafted(gamma, totals["drafted_per_block"])
-    block = totals["drafting_cost_ratio"] * gamma + totals["block_cost_ratio"]
-    cost = 1 + part * (block - 1)
-    low_cost, high_cost = (cost + part * block * (factor - 1) for factor in error)
+    cost, whole = costs.block_cost(*blocks), costs.block_cost(blocks[0])
+    spread = costs.part_drafted(*blocks) * whole
+    low_cost, high_cost = (cost + spread * (factor - 1) for factor in error)
     return Interval(1.0, cost / high_cost, cost / low_cost if low_cost > 0 else math.inf)
 
 
@@ -201,8 +200,8 @@ def decide_by_expected(
     if count < LEAST_UNITS:
         return best, _too_few(f"expected {speedup.value:.2f}x{where}", count, "text", "num_prompts")
     if costs.engine:
-        tau = FIGURES["block_efficiency"].value(best.row)
-        side, needed = _side(1.0, speedup), tau / speedup.value
+        tau, needed = FIGURES["block_efficiency"].value(best.row), best.row.totals["block_cost"]
+        side = _side(1.0, speedup)
         standing = f"{tau:.2f} tokens per target call are {side} the break-even {needed:.2f}"
         standing = f"{standing}; {costs.remark}" if costs.remark else standing
     else:

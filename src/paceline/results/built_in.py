@@ -45,7 +45,6 @@ BUILT_IN: Sequence[Figure] = (
         "over tokens that the target generated",
         (("acceptance", "tokens"),),
         symbol="alpha",
-        better="more",
         most=1.0,
         paper=_DISTILLSPEC,
     ),
@@ -54,14 +53,12 @@ BUILT_IN: Sequence[Figure] = (
         "the target's probability of the draft's most likely token: the acceptance of an engine "
         "that drafts greedily",
         (("greedy_acceptance", "tokens"),),
-        better="more",
         most=1.0,
     ),
     Figure(
         "greedy_agreement",
         "fraction of positions where both models have the same most likely token",
         (("agreement", "tokens"),),
-        better="more",
         most=1.0,
     ),
     Figure(
@@ -71,7 +68,6 @@ BUILT_IN: Sequence[Figure] = (
         label="tokens per target call",
         term="block efficiency",
         symbol="tau",
-        better="more",
         most=lambda row: float(row.setting.get("gamma", math.inf)) + 1,
         paper=_DISTILLSPEC,
     ),
@@ -82,7 +78,6 @@ BUILT_IN: Sequence[Figure] = (
         of="expected_acceptance",
         formula=lambda alpha, facts: speed.block_efficiency_iid(alpha, int(facts["gamma"])),
         needs=("gamma",),
-        better="more",
         paper=_DISTILLSPEC,
     ),
     Figure(
@@ -94,7 +89,6 @@ BUILT_IN: Sequence[Figure] = (
         needs=("gamma", "parameter_ratio"),
         label="MBSU",
         symbol="tau / (c gamma + 1)",
-        better="more",
         paper=_DIRECT,
     ),
     Figure(
@@ -104,7 +98,6 @@ BUILT_IN: Sequence[Figure] = (
         formula=_tau_and_gamma(speed.predicted_speedup, "cost_ratio"),
         needs=("gamma", "cost_ratio"),
         symbol="tau / (c gamma + 1)",
-        better="more",
         paper=_DISTILLSPEC,
     ),
     Figure(
@@ -139,14 +132,12 @@ BUILT_IN: Sequence[Figure] = (
         of="block_efficiency",
         formula=lambda tau, facts: tau / facts["block_cost"],
         needs=("block_cost",),
-        better="more",
     ),
     Figure(
         "speedup",
         "seconds per token of the target alone / of decoding with the draft, measured by turns on "
         "the same requests, prompt included",
         (("target_seconds", "target_tokens"), ("tokens", "seconds")),
-        better="more",
         format=".2f",
     ),
     Figure(
@@ -156,7 +147,6 @@ BUILT_IN: Sequence[Figure] = (
             ("target_seconds - target_first_seconds", "target_tokens - target_first_tokens"),
             ("tokens - first_tokens", "seconds - first_seconds"),
         ),
-        better="more",
         format=".2f",
     ),
     Figure(
@@ -164,7 +154,6 @@ BUILT_IN: Sequence[Figure] = (
         "seconds of a request with another model alone / of decoding with the draft, measured by "
         "turns on the same requests; texts may have other lengths",
         (("reference_seconds", "seconds"),),
-        better="more",
         format=".2f",
     ),
     Figure(
@@ -194,7 +183,6 @@ BUILT_IN: Sequence[Figure] = (
         ),
         needs=("scored_block_efficiency", "gamma", "cost_ratio"),
         label="measured / predicted",
-        better="more",
     ),
     Figure(
         "engine_efficiency",
@@ -203,7 +191,6 @@ BUILT_IN: Sequence[Figure] = (
         of="decoding_speedup",
         formula=lambda measured, facts: measured / facts["predicted_speedup"],
         needs=("predicted_speedup",),
-        better="more",
     ),
     Figure(
         "tokens_per_s",
@@ -211,7 +198,6 @@ BUILT_IN: Sequence[Figure] = (
         (("tokens", "seconds"),),
         label="tokens per second",
         unit="1/s",
-        better="more",
         format=".1f",
     ),
     Figure(
@@ -220,7 +206,6 @@ BUILT_IN: Sequence[Figure] = (
         (("target_tokens", "target_seconds"),),
         label="tokens per second of the target alone",
         unit="1/s",
-        better="more",
         format=".1f",
     ),
     Figure(
@@ -231,7 +216,6 @@ BUILT_IN: Sequence[Figure] = (
         needs=("block_s",),
         label="tokens per second after the first",
         unit="1/s",
-        better="more",
         format=".1f",
     ),
     Figure(
@@ -239,7 +223,6 @@ BUILT_IN: Sequence[Figure] = (
         "accepted / examined drafted tokens while decoding; examined: the accepted tokens and the "
         "first rejected one of each block",
         (("examined - rejected", "examined"),),
-        better="more",
         interval="count",
         most=1.0,
     ),
@@ -289,7 +272,6 @@ BUILT_IN: Sequence[Figure] = (
         "draft_acceptance_rate",
         "accepted / drafted tokens while decoding, the number that vLLM prints",
         (("accepted", "drafted"),),
-        better="more",
         interval="count",
         most=1.0,
     ),
@@ -298,7 +280,6 @@ BUILT_IN: Sequence[Figure] = (
         "fraction of the blocks that accept the drafted token at a position, from 0",
         (("position_accepted", "calls"),),
         label="acceptance at the position",
-        better="more",
         most=1.0,
     ),
     Figure(
@@ -312,7 +293,6 @@ BUILT_IN: Sequence[Figure] = (
         "p_value",
         "how often a lossless rule has a G at least as large",
         label="p",
-        better="more",
         format=".2g",
     ),
     Figure(
@@ -327,14 +307,12 @@ BUILT_IN: Sequence[Figure] = (
     Figure(
         "gain",
         "block efficiency / that of the run's initial draft, on the same texts",
-        better="more",
         format=".2f",
     ),
     Figure(
         "rule_acceptance",
         "probability that a rule accepts a drafted token; a mean over tokens of held-out text",
         label="acceptance under the rule",
-        better="more",
     ),
     Figure(
         "rule_tvd",
@@ -347,7 +325,6 @@ BUILT_IN: Sequence[Figure] = (
     Figure(
         "accuracy",
         "fraction of held-out tokens that are the model's most likely one",
-        better="more",
     ),
     Figure(
         "loss",
@@ -360,7 +337,6 @@ BUILT_IN: Sequence[Figure] = (
         "quality",
         "mean score of the answers",
         (("score", ONE),),
-        better="more",
         interval="score",
         most=1.0,
     ),
@@ -368,30 +344,7 @@ BUILT_IN: Sequence[Figure] = (
         "relative_quality",
         "mean score of the answers / that of the target alone on the same examples",
         (("score", "target_score"),),
-        better="more",
         interval="score",
-    ),
-    Figure(
-        "nats_per_token",
-        "mean of -log p over the tokens of a text",
-        (("nats", "tokens"),),
-        unit="nats",
-        better="less",
-    ),
-    Figure(
-        "perplexity",
-        "exp(nats per token)",
-        of="nats_per_token",
-        formula=lambda nats, _: math.exp(nats) if nats < 700 else math.inf,
-        better="less",
-        format=".2f",
-    ),
-    Figure(
-        "nats_per_byte",
-        "mean of -log p per byte of a text in UTF-8, to compare models of other vocabularies",
-        (("nats", "bytes"),),
-        unit="nats",
-        better="less",
     ),
     Figure(
         "tight_bound",
@@ -399,7 +352,6 @@ BUILT_IN: Sequence[Figure] = (
         (("tight", ONE),),
         interval="mean",
         label="bound from lemma A.3",
-        better="more",
         paper=_DISTILLSPEC,
     ),
     Figure(
@@ -408,7 +360,6 @@ BUILT_IN: Sequence[Figure] = (
         (("proven", ONE),),
         interval="mean",
         label="bound as proven",
-        better="more",
         paper=_DISTILLSPEC,
     ),
     Figure(
@@ -417,7 +368,6 @@ BUILT_IN: Sequence[Figure] = (
         (("printed", ONE),),
         interval="mean",
         label="bound as printed (not proven)",
-        better="more",
         paper=_DISTILLSPEC,
     ),
     Figure(

@@ -72,7 +72,7 @@ class Figure:
         term: Name in lists of definitions; by default the label.
         symbol: Symbol in the papers.
         unit: Such as seconds; empty: a pure number.
-        better: Direction; None: neither.
+        better: Direction.
         interval: `ratio`: bootstrap-t; `score`: of values in [0, 1]; `count`: of events that equal
             units may have by chance; `mean`: Student's, of values that may be negative.
         most: The largest possible value, of all rows or of each.
@@ -90,7 +90,7 @@ class Figure:
     term: str = ""
     symbol: str = ""
     unit: str = ""
-    better: Literal["more", "less"] | None = None
+    better: Literal["more", "less"] = "more"
     interval: Literal["ratio", "score", "count", "mean"] = "ratio"
     most: float | Callable[[Row], float] = math.inf
     format: str = ".3f"

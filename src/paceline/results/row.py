@@ -32,7 +32,6 @@ Names of sums:
                                 of the same request with the target alone, timed by turns;
                                 `reference_*`: with a third model
     identical, ties             of a greedy text: whether it is the target's, or differs at a tie
-    nats, bytes                 -log p of the tokens of a text; size of the text in UTF-8
     tight, proven, printed, length, tvd
                                 of a prompt: bounds of its acceptance; see measure.bounds
     regret, bound, least_risk, violations, positions
@@ -278,6 +277,14 @@ def _row(values: Any, kind: type[RowT], where: str) -> RowT:
         return kind.model_validate(values, context=Origin.RESULTS)
     except ValidationError as error:
         raise UsageError(f"{where} is not a result row: {describe(error)}") from None
+
+
+def sums_of(units: Sequence[Mapping[str, float]]) -> dict[str, tuple[float | None, ...]]:
+    """Sums of each unit as those of a row; None where a unit lacks one."""
+    names = dict.fromkeys(name for sums in units for name in sums)
+    return {
+        name: tuple(float(sums[name]) if name in sums else None for sums in units) for name in names
+    }
 
 
 def rounded(values: Iterable[float] | Tensor, digits: int = 6) -> tuple[float | None, ...]:

@@ -12,7 +12,7 @@ from paceline.config import validate
 from paceline.errors import PromptError, UsageError
 from paceline.models import load_model
 from paceline.tasks import Translation
-from support.runs import write_corpus, write_pair
+from support.runs import write_corpus
 
 pytestmark = pytest.mark.slow
 
@@ -25,10 +25,9 @@ NESTED = {"prompt_field": "translation.de", "completion_field": "translation.en"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = write_pair(tmp_path_factory.mktemp("bench"))
-    write_corpus(place / "rows.jsonl", ROWS)
-    return place
+def folder(folder: Path) -> Path:
+    write_corpus(folder / "rows.jsonl", ROWS)
+    return folder
 
 
 def settings(folder: Path, output: Path, **task: Any) -> BenchConfig:

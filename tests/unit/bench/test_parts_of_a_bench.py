@@ -12,14 +12,9 @@ from paceline.data.tokens import encode
 from paceline.decode import AutoregressiveDecoder
 from paceline.errors import ConfigError, UsageError
 from paceline.models import load_model
-from support.runs import bench_config, write_bench_pair, write_pair
+from support.runs import bench_config, write_pair
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_bench_pair(tmp_path_factory.mktemp("bench"))
 
 
 def settings(folder: Path, output: Path, temperature: float, **changes: Any) -> BenchConfig:

@@ -22,7 +22,7 @@ from paceline.models import CausalModel, load_model
 from paceline.records import RunDirectory
 from paceline.results.figures import FIGURES
 from paceline.results.row import Row, Source, write_rows
-from support.runs import QUESTIONS, bench_config, write_bench_pair, write_corpus
+from support.runs import QUESTIONS, bench_config, write_corpus
 
 pytestmark = pytest.mark.slow
 
@@ -32,11 +32,6 @@ GRID = {
     "rules": [{"rule": "lossless"}, {"rule": "chow", "alpha": [0.5, 1.0]}],
     "strategies": [{"strategy": "token_cascade", "alpha": 0.5}],
 }
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_bench_pair(tmp_path_factory.mktemp("bench"))
 
 
 def settings(folder: Path, output: Path, **changes: Any) -> BenchConfig:

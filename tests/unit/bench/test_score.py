@@ -14,14 +14,8 @@ from paceline.engines import text_servers
 from paceline.errors import ConfigError, EngineError, UsageError
 from paceline.records import read_jsonl
 from support.engines import Served, serving
-from support.runs import write_bench_pair
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_bench_pair(tmp_path_factory.mktemp("score"))
 
 
 @pytest.fixture(autouse=True)

@@ -22,21 +22,16 @@ from paceline.engines.commands import EngineChoice, Setup, server_command, serve
 from paceline.engines.contract import Request
 from paceline.engines.kinds import Capacity, Drafting
 from paceline.engines.process import started
-from paceline.engines.servers import VerifiedBlock, VllmServer, examined, stream_answer
+from paceline.engines.servers import VllmServer, examined, stream_answer
 from paceline.engines.vllm_plugin import read_rule
 from paceline.errors import ConfigError, EngineError
 from paceline.models import load_model
 from paceline.permissions import given
 from paceline.results.row import Row
 from support.engines import Answer, sampling_of, serving
-from support.runs import write_bench_pair, write_corpus
+from support.runs import write_corpus
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_bench_pair(tmp_path_factory.mktemp("served"))
 
 
 def settings(folder: Path, output: Path, **changes: Any) -> dict[str, Any]:
@@ -243,13 +238,18 @@ def test_blocks_that_are_longer_than_the_answer_are_predicted(
 
 
 def test_blocks_behind_the_end_of_a_text_are_not_counted():
-    whole = [VerifiedBlock(2, 2), VerifiedBlock(2, 0), VerifiedBlock(2, 1)]
-    assert examined(whole, 1 + 3 + 1 + 2) == (3, 6, 5, 2)
-    assert examined(whole, 1 + 3) == (1, 2, 2, 0)
+    def counts(blocks: list[tuple[int, int]], num_tokens: int) -> tuple[int, ...]:
+        found = examined(blocks, num_tokens)
+        assert found.num_emitted + found.num_prefill_tokens == num_tokens
+        return found.num_blocks, found.num_drafted, found.num_examined, found.num_recovered
+
+    whole = [(2, 2), (2, 0), (2, 1)]
+    assert counts(whole, 1 + 3 + 1 + 2) == (3, 6, 5, 2)
+    assert counts(whole, 1 + 3) == (1, 2, 2, 0)
     # the text ends at the first of two accepted tokens: the second one is not part of it
-    assert examined([VerifiedBlock(2, 2)], 1 + 1) == (1, 2, 1, 0)
+    assert counts([(2, 2)], 1 + 1) == (1, 2, 1, 0)
     # steps without a draft
-    assert examined([VerifiedBlock(2, 0)], 1 + 1 + 3) == (4, 2, 1, 1)
+    assert counts([(2, 0)], 1 + 1 + 3) == (4, 2, 1, 1)
 
 
 @pytest.mark.parametrize(

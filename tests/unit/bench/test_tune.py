@@ -12,7 +12,7 @@ from rich.console import Console
 
 from paceline.bench import BenchConfig, bench, read_rows, runner
 from paceline.bench.answers import read_texts
-from paceline.bench.prediction import Prediction, predict
+from paceline.bench.prediction import SPEEDUP, SURPRISAL, predict
 from paceline.bench.tune import TuneConfig, spread, tune, undominated
 from paceline.cli.decode import usage
 from paceline.cli.tables import printed
@@ -27,7 +27,7 @@ from paceline.records import RunDirectory
 from paceline.train.config import Checkpoints
 from paceline.view.tables import tuned_tables
 from support.engines import step, write_costs
-from support.runs import write_corpus, write_pair
+from support.runs import write_corpus
 
 QUESTIONS = [
     f"the {a} sat near the {b}" for a in ("cat", "hen", "man", "ant") for b in ("inn", "tin", "pan")
@@ -35,10 +35,9 @@ QUESTIONS = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(folder: Path) -> Path:
     """The right answers are the target's own greedy ones."""
-    place = write_pair(tmp_path_factory.mktemp("tune"))
-    target = load_model(place / "target", "float32")
+    target = load_model(folder / "target", "float32")
     assert target.tokenizer is not None
     prompts = [target.tokenizer(text)["input_ids"] for text in QUESTIONS]
     answers = AutoregressiveDecoder(target, SamplingParams(temperature=0)).generate(prompts, 8)
@@ -46,8 +45,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"prompt": text, "completion": "good " + target.tokenizer.decode(answer.tokens)}
         for text, answer in zip(QUESTIONS, answers, strict=True)
     ]
-    write_corpus(place / "questions.jsonl", pairs)
-    return place
+    write_corpus(folder / "questions.jsonl", pairs)
+    return folder
 
 
 def settings(folder: Path, output: Path, **changes: Any) -> TuneConfig:
@@ -70,15 +69,12 @@ def settings(folder: Path, output: Path, **changes: Any) -> TuneConfig:
     return validate(TuneConfig, values | changes)
 
 
-def candidate(alpha: float, surprisal: float, speedup: float) -> tuple[Prediction, DecodingConfig]:
+Candidate = tuple[dict[str, float], DecodingConfig]
+
+
+def candidate(alpha: float, surprisal: float, speedup: float) -> Candidate:
     decoding = DecodingConfig(strategy=Speculative(rule=Chow(alpha)))
-    prediction = Prediction(
-        key=str(alpha),
-        rejection=0.1,
-        surprisal=surprisal,
-        speedup=speedup,
-    )
-    return prediction, decoding
+    return {SURPRISAL: surprisal, SPEEDUP: speedup}, decoding
 
 
 def alphas(decodings: list[DecodingConfig]) -> list[float]:
@@ -307,7 +303,7 @@ def candidates(monkeypatch: pytest.MonkeyPatch) -> list[Speculative]:
     """What was predicted; timing decides which of these are measured."""
     found: list[Speculative] = []
 
-    def spy(work: Any, texts: Any, cells: list[DecodingConfig], *rest: Any) -> list[Prediction]:
+    def spy(work: Any, texts: Any, cells: list[DecodingConfig], *rest: Any) -> Any:
         found.extend(one.strategy for one in cells if isinstance(one.strategy, Speculative))
         return predict(work, texts, cells, *rest)
 

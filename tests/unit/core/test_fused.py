@@ -85,6 +85,14 @@ def assert_close(found: Tensor | None, expected: Tensor | None) -> None:
     assert float((found.double() - expected.double()).abs().max()) < 1e-6 * scale
 
 
+def assert_same_slopes(ours: Case, plain: Case, value: Tensor, expected: Tensor) -> None:
+    value.backward()
+    expected.backward()
+    assert_close(value.detach(), expected.detach())
+    for found, wanted in zip(ours.grads(), plain.grads(), strict=True):
+        assert_close(found, wanted)
+
+
 # trl#5731: the fused path must train the objective that was asked for.
 @chunks
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -94,22 +102,14 @@ def test_chunks_give_the_plain_loss_and_its_slopes(
 ):
     ours, plain = make_case(dtype), make_case(dtype)
     value, expected = chunked(ours, divergence, chunk_size), plain_loss(plain, divergence)
-    value.backward()
-    expected.backward()
-    assert_close(value.detach(), expected.detach())
-    for found, wanted in zip(ours.grads(), plain.grads(), strict=True):
-        assert_close(found, wanted)
+    assert_same_slopes(ours, plain, value, expected)
 
 
 @chunks
 def test_logits_beyond_the_vocabulary_are_sliced_off_and_get_no_slope(chunk_size: int):
     ours, plain = make_case(torch.float32, vocab_size=20), make_case(torch.float32, vocab_size=20)
     value, expected = chunked(ours, forward_kl, chunk_size, 20), plain_loss(plain, forward_kl, 20)
-    value.backward()
-    expected.backward()
-    assert_close(value.detach(), expected.detach())
-    for found, wanted in zip(ours.grads(), plain.grads(), strict=True):
-        assert_close(found, wanted)
+    assert_same_slopes(ours, plain, value, expected)
     assert ours.weight.grad is not None
     assert (ours.weight.grad[20:] == 0).all()
 

@@ -366,5 +366,5 @@ def walked(survival: list[float], gamma: int) -> list[float]:
 @pytest.mark.parametrize("gamma", [1, 2, 3, 9])
 def test_places_that_are_judged_are_those_of_all_ways_the_blocks_may_fall(gamma: int):
     rows = [[0.3, 1.0, 0.0, 0.6, 0.9, 0.2, 0.5], [0.8, 0.1, 0.7, 0.0, 0.0, 0.0, 0.0]]
-    found = examined_places(torch.tensor(rows), gamma)
+    found = examined_places(torch.tensor(rows), torch.ones(2, 7), gamma, budget=8)
     assert torch.allclose(found, torch.tensor([walked(r, gamma) for r in rows]).double(), atol=1e-6)

@@ -31,8 +31,7 @@ _WORDS = ("cat", "hat", "pan", "tin", "inn", "hen", "rain", "river", "thread", "
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_pair(tmp_path_factory.mktemp("pair"))
+def folder(folder: Path) -> Path:
     write_corpus(folder / "prompts.jsonl", [{"prompt": f"the {word}"} for word in _WORDS])
     return folder
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from paceline.data.collate import TokenRow
 from paceline.data.examples import Example
 from paceline.data.sources import ExampleStream, FixedText, ReadText, Shard
 from paceline.errors import ConfigError, PromptError
@@ -65,6 +66,13 @@ def test_every_text_is_read_once_and_its_states_lie_by_themselves(monkeypatch: p
         assert storage.nbytes() == row.target_hidden_TD.nbytes
 
 
+def assert_same(row: TokenRow, other: TokenRow) -> None:
+    assert row.tokens == other.tokens
+    assert row.target_hidden_TD is not None
+    assert other.target_hidden_TD is not None
+    assert torch.equal(row.target_hidden_TD, other.target_hidden_TD)
+
+
 @pytest.mark.parametrize("done", [1, 3, 5])
 def test_a_source_that_is_restored_goes_on_with_the_same_numbers(done: int):
     model = tiny_model()
@@ -73,10 +81,7 @@ def test_a_source_that_is_restored_goes_on_with_the_same_numbers(done: int):
     resumed.text.stream.num_drawn = 2 * done
     for batch in expected:
         for row, other in zip(batch.rows, resumed.next_batch().rows, strict=True):
-            assert row.tokens == other.tokens
-            assert row.target_hidden_TD is not None
-            assert other.target_hidden_TD is not None
-            assert torch.equal(row.target_hidden_TD, other.target_hidden_TD)
+            assert_same(row, other)
 
 
 def test_two_processes_read_what_one_reads():
@@ -85,10 +90,7 @@ def test_two_processes_read_what_one_reads():
     halves = [source(model, 4, Shard(rank, 2)).next_batch().rows for rank in (0, 1)]
     dealt_out = [row for pair in zip(*halves, strict=True) for row in pair]
     for row, other in zip(whole, dealt_out, strict=True):
-        assert row.tokens == other.tokens
-        assert row.target_hidden_TD is not None
-        assert other.target_hidden_TD is not None
-        assert torch.equal(row.target_hidden_TD, other.target_hidden_TD)
+        assert_same(row, other)
 
 
 def test_what_does_not_fit_is_refused_with_what_it_takes():

@@ -12,12 +12,11 @@ from paceline.data.distillation_data import generate_data
 from paceline.data.requests import GenerateDataConfig
 from paceline.errors import UsageError
 from support.engines import Answer, Served, serving
-from support.runs import write_corpus, write_pair
+from support.runs import write_corpus
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_pair(tmp_path_factory.mktemp("pair"))
+def folder(folder: Path) -> Path:
     write_corpus(folder / "prompts.jsonl", [{"prompt": f"the {x}"} for x in ("cat", "hat")] * 4)
     return folder
 

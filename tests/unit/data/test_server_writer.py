@@ -22,7 +22,7 @@ from paceline.engines import text_servers
 from paceline.errors import ConfigError, EngineError, PacelineError, SlowerWarning, UsageError
 from paceline.permissions import given
 from support.engines import Answer, Served, serving, top_of
-from support.runs import write_corpus, write_pair
+from support.runs import write_corpus
 
 _WORDS = ("cat", "hat", "pan", "tin", "inn", "hen", "rain", "river", "thread", "barn", "sat")
 KEY = "a-secret-key-1234"
@@ -30,8 +30,7 @@ TOP = 3
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_pair(tmp_path_factory.mktemp("pair"))
+def folder(folder: Path) -> Path:
     write_corpus(folder / "prompts.jsonl", [{"prompt": f"the {word}"} for word in _WORDS])
     return folder
 

@@ -16,7 +16,6 @@ from paceline.engines.text_servers import TextServers
 from paceline.engines.texts import OpenAIWriter, Written
 from paceline.errors import EngineError, UsageError
 from support.engines import Answer, Served, serving
-from support.runs import write_pair
 
 Process = Callable[[Tensor, dict[str, Any]], Tensor]
 LOWEST = -9999.0  # vLLM's, instead of minus infinity
@@ -41,11 +40,6 @@ def processed(log_probs: Tensor, body: dict[str, Any]) -> Tensor:
 def busy(log_probs: Tensor, _: dict[str, Any]) -> Tensor:
     """Two steps of bfloat16 logits between 16 and 32, at random."""
     return log_probs - 0.125 * torch.randint(0, 3, log_probs.shape)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_pair(tmp_path_factory.mktemp("pair"))
 
 
 @pytest.fixture(autouse=True)

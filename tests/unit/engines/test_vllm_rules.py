@@ -163,24 +163,19 @@ def test_a_request_of_the_first_runner_with_a_seed_gives_the_same_tokens():
     assert any(text != free[0] for text in free)
 
 
+def of_one_request(target: Tensor, draft: Tensor, given: list[int]) -> tuple[Tensor, Tensor]:
+    """Tokens and counts of a request with one drafted token."""
+    numbers = ([0, 2], [7, 8], [0, 0], [0, 1])
+    settings = (torch.tensor(given), *map(torch.tensor, numbers), torch.ones(1), torch.tensor([11]))
+    return rejection_sample_v2(Lossless(), target, draft, *settings, 1)
+
+
 def test_a_draft_that_is_not_valid_is_rejected_and_replaced_by_a_token_of_the_target():
     target = torch.full((2, V), -30.0)
     target[:, 4] = 0.0
     draft = torch.zeros(1, 1, V)
     draft[0, 0, 4] = 30.0  # its residual would never give token 4
-    tokens, counts = rejection_sample_v2(
-        Lossless(),
-        target,
-        draft,
-        torch.tensor([1, -1]),
-        torch.tensor([0, 2]),
-        torch.tensor([7, 8]),
-        torch.tensor([0, 0]),
-        torch.tensor([0, 1]),
-        torch.ones(1),
-        torch.tensor([11]),
-        1,
-    )
+    tokens, counts = of_one_request(target, draft, [1, -1])
     assert tokens.tolist() == [[4, -1]]
     assert counts.tolist() == [1]
 
@@ -188,17 +183,5 @@ def test_a_draft_that_is_not_valid_is_rejected_and_replaced_by_a_token_of_the_ta
 def test_a_target_with_padded_logits_never_gives_padding():
     target = torch.zeros(2, V + 3)
     target[:, V:] = 50.0
-    tokens, _ = rejection_sample_v2(
-        Lossless(),
-        target,
-        torch.zeros(1, 1, V),
-        torch.tensor([1, 2]),
-        torch.tensor([0, 2]),
-        torch.tensor([7, 8]),
-        torch.tensor([0, 0]),
-        torch.tensor([0, 1]),
-        torch.ones(1),
-        torch.tensor([11]),
-        1,
-    )
+    tokens, _ = of_one_request(target, torch.zeros(1, 1, V), [1, 2])
     assert int(tokens.max()) < V

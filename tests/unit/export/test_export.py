@@ -391,11 +391,6 @@ SMALL = {
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_pair(tmp_path_factory.mktemp("pair"))
-
-
 def measured(folder: Path, place: Path, draft_temperature: float | None, **changes: Any) -> Path:
     """A measurement of the pair at temperature 1."""
     values = SMALL | {

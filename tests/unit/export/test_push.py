@@ -19,7 +19,7 @@ from paceline.export import ExportConfig, Exported, export
 from paceline.measure import MeasureConfig, measure
 from paceline.records import RunDirectory
 from paceline.train import align
-from support.runs import align_config, write_pair
+from support.runs import align_config
 
 TOKEN = "hf_of_a_test"
 
@@ -103,11 +103,6 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     server.shutdown()
     thread.join()
     server.server_close()
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_pair(tmp_path_factory.mktemp("pushed"))
 
 
 def pushed(folder: Path, out: Path, **changes: Any) -> Exported:

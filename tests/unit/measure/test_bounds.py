@@ -19,7 +19,6 @@ from paceline.errors import UsageError
 from paceline.measure.bounds import BoundsConfig, bounds, regret_and_bound, theorem_bounds
 from paceline.results.figures import FIGURES
 from paceline.results.row import read_rows
-from support.runs import write_pair
 
 LENGTH = 3
 
@@ -199,12 +198,6 @@ def test_a_rule_that_always_defers_breaks_the_bound():
     assert wrong.bound.item() == pytest.approx(0.002)
     assert wrong.num_violations == 1
     assert regret_and_bound(Opt(alpha=1.0), truth, target, truth).num_violations == 0
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny pair, and seven texts."""
-    return write_pair(tmp_path_factory.mktemp("pair"))
 
 
 def config(folder: Path, output: Path, **changes: Any) -> BoundsConfig:

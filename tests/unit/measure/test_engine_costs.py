@@ -13,7 +13,7 @@ from paceline.bench.tune import in_engine_seconds
 from paceline.config import validate
 from paceline.core.sampling import SamplingParams
 from paceline.decode.strategies import Autoregressive, Speculative
-from paceline.engines.contract import BlockCounts, Engine, Request, Served, Together
+from paceline.engines.contract import BlockCounts, Engine, Request, Served
 from paceline.engines.kinds import untested
 from paceline.errors import EngineError, PacelineError, UsageError
 from paceline.measure import MeasureConfig, measure
@@ -33,7 +33,6 @@ from paceline.results import FIGURES
 from support.engines import costs_of, step, write_costs
 from support.results import example
 from support.results import row as cell_row
-from support.runs import write_pair
 
 PREFILL_S, STEP_S, BLOCK_S, PER_BLOCK = 0.5, 0.01, 0.016, 2
 
@@ -50,20 +49,18 @@ class Clock(Engine):
         self._keeps, self._kept = keeps_prompts, set[tuple[int, ...]]()
 
     def serve(self, request: Request) -> Served:
-        found = self.serve_together([request], 1)
-        return Served(found.tokens[0], found.seconds[0], found.blocks)
+        return self.serve_together([request], 1)
 
-    def serve_together(self, requests: Sequence[Request], batch_size: int) -> Together:
-        texts = [[1] * request.max_new_tokens for request in requests]
-        steps = [(len(text) - 1) // (PER_BLOCK if self._gamma else 1) for text in texts]
+    def serve_together(self, requests: Sequence[Request], batch_size: int) -> Served:
+        lengths = [request.max_new_tokens for request in requests]
+        steps = [(length - 1) // (PER_BLOCK if self._gamma else 1) for length in lengths]
         step_s = (BLOCK_S if self._gamma else STEP_S) * (1 + 0.1 * (batch_size - 1))
-        read_s = [self._read_s(request) for request in requests]
-        seconds = [begun + step_s * number for begun, number in zip(read_s, steps, strict=True)]
+        seconds = sum(map(self._read_s, requests)) + step_s * sum(steps)
         blocks = None
         if self._gamma:
             drafted = self._drafts * sum(steps)
             blocks = BlockCounts(num_blocks=sum(steps), num_drafted=drafted)
-        return Together(texts, seconds, blocks)
+        return Served([1] * sum(lengths), seconds, blocks)
 
     def _read_s(self, request: Request) -> float:
         prompt = tuple(request.prompt)
@@ -115,30 +112,25 @@ COSTS = costs_of(
 )
 
 
-def test_costs_give_the_engines_own_speedup():
-    """By hand: a block of 3 takes 19 ms, a step 10, so 1.8 tokens a block are 18 / 19 the speed."""
+def test_blocks_cost_what_they_took_in_the_engine():
+    """By hand: a block of 3 takes 19 ms, a step 10."""
     passes = COSTS.step_costs([1, 2, 3], 1)
-    assert passes.expected_speedup(1.8, 3) == pytest.approx(18 / 19)
-    assert passes.expected_speedup(1.8, 2) == pytest.approx(18 / 17), (
-        "between the two that were timed"
-    )
-    assert passes.expected_speedup(1.5, 1) == pytest.approx(1)
+    costs = [passes.block_cost(gamma) for gamma in (1, 2, 3)]
+    assert costs == pytest.approx([1.5, 1.7, 1.9])  # 2 is between the two that were timed
     assert passes.cost_ratio == pytest.approx(0.5)
     # by a text's end a block drafted 1.5 of 3 tokens: half of what drafting adds,
     # unless it drafts on
-    assert COSTS.block_s(3, 1, 1.5) == pytest.approx(0.0145)
-    assert passes.expected_speedup(1.45, 3, 1.5) == pytest.approx(1)
+    assert passes.block_cost(3, 1.5) == pytest.approx(1.45)
     in_full = COSTS.model_copy(update={"drafts_in_full": True})
-    assert in_full.block_s(3, 1, 1.5) == pytest.approx(0.019)
-    assert in_full.step_costs([3], 1).expected_speedup(1.9, 3, 1.5) == pytest.approx(1)
+    assert in_full.step_costs([3], 1).block_cost(3, 1.5) == pytest.approx(1.9)
     # a block is known to a tenth, and so is the step that it is divided by
     assert passes.error_of_block(3, 0.95) == pytest.approx((0.9 / 1.1, 1.1 / 0.9))
-    assert COSTS.step_costs([3], 4).expected_speedup(1.8, 3) == pytest.approx(1.8 * 20 / 60)
+    assert COSTS.step_costs([3], 4).block_cost(3) == pytest.approx(3)
 
 
 def test_a_block_that_was_timed_faster_than_a_step_costs_what_it_was():
     passes = costs_of(step(0, 0.010), step(2, 0.009)).step_costs([2], 1)
-    assert passes.expected_speedup(1.5, 2) == pytest.approx(15 / 9)
+    assert passes.block_cost(2) == pytest.approx(0.9)
 
 
 @pytest.mark.parametrize(
@@ -149,11 +141,6 @@ def test_costs_that_were_not_measured_are_refused(gammas: list[int], concurrency
     assert COSTS.usable([1, 2, 3, 8], 1) == (1, 2, 3)
     with pytest.raises(PacelineError, match=said):
         COSTS.usable(gammas, concurrency)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_pair(tmp_path_factory.mktemp("pair"))
 
 
 STEPS = (step(0, 0.010), step(1, 0.012), step(3, 0.015))

@@ -11,12 +11,12 @@ import torch
 
 from paceline.core.bootstrap import Interval
 from paceline.core.sampling import SamplingParams
-from paceline.core.stats import DecodeStats
+from paceline.core.stats import DecodeStats, Times
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import UsageError
 from paceline.measure import latency
 from paceline.measure.acceptance import PairTexts, score_texts
-from paceline.measure.latency import PairedTimes, PassTimer, PromptTimes, time_pairs
+from paceline.measure.latency import PairedTimes, PassTimer, time_pairs
 from paceline.measure.measurement import MeasureConfig, measure_models
 from paceline.measure.results import gamma_of, num_tokens, of_requests
 from paceline.measure.verdict import decide
@@ -31,6 +31,11 @@ PROMPTS = [[1, 2], [3], [4, 5, 1], [0, 0]] * 3
 
 def _config(**values):
     return MeasureConfig(target="t", draft="d", prompts="p.txt", **values)
+
+
+def _measured(prompts=PROMPTS, **changes):
+    target, draft = TableModel.random(6, 1, seed=1), TableModel.random(6, 1, seed=2)
+    return measure_models(target, draft, prompts, _config(**changes))
 
 
 def test_scores_of_a_text_are_those_computed_token_by_token():
@@ -133,15 +138,12 @@ def test_a_first_token_that_no_block_drafts_does_not_count():
 
 
 def test_a_measurement_survives_json():
-    target, draft = TableModel.random(6, 1, seed=1), TableModel.random(6, 1, seed=2)
-    found = measure_models(target, draft, PROMPTS, _config(max_new_tokens=10, timed_prompts=2))
+    found = _measured(max_new_tokens=10, timed_prompts=2)
     assert type(found).model_validate_json(found.model_dump_json()) == found
 
 
 def test_a_measurement_is_a_line_and_in_a_notebook_a_table_by_gamma():
-    target, draft = TableModel.random(6, 1, seed=1), TableModel.random(6, 1, seed=2)
-    config = _config(max_new_tokens=10, timed_prompts=0, gammas=(1, 3))
-    found = measure_models(target, draft, PROMPTS, config)
+    found = _measured(max_new_tokens=10, timed_prompts=0, gammas=(1, 3))
     assert repr(found) == f"<Measurement: {found.verdict.word}: {found.verdict.reason}>"
     cells = re.findall(r"<td>(.*?)</td>", found._repr_html_())
     names = re.findall(r"<th>(.*?)</th>", found._repr_html_())
@@ -156,9 +158,8 @@ def test_a_measurement_is_a_line_and_in_a_notebook_a_table_by_gamma():
 
 def test_the_figures_of_a_measurement_are_ratios_of_the_sums_of_its_rows():
     """By numpy: the JSON that `measure --json` prints has both."""
-    target, draft = TableModel.random(6, 1, seed=1), TableModel.random(6, 1, seed=2)
-    config = _config(max_new_tokens=16, timed_prompts=12, gammas=(1, 3), seed=5)
-    found = json.loads(measure_models(target, draft, PROMPTS, config).model_dump_json())
+    made = _measured(max_new_tokens=16, timed_prompts=12, gammas=(1, 3), seed=5)
+    found = json.loads(made.model_dump_json())
     text, *blocks, _, _, timed = found["rows"]
     sums = {name: np.array(values) for name, values in text["sums"].items()}
     for figure, name in {
@@ -206,8 +207,7 @@ def test_the_figures_of_a_measurement_are_ratios_of_the_sums_of_its_rows():
 
 
 def test_the_bounds_of_a_measurement_are_those_of_its_rows():
-    target, draft = TableModel.random(6, 1, seed=1), TableModel.random(6, 1, seed=2)
-    found = measure_models(target, draft, PROMPTS, _config(max_new_tokens=10, timed_prompts=9))
+    found = _measured(max_new_tokens=10, timed_prompts=9)
     shown = json.loads(found.model_dump_json())
     text, *_, timed = type(found).model_validate(shown).rows
     for row, part, figure in (
@@ -236,33 +236,33 @@ def _timed(temperature):
 
 def test_timed_texts_end_where_they_would_when_served():
     greedy, sampled = _timed(0), _timed(1)
-    assert greedy.baseline.tokens == greedy.method.tokens
+    assert greedy.sums["target_tokens"] == greedy.sums["tokens"]
     for times in (greedy, sampled):
-        assert times.stats.num_emitted + times.stats.num_prefill_tokens == sum(times.method.tokens)
-    assert min(sampled.method.tokens) < 2 * 9, "some text met a stop token"
+        generated = times.stats.num_emitted + times.stats.num_prefill_tokens
+        assert generated == sum(times.sums["tokens"])
+    assert min(sampled.sums["tokens"]) < 2 * 9, "some text met a stop token"
 
 
-def _speeds(baseline: PromptTimes, method: PromptTimes, num_repeats: int = 1) -> list[Interval]:
+def _speeds(baseline: list[Times], method: list[Times]) -> list[Interval]:
     """Speedup of whole requests, and after the first token."""
-    counts = [DecodeStats()] * len(method.tokens)
-    times = PairedTimes(baseline, method, DecodeStats(), num_repeats, counts)
-    units, source = tuple(range(len(counts))), Source(command="measure")
-    row = Row(population="p", units=units, setting={}, sums=times.sums, source=source)
+    sums = PairedTimes(baseline, method, [DecodeStats()] * 2).sums
+    row = Row(population="p", units=(0, 1), setting={}, sums=sums, source=Source(command="measure"))
     return [FIGURES[name].measure(row) for name in ("speedup", "decoding_speedup")]
 
 
 def test_a_text_that_ended_early_does_not_count_as_fast():
     # a second a token both ways, in texts of other lengths
-    nothing = [0.0, 0.0]
-    baseline = PromptTimes([4.0, 2.0], nothing, [4, 2])
-    assert _speeds(baseline, PromptTimes([1.0, 3.0], nothing, [1, 3]))[0] == (1, 1, 1)
+    baseline, method = ([Times(n, 0, n, 1) for n in counts] for counts in ((4, 2), (1, 3)))
+    assert _speeds(baseline, method)[0] == (1, 1, 1)
 
 
 def test_decoding_alone_leaves_the_first_tokens_out():
     # two repeats, each first token after 5 s of a prompt; then 1 s a token against 0.5 s
-    firsts, tokens = [10.0, 10.0], [6, 8]
-    sides = (PromptTimes(seconds, firsts, tokens) for seconds in ([14.0, 16.0], [12.0, 13.0]))
-    whole, after = _speeds(*sides, num_repeats=2)
+    sides = (
+        [Times(seconds, 10.0, tokens, 2) for seconds, tokens in zip(both, (6, 8), strict=True)]
+        for both in ((14.0, 16.0), (12.0, 13.0))
+    )
+    whole, after = _speeds(*sides)
     assert after == pytest.approx((2, 2, 2))
     assert whole.value == pytest.approx(30 / 25)
 
@@ -287,8 +287,7 @@ def test_texts_that_all_stop_at_once_are_not_timed():
 
 
 def test_what_the_engine_keeps_is_measured_against_the_tokens_that_it_gave():
-    target, draft = TableModel.random(6, 1, seed=1), TableModel.random(6, 1, seed=2)
-    found = measure_models(target, draft, PROMPTS, _config(timed_prompts=3))
+    found = _measured(timed_prompts=3)
     assert found.requests is not None
     speed = of_requests(found.requests, 0)
     reachable = speed["block_efficiency"] / (1 + speed["cost_ratio"] * speed["gamma"])
@@ -310,7 +309,7 @@ def test_passes_are_timed_as_blocks_make_them(monkeypatch: pytest.MonkeyPatch, t
     assert (costs.target_pass_s, costs.draft_pass_s) == (10, 1)
     assert costs.drafting_s == {2: 2, 5: 5}
     assert costs.verifying_s == {2: 10, 5: 10}
-    assert costs.expected_speedup(1.8, 5) == pytest.approx(1.8 / (5 * costs.cost_ratio + 1))
+    assert costs.block_cost(5) == pytest.approx(5 * costs.cost_ratio + 1)
 
 
 def _verdict(low, high, alpha=0.5, num_requests=8):
@@ -339,15 +338,13 @@ def test_an_undecided_verdict_is_neither_go_nor_no_go():
 
 @pytest.mark.parametrize("timed", [0, 5])
 def test_few_prompts_give_no_verdict(timed: int):
-    target, draft = TableModel.random(6, 1, seed=1), TableModel.random(6, 1, seed=2)
-    found = measure_models(target, draft, PROMPTS[:5], _config(timed_prompts=timed))
+    found = _measured(PROMPTS[:5], timed_prompts=timed)
     assert not found.verdict.decided
     assert ("num_prompts=8" if timed == 0 else "timed_prompts=8") in found.verdict.reason
 
 
 def test_the_interval_of_one_request_is_everything_and_survives_json():
-    target, draft = TableModel.random(6, 1, seed=1), TableModel.random(6, 1, seed=2)
-    found = measure_models(target, draft, PROMPTS[:1], _config(timed_prompts=1))
+    found = _measured(PROMPTS[:1], timed_prompts=1)
     assert found.requests is not None
     assert found.figure("speedup", found.requests)[1:] == (0, float("inf"))
     assert found.figure("expected_acceptance")[1:] == (0, 1)

@@ -21,7 +21,6 @@ from paceline.measure.perplexity import (
 from paceline.models import load_model
 from paceline.models.fakes import TableModel
 from support.models import tiny_hf, tiny_model
-from support.runs import write_pair
 
 TEXTS = ["the cat sat near the inn", "a hen ran", "then the man and the hen", "ä"]
 
@@ -52,11 +51,6 @@ def test_a_transformer_is_scored_as_by_a_float64_loop():
             logits = double(torch.tensor([tokens[:position]])).logits[0, -1, : model.vocab_size]
             wanted -= float(logits[tokens[position]] - logits.logsumexp(-1))
     assert document_nats(model, tokens) == pytest.approx(wanted, rel=1e-5)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_pair(tmp_path_factory.mktemp("perplexity"))
 
 
 def write(path: Path, *rows: dict[str, Any]) -> CorpusConfig:

@@ -17,7 +17,6 @@ from paceline.measure.analysis import AnalyzeConfig, analyze
 from paceline.measure.bounds import BoundsConfig, bounds
 from paceline.measure.perplexity import PerplexityConfig, perplexity
 from paceline.train import AlignConfig, PretrainConfig, align, pretrain
-from support.runs import write_pair
 
 pytestmark = pytest.mark.usefixtures("no_weights")
 
@@ -33,11 +32,6 @@ VERBS: dict[Callable[..., Any], type[Any]] = {
     align: AlignConfig,
     pretrain: PretrainConfig,
 }
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_pair(tmp_path_factory.mktemp("pair"))
 
 
 def config_of(verb: Callable[..., Any], folder: Path, output: Path, text: Path) -> Any:

@@ -48,11 +48,6 @@ ROUTES: dict[str, Routes] = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("pair")
-
-
-@pytest.fixture(scope="module")
 def pair(folder: Path) -> tuple[CausalModel, CausalModel]:
     return write_near_pair(folder)
 

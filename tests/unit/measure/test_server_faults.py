@@ -15,11 +15,6 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("pair")
-
-
-@pytest.fixture(scope="module")
 def pair(folder: Path) -> tuple[CausalModel, CausalModel]:
     return write_near_pair(folder)
 

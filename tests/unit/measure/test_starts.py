@@ -12,7 +12,7 @@ from scipy import stats
 from paceline.core.bootstrap import Interval
 from paceline.engines.assisted import Transformers
 from paceline.engines.commands import EngineChoice, Setup
-from paceline.engines.contract import Engine, Request, Served, Together
+from paceline.engines.contract import Engine, Request, Served
 from paceline.measure import served_runs
 from paceline.measure.served import ServedMeasurement, measure_served
 from paceline.measure.starts import Starts, spread_of, turns
@@ -21,11 +21,6 @@ from paceline.progress import Progress
 from support.engines import GAMMA, served_config, serving, vllm_routes, write_near_pair
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("pair")
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +44,10 @@ class Counting(Engine):
         answer = self._engine.serve(request)
         return answer._replace(seconds=0.01 * len(answer.tokens))
 
-    def serve_together(self, requests: Sequence[Request], batch_size: int) -> Together:
+    def serve_together(self, requests: Sequence[Request], batch_size: int) -> Served:
         self._asked += [request.seed for request in requests]
         answers = self._engine.serve_together(requests, batch_size)
-        return answers._replace(seconds=[0.01 * len(tokens) for tokens in answers.tokens])
+        return answers._replace(seconds=0.01 * len(answers.tokens))
 
 
 Started = list[tuple[int, list[int]]]

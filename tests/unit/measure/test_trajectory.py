@@ -22,12 +22,11 @@ from paceline.tasks import build_task
 from paceline.train import align
 from paceline.view.training_pages import along, draw_trajectories
 from support.reports import trajectory_row
-from support.runs import align_config, write_corpus, write_pair
+from support.runs import align_config, write_corpus
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_pair(tmp_path_factory.mktemp("pair"))
+def folder(folder: Path) -> Path:
     saved = {"every_steps": 4, "keep": 9}
     align(align_config(folder, folder / "first", num_steps=8, checkpoints=saved))
     # a second stage begins with what the first one ended with

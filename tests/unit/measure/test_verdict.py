@@ -25,13 +25,7 @@ ALPHA = Interval(0.5, 0.45, 0.55)
 
 def row(gamma: int, speedup: float = 1.0, drafted: float | None = None) -> Row:
     """A block costs two target passes."""
-    return gamma_row(
-        gamma,
-        2.0 * speedup,
-        drafted_per_block=gamma if drafted is None else drafted,
-        drafting_cost_ratio=0.5 / gamma,
-        block_cost_ratio=1.5,
-    )
+    return gamma_row(gamma, 2.0 * speedup, drafted_per_block=drafted or gamma)
 
 
 def expected(gamma: int, speedup: float, texts: float, costs: float) -> ExpectedSpeed:
@@ -67,7 +61,8 @@ class Costs(PassCosts):
 
 
 def costs_with(low: float, high: float, *, in_full: bool = False) -> Costs:
-    return Costs(1.0, 0.1, {}, {}, drafts_in_full=in_full, error=(low, high))
+    drafting_s, verifying_s = (dict.fromkeys(range(9), seconds) for seconds in (0.5, 1.5))
+    return Costs(1.0, 0.1, drafting_s, verifying_s, drafts_in_full=in_full, error=(low, high))
 
 
 @pytest.mark.parametrize(

@@ -253,13 +253,8 @@ def test_a_stage_waits_for_what_a_killed_study_left(
 
 
 def test_a_process_whose_parent_is_gone_ends_at_once():
-    script = "from paceline.processes import end_with_parent; end_with_parent(1); print('on')"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "")
-    script = script.replace("(1)", f"({os.getpid()})")
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, "on\n")
+    for parent, ended in ((1, (-signal.SIGTERM, "")), (os.getpid(), (0, "on\n"))):
+        script = "from paceline.processes import end_with_parent as end; "
+        command = [sys.executable, "-c", f"{script}end({parent}); print('on')"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == ended

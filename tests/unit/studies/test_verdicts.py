@@ -187,19 +187,21 @@ def test_a_correlation_is_compared_with_the_constant(monkeypatch: pytest.MonkeyP
         "matters": 0.1,
         "expect": "less",
     }
-    for low, high, verdict in ((-0.1, 0.3, HOLDS), (0.2, 0.9, UNDECIDED), (0.6, 0.9, FAILS)):
+
+    def correlated(low: float, high: float) -> Finding:
         effect = CorrelationEffect(Interval((low + high) / 2, low, high), 16, 300, (low, high))
-        monkeypatch.setattr(verdicts, "correlation_effect", lambda *_, e=effect: e)
-        found = judge_one(validate(Claim, claim(test)), [], 0.01)
+        monkeypatch.setattr(verdicts, "correlation_effect", lambda *_: effect)
+        return judge_one(validate(Claim, claim(test)), [], 0.01)
+
+    for low, high, verdict in ((-0.1, 0.3, HOLDS), (0.2, 0.9, UNDECIDED), (0.6, 0.9, FAILS)):
+        found = correlated(low, high)
         assert (found.verdict, found.num_units) == (verdict, 300)
         assert found.effect is not None
         assert found.effect.low == pytest.approx(low - 0.5)
         assert (found.first, found.second) == (pytest.approx((low + high) / 2), 0.5)
     test |= {"than": 0.0, "matters": 0.5, "expect": "same"}
     for low, high, verdict in ((-0.4, 0.3, HOLDS), (-0.6, 0.3, UNDECIDED), (-0.9, -0.6, FAILS)):
-        effect = CorrelationEffect(Interval((low + high) / 2, low, high), 16, 300, (low, high))
-        monkeypatch.setattr(verdicts, "correlation_effect", lambda *_, e=effect: e)
-        assert judge_one(validate(Claim, claim(test)), [], 0.01).verdict == verdict
+        assert correlated(low, high).verdict == verdict
 
 
 @pytest.mark.parametrize(

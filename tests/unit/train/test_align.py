@@ -33,11 +33,6 @@ from paceline.train.step import Stepper
 from support.runs import align_config, held_out, losses, write_corpus, write_pair
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_pair(tmp_path_factory.mktemp("pair"))
-
-
 def test_a_run_leaves_a_draft_its_figures_and_its_records(folder: Path, tmp_path: Path):
     config = align_config(
         folder, tmp_path / "run", **held_out(folder, every_steps=4), checkpoints={"every_steps": 3}

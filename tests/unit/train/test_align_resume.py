@@ -19,12 +19,7 @@ from paceline.errors import ConfigError, PromptError, TrainingError, UsageError
 from paceline.records import read_jsonl
 from paceline.train import align
 from paceline.train.checkpoint import read_state
-from support.runs import align_config, held_out, losses, write_corpus, write_pair
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_pair(tmp_path_factory.mktemp("pair"))
+from support.runs import align_config, held_out, losses, write_corpus
 
 
 def test_a_finished_run_is_left_alone_and_a_longer_one_goes_on(folder: Path, tmp_path: Path):

@@ -23,11 +23,6 @@ from support.models import tiny_pair
 from support.runs import align_config, write_pair
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_pair(tmp_path_factory.mktemp("pair"))
-
-
 @pytest.fixture
 def store(folder: Path, tmp_path: Path) -> CheckpointStore:
     return CheckpointStore(tmp_path / "checkpoints", folder / "target", keep=2)

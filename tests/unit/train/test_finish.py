@@ -10,12 +10,7 @@ import pytest
 from paceline.train import align
 from paceline.train.checkpoint import read_state
 from paceline.train.step import Stepper
-from support.runs import align_config, losses, write_pair
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_pair(tmp_path_factory.mktemp("pair"))
+from support.runs import align_config, losses
 
 
 def test_a_straight_finish_blends_both_objectives(folder: Path, tmp_path: Path):

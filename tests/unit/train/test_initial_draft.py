@@ -7,12 +7,6 @@ from paceline.config import validate
 from paceline.errors import ConfigError
 from paceline.models import load_model
 from paceline.train.initial_draft import DraftConfig, check_place, make_draft
-from support.runs import write_pair
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_pair(tmp_path_factory.mktemp("pair"))
 
 
 def config(folder: Path, **values: Any) -> DraftConfig:

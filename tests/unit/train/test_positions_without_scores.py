@@ -11,7 +11,7 @@ from paceline.models import load_model
 from paceline.models.contract import Texts
 from paceline.records import read_jsonl
 from paceline.train import align, objectives
-from support.runs import align_config, losses, write_corpus, write_pair
+from support.runs import align_config, losses, write_corpus
 
 PROMPT = [5, 6, 7]
 # completions, and the recorded probabilities of two tokens before each of their tokens
@@ -23,8 +23,7 @@ ROWS: list[tuple[list[int], list[dict[int, float]]]] = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_pair(tmp_path_factory.mktemp("pair"))
+def folder(folder: Path) -> Path:
     write_corpus(folder / "rows.jsonl", [record(*row) for row in ROWS])
     write_corpus(folder / "empty.jsonl", [record(*ROWS[1])])
     return folder

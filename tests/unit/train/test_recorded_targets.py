@@ -19,15 +19,14 @@ from paceline.models.drafts.save import save_draft
 from paceline.train import align
 from support.engines import Served, serving
 from support.models import tiny_model
-from support.runs import align_config, losses, write_corpus, write_pair
+from support.runs import align_config, losses, write_corpus
 
 _WORDS = ("cat", "hat", "pan", "tin", "inn", "hen", "rain", "river")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(folder: Path) -> Path:
     """A pair; `answers.jsonl` has texts with log-probabilities of all tokens, `few.jsonl` of 4."""
-    folder = write_pair(tmp_path_factory.mktemp("pair"))
     target = load_model(folder / "target", dtype="float32")
     tokenizer: Any = target.tokenizer
     for name, count in (("answers", target.vocab_size), ("few", 4)):

@@ -18,12 +18,7 @@ from paceline.train import evaluation
 from paceline.train.align import align
 from paceline.train.optim import Adafactor
 from paceline.train.sweep import Sweep, SweepConfig, _merged, cells_of, sweep
-from support.runs import align_config, write_pair
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_pair(tmp_path_factory.mktemp("pair"))
+from support.runs import align_config
 
 
 def config(folder: Path, output: Path, **changes: Any) -> SweepConfig:

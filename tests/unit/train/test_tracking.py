@@ -14,17 +14,12 @@ from paceline.results.figures import FIGURES
 from paceline.train import AlignConfig, align, pretrain, tracking
 from paceline.train.pretrain import PretrainConfig
 from paceline.train.step import Stepper
-from support.runs import align_config, held_out, write_pair
+from support.runs import align_config, held_out
 
 Points = dict[str, list[tuple[int, Any]]]
 """Steps and values of each curve."""
 MEASURED = {"tokens_per_s", "elapsed_s"}
 """Steps that are trained again take another time."""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_pair(tmp_path_factory.mktemp("tracked"))
 
 
 class Recorder(GeneralTracker):

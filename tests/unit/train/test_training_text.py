@@ -11,14 +11,13 @@ from paceline.models.loading import load_tokenizer
 from paceline.records import read_jsonl
 from paceline.train import align
 from paceline.train.training_text import records_of
-from support.runs import align_config, losses, write_corpus, write_pair
+from support.runs import align_config, losses, write_corpus
 
 TEXTS = [f"the {word} sat there" for word in ("cat", "hen", "man", "hat", "pan", "tin")]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_pair(tmp_path_factory.mktemp("pair"))
+def folder(folder: Path) -> Path:
     write_corpus(folder / "corpus.jsonl", [{"text": text} for text in [*TEXTS, *TEXTS]])
     return folder
 

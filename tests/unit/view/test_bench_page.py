@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from paceline.bench.answers import key_of
-from paceline.bench.prediction import Prediction, with_predictions
+from paceline.bench.prediction import REJECTION, SPEEDUP, SURPRISAL, with_predictions
 from paceline.bench.workbench import Grid
 from paceline.config import validate
 from paceline.core.rules import Chow, ChowLog, Diff, Lenient, Lossless, Lossy, Opt
@@ -179,9 +179,9 @@ def test_predictions_are_counted_where_something_was_measured(tmp_path: Path):
     examples = [example(examined=10, rejected=1), example(examined=10, rejected=3)] * 12
     cells = [row(rule, examples) for rule in (Chow(0.2), Chow(0.4), Diff(0.2), Opt(0.2))]
     alone = row(ALONE, [example()] * 24)
-    keys = [*map(key_of, cells[:3]), "another cell"]
-    rates = zip(keys, (0.22, 0.31, None, 0.1), strict=True)
-    predictions = [Prediction(key, rate, 0.5, 1.5) for key, rate in rates]
+    keys, known = [*map(key_of, cells[:3]), "another cell"], {SURPRISAL: 0.5, SPEEDUP: 1.5}
+    rates = ({REJECTION: 0.22}, {REJECTION: 0.31}, {}, {REJECTION: 0.1})
+    predictions = {key: rate | known for key, rate in zip(keys, rates, strict=True)}
     page = page_of(tmp_path, [alone, *with_predictions(cells, predictions)])
     (figure,) = next(one for one in page.sections if one.title == "Predicted and measured").blocks
     assert "inside the measured interval: 1 of 2;" in figure.text
