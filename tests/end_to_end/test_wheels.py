@@ -1,6 +1,9 @@
 """The wheels: what they hold, and that the library of the processor's level is used."""
 
 import ctypes
+import gzip
+import json
+import os
 import shutil
 import subprocess
 import sys
@@ -53,19 +56,58 @@ def unpacked(project: Path, tree: Path) -> Path:
     return made / "content"
 
 
+@pytest.fixture(scope="module")
+def wheel(tree: Path) -> Path:
+    """The content of the wheel of paceline."""
+    return unpacked(tree, tree)
+
+
 def files_in(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.slow
-def test_the_wheel_of_paceline_is_python_and_the_sources_in_c(tree: Path):
-    content = unpacked(tree, tree)
+def test_the_wheel_of_paceline_is_python_the_sources_in_c_and_the_configurations(
+    tree: Path, wheel: Path
+):
+    content = wheel
     package = {name for name in files_in(content) if ".dist-info/" not in name}
     sources = {name for name in files_in(tree / "src") if "__pycache__/" not in name}
     assert package == {name for name in sources if ".egg-info/" not in name}
-    kinds = {".py", ".c", ".h", ".typed", ".j2", ".html", ".js", ".css"}
+    kinds = {".py", ".c", ".h", ".typed", ".j2", ".html", ".js", ".css", ".yaml", ".json"}
     assert {Path(name).suffix for name in package} == kinds
     assert {"paceline/py.typed", "paceline/native/products.c"} < package
+
+
+@pytest.mark.slow
+def test_outside_a_clone_the_wheel_lists_studies_judges_rows_and_makes_reports(
+    wheel: Path, tmp_path: Path
+):
+    (tmp_path / "bounds").mkdir()
+    rows = gzip.decompress((ROOT / "tests/unit/studies/rows.jsonl.gz").read_bytes())
+    own = [line for line in rows.splitlines() if json.loads(line)["study"] == "bounds"]
+    (tmp_path / "bounds/rows.jsonl").write_bytes(b"\n".join(own))
+
+    def paceline(*words: str) -> str:
+        command = [sys.executable, "-m", "paceline", *words]
+        environment = os.environ | {"PYTHONPATH": str(wheel)}
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    configs = ROOT / "configs/studies"
+    assert json.loads(paceline("study", "list", "--json")).keys() == {
+        path.stem for path in configs.iterdir()
+    }
+    assert "first-tokens" in paceline("study", "show", "bounds")
+    judged = json.loads(paceline("claims", "--rows", "bounds", "--json"))
+    published = json.loads((ROOT / "docs/studies/verdicts.json").read_text())
+    assert [one["id"] for one in judged] == [one["id"] for one in published]
+    assert {one["verdict"] for one in judged} > {"no violation", "no rows yet"}
+    paceline("report", "bounds")
+    assert "paceline claims" in (tmp_path / "bounds/report.html").read_text()
 
 
 def test_the_extra_names_the_version_of_this_release():
