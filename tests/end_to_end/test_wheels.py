@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import paceline
 from paceline import processor
 from paceline.compilation import library_name
 from paceline.models.hf.cache import RoomyCache
@@ -79,6 +80,35 @@ def test_the_wheel_of_paceline_is_python_the_sources_in_c_and_the_configurations
     assert {"paceline/py.typed", "paceline/native/products.c"} < package
 
 
+def with_wheel(wheel: Path, folder: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
+    """A program that runs in the folder, and finds the package of the wheel before any other."""
+    settings = {"PYTHONPATH": str(wheel), "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"}
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=os.environ | settings,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.first
+@pytest.mark.slow
+def test_a_type_checker_finds_all_public_names_in_the_wheel_and_no_other(
+    wheel: Path, tmp_path: Path
+):
+    used = "\n".join(f"print(paceline.{name})" for name in paceline.__all__)
+    script = f"# pyright: strict\nimport paceline\n{used}\nprint(paceline.not_there)\n"
+    (tmp_path / "script.py").write_text(script)
+    command = (sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson")
+    done = with_wheel(wheel, tmp_path, *command, "script.py")
+    found = json.loads(done.stdout)["generalDiagnostics"]
+    last = script.count("\n") - 1
+    assert {one["range"]["start"]["line"] for one in found} == {last}, found
+    assert any('"not_there" is not a known attribute' in one["message"] for one in found)
+
+
 @pytest.mark.slow
 def test_outside_a_clone_the_wheel_lists_studies_judges_rows_and_makes_reports(
     wheel: Path, tmp_path: Path
@@ -88,25 +118,21 @@ def test_outside_a_clone_the_wheel_lists_studies_judges_rows_and_makes_reports(
     own = [line for line in rows.splitlines() if json.loads(line)["study"] == "bounds"]
     (tmp_path / "bounds/rows.jsonl").write_bytes(b"\n".join(own))
 
-    def paceline(*words: str) -> str:
-        command = [sys.executable, "-m", "paceline", *words]
-        environment = os.environ | {"PYTHONPATH": str(wheel)}
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-        )
+    def told(*words: str) -> str:
+        done = with_wheel(wheel, tmp_path, sys.executable, "-m", "paceline", *words)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     configs = ROOT / "configs/studies"
-    assert json.loads(paceline("study", "list", "--json")).keys() == {
+    assert json.loads(told("study", "list", "--json")).keys() == {
         path.stem for path in configs.iterdir()
     }
-    assert "first-tokens" in paceline("study", "show", "bounds")
-    judged = json.loads(paceline("claims", "--rows", "bounds", "--json"))
+    assert "first-tokens" in told("study", "show", "bounds")
+    judged = json.loads(told("claims", "--rows", "bounds", "--json"))
     published = json.loads((ROOT / "docs/studies/verdicts.json").read_text())
     assert [one["id"] for one in judged] == [one["id"] for one in published]
     assert {one["verdict"] for one in judged} > {"no violation", "no rows yet"}
-    paceline("report", "bounds")
+    told("report", "bounds")
     assert "paceline claims" in (tmp_path / "bounds/report.html").read_text()
 
 
