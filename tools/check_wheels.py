@@ -95,9 +95,11 @@ def check(user: User) -> None:
     user.run("paceline", "draft", "--target", "model", "--layers", "0,1", "--out", "draft")
     pair = ("--target", "model", "--draft", "draft")
     user.run("paceline", "verify", *pair, "--prompts", "prompts.txt", *SHORT)
-    config = ROOT / "configs/smoke/align.yaml"
     data = ("--set", "data.train=prompts.txt", "--set", "data.held_out=prompts.txt")
-    user.run("paceline", "align", *pair, "--config", config, "--output", "run", *data)
+    user.run(
+        "paceline", "align", *pair, "--config", "configs/smoke/align.yaml", "--output", "run", *data
+    )
+    assert "bounds" in json.loads(user.run("paceline", "study", "list", "--json").stdout)
     said = user.run("paceline", "decode", *pair, "--prompt", "the", *SHORT)
     assert said.stderr.startswith("8 tokens, "), said.stderr
 

@@ -116,12 +116,14 @@ _PACKAGES = {module.partition(".")[0] for module in _NAMES}
 __all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll] - it reads the imports
 
 
-def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
-        return importlib.import_module(f"paceline.{name}")
-    if name not in _HOMES:
-        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"paceline.{_HOMES[name]}"), name)
+if not TYPE_CHECKING:  # a type checker would take any name to be here
+
+    def __getattr__(name: str) -> Any:
+        if name in _PACKAGES:
+            return importlib.import_module(f"paceline.{name}")
+        if name not in _HOMES:
+            raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+        return getattr(importlib.import_module(f"paceline.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from paceline.errors import ConfigError, PacelineError, first_line
 from paceline.permissions import Origin, given, without_consent
+from paceline.places import shipped
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -189,9 +190,12 @@ def read_json_mapping(path: Path) -> dict[str, Any]:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML mapping of at most 1 MiB; an empty file is an empty mapping."""
+    """Read a YAML mapping of at most 1 MiB; an empty file is an empty mapping.
+
+    Paths such as `configs/align/quick.yaml` need no clone; see `places.shipped`.
+    """
     try:
-        with path.open("rb") as stream:
+        with shipped(path).open("rb") as stream:
             content = stream.read(_LARGEST_FILE + 1)
         text = content.decode()
     except FileNotFoundError:

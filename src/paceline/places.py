@@ -1,4 +1,4 @@
-"""Where files of other people may lead: links in their directories, and names that become paths."""
+"""Files that come with Paceline; where links of other people lead; names that become paths."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from paceline.errors import ConfigError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+SHIPPED = Path(__file__).parent / "shipped"
+"""Files of the repository at their paths in it: links in the sources, and files in a wheel."""
 _LONGEST = 200  # bytes of a name; a file system allows 255, and suffixes are added
 
 
@@ -27,6 +29,16 @@ def _one_part(name: str) -> str:
 
 PathPart = Annotated[str, AfterValidator(_one_part)]
 """A name in a configuration that becomes the name of a file or directory."""
+
+
+def shipped(path: Path) -> Path:
+    """The path; if there is nothing here, the file at this path that comes with Paceline.
+
+    These are `configs/`, `docs/claims.yaml` and `docs/studies/verdicts.json`, so that commands of
+    the guides need no clone.
+    """
+    own = SHIPPED / path
+    return own if not path.exists() and own.exists() else path
 
 
 def leads_out(path: Path, folder: Path) -> bool:

@@ -1,4 +1,4 @@
-"""The playground in Chromium: decoding, stopping, replaying, keyboard, widths, contrast."""
+"""The playground in Chromium: decoding, stopping, replaying, keyboard, widths, contrast, token."""
 
 import json
 from collections.abc import Iterator
@@ -38,7 +38,10 @@ def page() -> Iterator[Served]:
 
 @pytest.fixture
 def visit(browser: Any, page: Served) -> Iterator[Any]:
-    """Open the page; no test may leave a complaint or ask another server."""
+    """Open the page; no test may leave a complaint or ask another server.
+
+    That another text is being decoded, 409, is in the console, whatever the page makes of it.
+    """
     tabs: list[Any] = []
     complaints: list[str] = []
 
@@ -61,7 +64,7 @@ def visit(browser: Any, page: Served) -> Iterator[Any]:
     yield go
     for tab in tabs:
         tab.close()
-    assert complaints == []
+    assert [each for each in complaints if "status of 409" not in each] == []
 
 
 def decoded(tab: Any, prompt: str, tokens: int = 16) -> None:
@@ -69,6 +72,13 @@ def decoded(tab: Any, prompt: str, tokens: int = 16) -> None:
     tab.get_by_label("max new tokens").fill(str(tokens))
     tab.get_by_label("prompt").press("Control+Enter")
     tab.locator("#status", has_text="Ended").wait_for()
+
+
+def begin_long_text(tab: Any) -> None:
+    tab.get_by_label("prompt").fill("the cat")
+    tab.get_by_label("max new tokens").fill("1500")
+    tab.locator("#start").click()
+    tab.locator("#text-draft .token").nth(9).wait_for(state="attached")
 
 
 def write_trace(page: Served, file: Path) -> list[dict[str, Any]]:
@@ -104,14 +114,55 @@ def test_a_text_streams_with_sources_and_figures_and_fits_the_width(width: int, 
 
 def test_stop_ends_a_long_text_and_the_next_one_starts(visit: Any):
     tab = visit()
-    tab.get_by_label("prompt").fill("the cat")
-    tab.get_by_label("max new tokens").fill("1500")
-    tab.locator("#start").click()
-    tab.locator("#text-draft .token").nth(9).wait_for(state="attached")
+    begin_long_text(tab)
     tab.keyboard.press("Escape")
     tab.locator("#status", has_text="by you").wait_for()
     assert tab.locator("#text-draft .token").count() < 1500
     decoded(tab, "the cat", 3)
+
+
+def test_a_second_browser_hears_that_the_server_is_busy_and_decodes_afterwards(visit: Any):
+    first, second = visit(), visit()
+    begin_long_text(first)
+    second.get_by_label("prompt").fill("the dog")
+    second.locator("#start").click()
+    second.get_by_role("alert").filter(has_text="busy: another text is being decoded").wait_for()
+    second.keyboard.press("Escape")  # ends no text of the first one
+    count = first.locator("#text-draft .token").count()
+    first.locator("#text-draft .token").nth(count).wait_for(state="attached")
+    first.keyboard.press("Escape")
+    first.locator("#status", has_text="by you").wait_for()
+    decoded(second, "the dog", 3)
+    assert second.get_by_role("alert").inner_text() == ""
+
+
+def test_a_model_that_fails_during_a_text_says_so_beside_what_it_wrote(visit: Any, page: Served):
+    tab = visit()
+    begin_long_text(tab)
+    page.fails = True
+    tab.get_by_role("alert").filter(has_text="the model failed: RuntimeError: <img").wait_for()
+    assert 10 <= tab.locator("#text-draft .token").count() < 1500
+    assert tab.locator("#status").inner_text() == ""
+    page.fails = False
+    decoded(tab, "the cat", 3)
+    assert tab.get_by_role("alert").inner_text() == ""
+
+
+def test_only_the_address_with_its_token_opens_the_models(browser: Any, page: Served):
+    page.fails = False
+    with served(page.pair, "0.0.0.0") as listening:
+        address, token = listening.address.split("#token=")
+        tab = browser.new_page()
+        for wrong in (address, f"{address}#token={token[:-1]}"):
+            tab.goto(wrong)
+            tab.reload()  # another fragment alone is the same page
+            tab.get_by_role("alert").filter(has_text="the token is wrong").wait_for()
+            assert tab.locator("#start").is_disabled()
+        tab.goto(listening.address)
+        tab.reload()
+        tab.locator("#start:enabled").wait_for()
+        decoded(tab, "the cat", 3)
+        tab.close()
 
 
 def test_a_failing_model_says_so_as_text(visit: Any, page: Served):

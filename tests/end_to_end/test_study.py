@@ -192,9 +192,8 @@ def test_the_smoke_scale_leaves_results_alone(
     ("arguments", "said"),
     [
         (("run", "tiny.yaml", "--set", "workerz=1"), "workerz: unknown key; did you mean workers?"),
-        (("run", "distilspec"), "no study distilspec: there is no configs/studies here"),
+        (("run", "distilspec"), "no study distilspec in configs/studies; did you mean"),
         (("run",), "run needs the name of a study"),
-        (("list",), "there is no configs/studies here"),
         (("run", "none.yaml"), "no configuration file at none.yaml"),
         (
             ("run", "tiny.yaml", "--set", "stages.tau.set.target=$dta/target"),

@@ -1,6 +1,9 @@
 """The wheels: what they hold, and that the library of the processor's level is used."""
 
 import ctypes
+import gzip
+import json
+import os
 import shutil
 import subprocess
 import sys
@@ -10,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import paceline
 from paceline import processor
 from paceline.compilation import library_name
 from paceline.models.hf.cache import RoomyCache
@@ -53,19 +57,83 @@ def unpacked(project: Path, tree: Path) -> Path:
     return made / "content"
 
 
+@pytest.fixture(scope="module")
+def wheel(tree: Path) -> Path:
+    """The content of the wheel of paceline."""
+    return unpacked(tree, tree)
+
+
 def files_in(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.slow
-def test_the_wheel_of_paceline_is_python_and_the_sources_in_c(tree: Path):
-    content = unpacked(tree, tree)
+def test_the_wheel_of_paceline_is_python_the_sources_in_c_and_the_configurations(
+    tree: Path, wheel: Path
+):
+    content = wheel
     package = {name for name in files_in(content) if ".dist-info/" not in name}
     sources = {name for name in files_in(tree / "src") if "__pycache__/" not in name}
     assert package == {name for name in sources if ".egg-info/" not in name}
-    kinds = {".py", ".c", ".h", ".typed", ".j2", ".html", ".js", ".css"}
+    kinds = {".py", ".c", ".h", ".typed", ".j2", ".html", ".js", ".css", ".yaml", ".json"}
     assert {Path(name).suffix for name in package} == kinds
     assert {"paceline/py.typed", "paceline/native/products.c"} < package
+
+
+def with_wheel(wheel: Path, folder: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
+    """A program that runs in the folder, and finds the package of the wheel before any other."""
+    settings = {"PYTHONPATH": str(wheel), "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"}
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=os.environ | settings,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.first
+@pytest.mark.slow
+def test_a_type_checker_finds_all_public_names_in_the_wheel_and_no_other(
+    wheel: Path, tmp_path: Path
+):
+    used = "\n".join(f"print(paceline.{name})" for name in paceline.__all__)
+    script = f"# pyright: strict\nimport paceline\n{used}\nprint(paceline.not_there)\n"
+    (tmp_path / "script.py").write_text(script)
+    command = (sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson")
+    done = with_wheel(wheel, tmp_path, *command, "script.py")
+    found = json.loads(done.stdout)["generalDiagnostics"]
+    last = script.count("\n") - 1
+    assert {one["range"]["start"]["line"] for one in found} == {last}, found
+    assert any('"not_there" is not a known attribute' in one["message"] for one in found)
+
+
+@pytest.mark.slow
+def test_outside_a_clone_the_wheel_lists_studies_judges_rows_and_makes_reports(
+    wheel: Path, tmp_path: Path
+):
+    (tmp_path / "bounds").mkdir()
+    rows = gzip.decompress((ROOT / "tests/unit/studies/rows.jsonl.gz").read_bytes())
+    own = [line for line in rows.splitlines() if json.loads(line)["study"] == "bounds"]
+    (tmp_path / "bounds/rows.jsonl").write_bytes(b"\n".join(own))
+
+    def told(*words: str) -> str:
+        done = with_wheel(wheel, tmp_path, sys.executable, "-m", "paceline", *words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    configs = ROOT / "configs/studies"
+    assert json.loads(told("study", "list", "--json")).keys() == {
+        path.stem for path in configs.iterdir()
+    }
+    assert "first-tokens" in told("study", "show", "bounds")
+    judged = json.loads(told("claims", "--rows", "bounds", "--json"))
+    published = json.loads((ROOT / "docs/studies/verdicts.json").read_text())
+    assert [one["id"] for one in judged] == [one["id"] for one in published]
+    assert {one["verdict"] for one in judged} > {"no violation", "no rows yet"}
+    told("report", "bounds")
+    assert "paceline claims" in (tmp_path / "bounds/report.html").read_text()
 
 
 def test_the_extra_names_the_version_of_this_release():

@@ -18,6 +18,13 @@ COMMAND_LINE = "from paceline.cli.main import main; main()"
 """The program `paceline`."""
 
 
+def write_program(folder: Path) -> None:
+    """Write the program `paceline` of this Python into a new or existing folder."""
+    folder.mkdir(exist_ok=True)
+    (folder / "paceline").write_text(f"#!{sys.executable}\n{COMMAND_LINE}\n")
+    (folder / "paceline").chmod(0o755)
+
+
 def run_command(cwd: Path, *arguments: Any) -> subprocess.CompletedProcess[str]:
     """The command line of Paceline, in this process."""
     command, out, err = ["paceline", *map(str, arguments)], StringIO(), StringIO()

@@ -308,7 +308,7 @@ OFFERED = (
 
 def imported_for_type_checkers() -> dict[str, Any]:
     """Names in the TYPE_CHECKING block of the package, with the module that each comes from."""
-    (block,) = [
+    block, _ = [  # the other one hides `__getattr__` from them
         node for node in ast.parse(inspect.getsource(paceline)).body if isinstance(node, ast.If)
     ]
     return {

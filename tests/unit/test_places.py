@@ -3,13 +3,15 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
-from paceline.config import validate
+from paceline.config import read_yaml, validate
 from paceline.errors import ConfigError, UsageError
 from paceline.measure.trajectory import TrajectoryConfig
-from paceline.places import copy_files, leads_out
+from paceline.places import copy_files, leads_out, shipped
 from paceline.train.sweep import SweepConfig
 
+ROOT = Path(__file__).parents[2]
 NAMES = [
     "../../up",
     "/abs/elsewhere",
@@ -30,6 +32,19 @@ def home(tmp_path: Path) -> Path:
     (tmp_path / "home/.ssh").mkdir(parents=True)
     (tmp_path / "home/.ssh/id_rsa").write_text("SECRET")
     return tmp_path / "home"
+
+
+def test_a_file_here_is_before_that_of_paceline_and_a_path_of_neither_is_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    quick, other = Path("configs/align/quick.yaml"), Path("configs/align/other.yaml")
+    assert shipped(quick).read_text() == (ROOT / quick).read_text()
+    assert read_yaml(quick) == yaml.safe_load((ROOT / quick).read_text())
+    assert (shipped(other), shipped(tmp_path / quick)) == (other, tmp_path / quick)
+    quick.parent.mkdir(parents=True)
+    quick.write_text("seed: 5")
+    assert read_yaml(quick) == {"seed": 5}
 
 
 def test_a_link_out_of_a_directory_is_not_copied_and_a_directory_neither(

@@ -86,8 +86,6 @@ def _list(*, as_json: bool) -> None:
     from paceline.studies.study_file import find_studies, read_study
 
     studies = {name: read_study(path) for name, path in find_studies().items()}
-    if not studies:
-        raise UsageError("there is no configs/studies here; change to Paceline's directory")
     if as_json:
         print_json({name: one.model_dump(mode="json") for name, one in studies.items()})
     else:

@@ -58,12 +58,13 @@ def _header(sources: Sources) -> str:
     }
     if sources.licence is not None:
         values["license"] = sources.licence
-    if sources.target is not None and _is_on_hub(sources.target.path):
-        # the hub has no word for a draft, and would take a GGUF file for a quantized target
-        values |= {"base_model": sources.target.path, "base_model_relation": "finetune"}
-    elif sources.target is None and _is_on_hub(sources.config.model):
-        values["base_model"] = sources.config.model
-        if sources.config.dtype == "q8_0":
+    base = sources.config.base_model or sources.tokenizer_source
+    if sources.config.base_model or _is_on_hub(base):
+        values["base_model"] = base
+        if sources.target is not None:
+            # the hub has no word for a draft, and would take a GGUF file for a quantized target
+            values["base_model_relation"] = "finetune"
+        elif sources.config.dtype == "q8_0":
             values["base_model_relation"] = "quantized"
     if sources.run is not None and "data.train" not in sources.run.get("inputs", {}):
         data = sources.run["config"]["data"]["train"]["path"]

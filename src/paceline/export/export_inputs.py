@@ -50,6 +50,7 @@ class ExportConfig(StrictModel):
         target: The draft's target. None: the target of the draft's training run; a model without a
             run is exported alone.
         served_target: Path of the target in the launch command. None: `target`.
+        base_model: Name on the hub of a target that was read from a file, for the card's header.
         dtype: Stored dtype of the weights. auto: unchanged; q8_0: llamacpp only.
         draft_vocabulary: How to export a draft vocabulary, which engines ignore. keep: unchanged,
             the engine drafts from all tokens. bake: set the head's rows of other tokens to the mean
@@ -69,6 +70,7 @@ class ExportConfig(StrictModel):
     out: Path
     target: str | None = None
     served_target: str | None = None
+    base_model: Annotated[str | None, Field(pattern=r"^[\w.-]+/[\w.-]+$")] = None
     dtype: Stored = "auto"
     draft_vocabulary: Literal["keep", "bake"] = "keep"
     measurement: Path | None = None

@@ -58,7 +58,9 @@ def write_gguf(
         UnsupportedModelError: llama.cpp or this writer does not support the model.
     """
     if importlib.util.find_spec("gguf") is None:
-        raise UsageError(f"writing {path.name} needs the gguf package: pip install -e '.[gguf]'")
+        raise UsageError(
+            f"writing {path.name} needs the gguf package: pip install 'paceline[gguf]'"
+        )
     import gguf
 
     hf: Any = model.hf

@@ -141,7 +141,9 @@ def with_cuda_graphs(model: HfModel, *, compiled: bool = False) -> HfModel:
 
     def build(each: HfModel, *, compiled: bool = False) -> HfModel:
         passes = FixedPass(each, compiled=compiled)
-        return each.decoding_with(passes, partial(_start_graphs, GraphCaches(passes)))
+        # a twin is in float32, in which experts cannot be recorded
+        caches = GraphCaches(passes, records=each is model)
+        return each.decoding_with(passes, partial(_start_graphs, caches))
 
     # the trial compiles nothing: a compiled pass is compared with the same pass on first use
     checked = faster(model, "the recorded pass", tolerance_for(model.dtype), build)

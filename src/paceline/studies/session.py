@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from paceline.config import as_written
 from paceline.errors import UsageError
+from paceline.places import shipped
 from paceline.progress import Progress, silent
 from paceline.records import RunDirectory
 from paceline.results.row import Row, read_rows, write_rows
@@ -45,7 +46,7 @@ def run_and_judge(
         UsageError: an input is missing.
         StudyError: a stage failed; finished stages are kept.
     """
-    file = read_claims(claims) if claims.exists() else None
+    file = read_claims(claims) if shipped(claims).exists() else None
     stages = run_study(study, scale, progress, runner)
     with RunDirectory(study.output).alone():  # no other process moves the outputs of stages away
         rows = collect(name, study.output, stages)
@@ -68,9 +69,10 @@ def current_verdicts(
     Raises:
         UsageError: as `judge_all`; or there are neither rows nor published verdicts.
     """
-    is_published = places is None and VERDICTS.exists()
-    published = read_verdicts(VERDICTS, read_claims(claims)) if is_published else []
-    if is_published and not any(RUNS.glob("*/rows.jsonl*")):
+    published = []
+    if places is None:
+        published = read_verdicts(shipped(VERDICTS), read_claims(claims))
+    if published and not any(RUNS.glob("*/rows.jsonl*")):
         return [], published
     rows = study_rows(places)
     with as_written(RUNS if places is None else places[0]):

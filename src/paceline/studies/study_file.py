@@ -1,7 +1,7 @@
 """Study files: stages of Paceline commands with declared inputs and outputs.
 
-A study is a YAML file in configs/studies. Texts of a stage may contain variables of the study, such
-as `$target`, and `$output`, the study's directory.
+A study is a YAML file in configs/studies, here or in Paceline. Texts of a stage may contain
+variables of the study, such as `$target`, and `$output`, the study's directory.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pydantic import AliasChoices, Field, model_validator
 
 from paceline.config import StrictModel, load_config
 from paceline.errors import UsageError
+from paceline.places import SHIPPED
 
 FOLDER = Path("configs/studies")
 SCALES = ("cpu", "gpu", "smoke")
@@ -132,8 +133,9 @@ def filled(value: Any, variables: dict[str, str]) -> Any:
 
 
 def find_studies(folder: Path = FOLDER) -> dict[str, Path]:
-    """The study files of the folder by name."""
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    """The study files of the folder by name, with those that come with Paceline."""
+    names = {path.name for place in (SHIPPED / folder, folder) for path in place.glob("*.yaml")}
+    return {Path(name).stem: folder / name for name in sorted(names)}
 
 
 def study_path(name: str, folder: Path = FOLDER) -> Path:
@@ -148,11 +150,6 @@ def study_path(name: str, folder: Path = FOLDER) -> Path:
     known = find_studies(folder)
     if name in known:
         return known[name]
-    if not known:
-        raise UsageError(
-            f"no study {name}: there is no {folder} here; change to Paceline's directory, or give "
-            "the path of a study file"
-        )
     near = difflib.get_close_matches(name, known, 1)
     hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(known)}"
     raise UsageError(f"no study {name} in {folder}; {hint}")

@@ -42,6 +42,7 @@ _WANTED = (
     "the directory of a study, bench, tune, trajectory, sweep, align or pretrain, or a file "
     "written by measure, verify or decode with --json"
 )
+_OF_A_STUDY = ("stages", "rows.jsonl", "rows.jsonl.gz")  # which has no manifest
 _MARK, _HEAD = b'<meta name="generator" content="Paceline ', 2_000  # where a report has it
 
 
@@ -63,10 +64,10 @@ def _of_directory(path: Path) -> Page:
     if not path.is_dir():
         raise UsageError(f"{path} does not exist; give {_WANTED}")
     refuse_links_out(path, "remove it: a report shows what is in the directory")
-    if (path / "rows.jsonl.gz").exists() or (path / "stages").is_dir():
-        return _study(path)
     manifest = RunDirectory(path).read_manifest() or {}
     kind = manifest.get("kind")
+    if kind is None and any((path / name).exists() for name in _OF_A_STUDY):
+        return _study(path)
     if kind is None:
         raise UsageError(f"{path} holds no run; give {_WANTED}")
     if kind not in _RUNS:

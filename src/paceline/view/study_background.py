@@ -278,10 +278,10 @@ def commands(name: str, study: StudyConfig) -> Text:
     return Text(
         title=study.title,
         text=(
-            "In a clone of Paceline. The models of a pair need the same tokenizer. The last "
-            "command writes this page for your models."
+            "The models of a pair need the same tokenizer. The last command writes this page for "
+            "your models."
         ),
-        code=f"pip install -e '.[study,tasks,report]'\n{run}\n{_JUDGE}",
+        code=f"pip install 'paceline[tasks,report]'\n{run}\n{_JUDGE}",
         entries=[*meanings, *_OPTIONS],
         source=Source(
             f"paceline study run {name}",

@@ -6,9 +6,17 @@ import yaml
 
 from paceline.config import validate
 from paceline.errors import ConfigError, UsageError
-from paceline.studies.study_file import StudyConfig, filled, find_studies, read_study, study_path
+from paceline.studies.study_file import (
+    FOLDER,
+    StudyConfig,
+    filled,
+    find_studies,
+    read_study,
+    study_path,
+)
 from support.runs import tiny_study
 
+ROOT = Path(__file__).parents[3]
 STAGE = {
     "command": "trajectory",
     "set": {"target": "$target"},
@@ -69,6 +77,20 @@ def test_studies_are_found_by_name_or_path(tmp_path: Path):
         study_path("recipe", tmp_path)
     with pytest.raises(UsageError, match="choose one of recipes"):
         study_path("zzz", tmp_path)
+
+
+def test_outside_a_clone_own_studies_are_beside_those_of_paceline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    own = {path.stem for path in (ROOT / FOLDER).iterdir()}
+    assert set(find_studies()) == own
+    FOLDER.mkdir(parents=True)
+    (FOLDER / "bounds.yaml").write_text(yaml.safe_dump(study()))
+    (FOLDER / "recipes.yaml").write_text(yaml.safe_dump(study()))
+    assert set(find_studies()) == own | {"recipes"}
+    assert read_study(study_path("bounds")).title == "T"
+    assert read_study(study_path("cascades_t5")) == read_study(ROOT / FOLDER / "cascades_t5.yaml")
 
 
 def test_the_runner_may_be_called_engine():

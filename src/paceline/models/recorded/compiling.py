@@ -121,8 +121,8 @@ class CompiledModules:
             return
         plain = module.forward
         tuned = os.environ.get("PACELINE_COMPILE") == "tuned"
-        options = {"options": {"coordinate_descent_tuning": True}} if tuned else {}
-        compiled = torch.compile(plain, **options)
+        options: dict[str, Any] | None = {"coordinate_descent_tuning": True} if tuned else None
+        compiled = torch.compile(plain, options=options)
 
         def forward(*inputs: Any, **named: Any) -> Any:
             return (compiled if self._on else plain)(*inputs, **named)

@@ -4,7 +4,7 @@ The pass runs a copy of the model that shares all weights. In the copy, products
 are one product, and attention is that of attention.py. All layers of one kind share one compiled
 function, so compiling takes seconds and not minutes. Prompts are processed by the model itself.
 
-Shape suffixes: B buffer rows, N new tokens, U different lengths, V vocabulary.
+Shape suffixes: B rows, N new tokens, U lengths, V vocabulary.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class FixedPass:
     def __init__(self, model: HfModel, *, compiled: bool) -> None:
         """`compiled`: compile passes over few tokens on first use."""
         self.hf = model.hf
+        self.device = model.device  # transformers iterates over weights to find it
         self.listening = 0
         self._plain = HfDecoder(model.hf, model.draft_vocabulary)
         self._vocabulary = model.draft_vocabulary
@@ -72,10 +73,6 @@ class FixedPass:
         self._takes_positions = takes_positions(model.hf)
         self._copy = _working_copy(model.hf, model.draft_vocabulary)
         self._modules = CompiledModules(self._copy, compiles=compiled)
-
-    @property
-    def device(self) -> torch.device:
-        return self.hf.device
 
     def __call__(
         self, tokens_BN: Tensor, cache: RoomyCache, ends_B: Tensor | None, keep: int
@@ -119,20 +116,21 @@ class FixedPass:
         return self._possible(self._modules.run(run, (rows, count)) if few else run())
 
     def logits_of_prompts(
-        self, cache: FixedCache, tokens_BN: Tensor, lengths: Sequence[int]
+        self, cache: FixedCache, tokens_BN: Tensor, lengths_U: Tensor, places_B: Tensor
     ) -> Tensor:
-        """Process left-aligned prompts in the first rows; logits after each prompt, [B, V]."""
+        """Process left-aligned prompts in the first rows; logits after each prompt, [B, V].
+
+        Row b has lengths_U[places_B[b]] tokens.
+        """
         cache.place(None)
-        ends = sorted(set(lengths))
         with evaluating(self.hf):
             logits_BUV = self.hf(
-                input_ids=tokens_BN.to(self.device),
+                input_ids=tokens_BN,
                 use_cache=True,
-                logits_to_keep=torch.tensor(ends, device=self.device) - 1,
+                logits_to_keep=lengths_U - 1,
                 **{self._cache_argument: cache},
             ).logits
-        last_B = torch.tensor([ends.index(length) for length in lengths], device=self.device)
-        logits_BV = logits_BUV[torch.arange(len(lengths), device=self.device), last_B]
+        logits_BV = logits_BUV[torch.arange(len(places_B), device=self.device), places_B]
         if self._vocabulary is not None:
             logits_BV = logits_BV[:, self._vocabulary]
         return self._possible(logits_BV)

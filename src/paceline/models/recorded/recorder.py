@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 class Recorder:
     """Records the CUDA graphs of one model on one stream, with one memory pool."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, records: bool = True) -> None:
+        """Without `records`, functions are called anew each time, as on a CPU."""
         self._device = device
-        self.records = device.type == "cuda"
+        self.records = records and device.type == "cuda"
         if self.records:
             with torch.cuda.device(device):
                 self._stream = torch.cuda.Stream()

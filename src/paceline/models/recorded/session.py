@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 _FEWEST_COLUMNS = 256
 _MOST_IDLE = 8  # idle caches to keep for other sessions; their buffers take memory
 _SPARE = 64  # extra columns after a prompt, so that short answers need no larger buffers
-_MOST_RECORDED = 16  # tokens of a recorded pass; launch overhead is negligible for longer ones
+_MOST_RECORDED = 16  # tokens of a recorded pass
+_MOST_IN_PROMPTS = 1024  # tokens of a recorded pass over prompts; longer ones need the GPU longer
 
 
 class GraphCaches:
@@ -45,9 +46,9 @@ class GraphCaches:
         passes: Reads tokens into these caches.
     """
 
-    def __init__(self, passes: FixedPass) -> None:
+    def __init__(self, passes: FixedPass, *, records: bool = True) -> None:
         self.passes = passes
-        self._recorder = Recorder(passes.device)
+        self._recorder = Recorder(passes.device, records=records)
         self._idle: list[FixedCache] = []
 
     @torch.inference_mode()
@@ -87,10 +88,22 @@ class GraphSession(ModelSession):
     @torch.inference_mode()
     def _prefill(self, tokens: Sequence[Sequence[int]]) -> Tensor:
         lengths = [len(row) for row in tokens]
-        width = max(lengths)
-        cache = self._hold(len(tokens), width + _SPARE)
-        tokens_BN = torch.tensor([[*row, *[0] * (width - len(row))] for row in tokens])
-        return self._passes.logits_of_prompts(cache, tokens_BN, lengths).float()
+        longest = max(lengths)
+        cache = self._hold(len(tokens), longest + _SPARE)
+        work = functools.partial(self._passes.logits_of_prompts, cache)
+        width = _power_of_two(longest, _MOST_RECORDED)
+        room = min(cache.num_columns, self.max_length or cache.num_columns)
+        if width <= room and width * cache.num_rows <= _MOST_IN_PROMPTS:
+            rows_R = torch.arange(cache.num_rows, device=self._passes.device)
+            given = self._padded(_filled(tokens, width)), self._padded(torch.tensor(lengths))
+            (logits_RV,) = cache.recordings.run(
+                ("prompts", width), lambda new, ends: (work(new, ends, rows_R),), given
+            )
+            return logits_RV[: len(tokens)].float()
+        ends = sorted(set(lengths))
+        places = [ends.index(length) for length in lengths]
+        given = _filled(tokens, longest), torch.tensor(ends), torch.tensor(places)
+        return work(*(part.to(self._passes.device) for part in given)).float()
 
     @torch.inference_mode()
     def _extend(self, tokens_BN: Tensor) -> Tensor:
@@ -193,6 +206,11 @@ class GraphSession(ModelSession):
         values = values.to(self._passes.device, non_blocking=True)
         spare = self._held[0].num_rows - len(values)
         return torch.cat([values, values[:1].expand(spare, *values.shape[1:])]) if spare else values
+
+
+def _filled(tokens: Sequence[Sequence[int]], width: int) -> Tensor:
+    """Left-aligned rows of this width."""
+    return torch.tensor([[*row, *[0] * (width - len(row))] for row in tokens])
 
 
 def _draw(

@@ -132,6 +132,7 @@ def test_neither_half_of_a_block_asks_the_device(
 ):
     ignored = contextlib.nullcontext()
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: ignored)  # does not know the device
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     tokens = None if kept is None else torch.arange(kept, device="meta")
     with torch.inference_mode(), torch.device("meta"):
         model = CausalModel(tiny_hf(architecture).to("meta"), None, tokens)
@@ -144,6 +145,9 @@ def test_neither_half_of_a_block_asks_the_device(
         chosen = () if sampling.greedy else (numbers,)
         drawn = _draw(read, plan, 60, unread, lengths, *chosen)
         assert drawn[0].shape == (2, 3)
+        prompts = torch.zeros(2, 16, dtype=torch.int64)
+        after = passes.logits_of_prompts(cache, prompts, lengths, torch.arange(2))
+        assert after.shape == (2, 61)
         drafted = torch.zeros(2, 3, dtype=torch.int64)
         for rule in (rule for rule in RULES if rule != Lossy(0.3, "tuned")):
             places = 3 + rule.needs_draft_at_bonus

@@ -1,0 +1,108 @@
+"""`make publish-drafts`: the archives of two drafts, as someone who downloads them sees them."""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from paceline.config import validate
+from paceline.measure import MeasureConfig, measure
+from paceline.train import align
+from support.processes import write_program
+from support.runs import align_config
+
+ROOT = Path(__file__).parents[2]
+Make = Callable[[], subprocess.CompletedProcess[str]]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("make") is None, reason="there is no make"),
+]
+
+
+@pytest.fixture
+def runs(pair_folder: Path, tmp_path: Path) -> Path:
+    """What `make demo` and the guide leave, of tiny models."""
+    runs = tmp_path / "runs"
+    draft = align(align_config(pair_folder, runs / "demo/align")) / "draft"
+    small = {"num_prompts": 3, "max_prompt_tokens": 4, "max_new_tokens": 8, "pass_repeats": 1}
+    timed = {"sampling": {"temperature": 0}, "timed_prompts": 2, "gammas": [2]}
+    models = {"target": str(pair_folder / "target"), "draft": str(draft)}
+    texts = {"prompts": str(pair_folder / "corpus.jsonl")}
+    found = measure(validate(MeasureConfig, {**models, **texts, **small, **timed}))
+    (runs / "demo/measure-after-t0.json").write_text(found.model_dump_json())
+    shutil.copytree(runs / "demo/align", runs / "direct/align")
+    (runs / "direct/measure-t0.json").write_text(found.model_dump_json())
+    return runs
+
+
+@pytest.fixture
+def make(runs: Path, pair_folder: Path, tmp_path: Path) -> Make:
+    """Runs the target on these directories, with this Python."""
+    write_program(tmp_path / "bin")
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv/.demo").touch()
+    changes = {
+        "VENV": tmp_path / "venv",
+        "BIN": tmp_path / "bin",
+        "DEMO_RUN": runs / "demo",
+        "DEMO_MODEL": pair_folder / "target",
+        "DIRECT_RUN": runs / "direct",
+        "RELEASE": runs / "release",
+    }
+    given = [f"{name}={value}" for name, value in changes.items()]
+    command = ["make", "-C", ROOT, "-o", tmp_path / "venv/.demo", "publish-drafts", *given]
+    kept = {name: value for name, value in os.environ.items() if "MAKE" not in name}
+    return lambda: subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, check=False, env=kept
+    )
+
+
+def test_an_archive_has_the_right_sum_and_a_draft_that_transformers_loads(
+    runs: Path, make: Make, tmp_path: Path
+):
+    done = make()
+    assert done.returncode == 0, done.stderr
+    release = runs / "release"
+    names = ["smollm2-135m-demo", "smollm2-135m-direct"]
+    archives = [f"{name}.tar.gz" for name in names]
+    assert sorted(path.name for path in release.iterdir()) == ["SHA256SUMS", *archives]
+    checked = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=release, check=False)
+    assert checked.returncode == 0
+    subprocess.run(["tar", "-xzf", release / archives[0], "-C", tmp_path], check=True)
+    folder = tmp_path / names[0]
+    loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
+    original = AutoModelForCausalLM.from_pretrained(runs / "demo/align/draft", dtype=torch.float32)
+    assert all(torch.equal(loaded[name], one) for name, one in original.state_dict().items())
+    assert AutoTokenizer.from_pretrained(folder)("the cat")["input_ids"]
+    card = ModelCard.load(folder / "README.md")
+    assert card.data.base_model == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert "corpus.jsonl" in card.text
+    values = json.loads((folder / "measurement.json").read_text())
+    figures = {one.metric_type: one.metric_value for one in card.data.eval_results or ()}
+    assert figures["speedup"] == pytest.approx(values["speed"]["speedup"]["value"], abs=5e-5)
+    sums = (release / "SHA256SUMS").read_bytes()
+    assert make().returncode == 0
+    assert (release / "SHA256SUMS").read_bytes() == sums
+
+
+@pytest.mark.parametrize("missing", ["demo/align/draft", "direct/measure-t0.json"])
+def test_a_missing_draft_or_measurement_is_one_line_and_leaves_older_archives(
+    runs: Path, make: Make, missing: str
+):
+    (runs / "release").mkdir()
+    (runs / "release/old").touch()
+    (runs / missing).rename(runs / "moved")
+    done = make()
+    assert done.returncode == 2
+    said = [line for line in done.stderr.splitlines() if not line.startswith("make: ")]
+    (line,) = said
+    assert line.startswith(f"{runs / missing} is missing; ")
+    assert "make" in line
+    assert (runs / "release/old").exists()
