@@ -162,7 +162,9 @@ def show_warnings_in_one_line() -> None:
             return visible(super().format(record))
 
     warnings.showwarning = show
+    logging.getLogger("paceline").setLevel(logging.INFO)
     if logging.lastResort is not None:
+        logging.lastResort.setLevel(logging.INFO)
         logging.lastResort.setFormatter(Visible())
 
 

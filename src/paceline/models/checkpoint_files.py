@@ -185,9 +185,16 @@ def auto_class(config: Any) -> Any:
     return auto
 
 
-def with_weights(location: ModelLocation, config: Any, dtype: torch.dtype) -> Any:
-    """The model of transformers, if it is `within` its files; and what it says of the loading."""
+def with_weights(
+    location: ModelLocation, config: Any, dtype: torch.dtype, device: torch.device | None = None
+) -> Any:
+    """The model of transformers, if it is `within` its files; and what it says of the loading.
+
+    Weights go straight to a GPU; None: the CPU.
+    """
     auto = auto_class(config)
+    on_cpu = device is None or device.type == "cpu"
+    placed = {} if on_cpu else {"device_map": {"": device}}
     with within(location.name, lambda: stored_size(location.source, config)):
         return auto.from_pretrained(
             location.source,
@@ -196,6 +203,7 @@ def with_weights(location: ModelLocation, config: Any, dtype: torch.dtype) -> An
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # refuse_incomplete has a clearer message
             trust_remote_code=False,
+            **placed,
             **location.options,
         )
 

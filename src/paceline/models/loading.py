@@ -89,7 +89,7 @@ def load_model(
         with open_model(path) as location:
             config = read_config(location)
             kind = choose_dtype(dtype, config, found_device)
-            hf, info = with_weights(location, config, kind)
+            hf, info = with_weights(location, config, kind, found_device)
             refuse_incomplete(location, hf, info)
             refuse_integers(location, hf)
             refuse_not_finite(location.name, hf)

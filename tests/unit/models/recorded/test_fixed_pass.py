@@ -6,11 +6,14 @@ The reference is transformers' pass over a whole text, without a cache.
 from __future__ import annotations
 
 import logging
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._inductor import config as inductor
+from torch._inductor.utils import run_and_get_code
 from transformers import AttentionMaskInterface
 
 from paceline.core.sampling import SamplingParams
@@ -77,15 +80,21 @@ def test_layers_of_a_kind_share_one_function(
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from torch itself
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:dynamo_pgo")  # from torch
 def test_generated_code_gives_the_text_of_generate(caplog: pytest.LogCaptureFixture):
     torch._dynamo.reset()
     hf = tiny_hf("llama")
     ready = with_cuda_graphs(wrap_model(hf), compiled=True)
-    with caplog.at_level(logging.INFO, "paceline"):
-        got = texts_of(ready, batch_size=1)
+    with caplog.at_level(logging.INFO, "paceline"), inductor.patch(force_disable_caches=True):
+        got, codes = run_and_get_code(texts_of, ready, batch_size=1)
     assert got == [list(map(int, text)) for text in generated(hf)]
     assert "compiled a pass of llama over 1 x 4 tokens" in caplog.text
+    layers = [code.partition("def call")[2] for code in codes]
+    layers = [code for code in layers if len(re.findall(r"extern_kernels\.b?mm\(", code)) == 6]
+    assert len(layers) == 2, "for one token and for several"
+    for code in layers:
+        assert 3 < len(re.findall(r"^ +cpp_fused\w*\(", code, re.MULTILINE)) <= 9
+        assert ".copy_(" not in code, "buffers are written in place"
 
 
 @pytest.mark.parametrize(
