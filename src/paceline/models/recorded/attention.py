@@ -1,7 +1,7 @@
-"""Attention over a cache whose rows have lengths of their own, registered with transformers.
+"""Attention over a cache whose rows have lengths of their own, and its mask, for transformers.
 
-A model uses it if `_attn_implementation` of its configuration is `NAME`. The mask comes from
-transformers, which tells full, sliding and chunked attention apart.
+Once registered, a model uses it if `_attn_implementation` of its configuration is `NAME`. The mask
+comes from transformers, which tells full, sliding and chunked attention apart.
 
 Shape suffixes: B batch, N new tokens, W columns, H query heads, K key heads, G queries that share
 a key head, D head size.
@@ -9,12 +9,11 @@ a key head, D head size.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional as F
-from transformers.masking_utils import AttentionMaskInterface
-from transformers.modeling_utils import AttentionInterface
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,5 +95,12 @@ def attend(
     return mixed.transpose(1, 2).contiguous(), None
 
 
-AttentionInterface.register(NAME, attend)
-AttentionMaskInterface.register(NAME, mask_of)
+@functools.cache
+def register() -> None:
+    """Make both known to transformers."""
+    # imported here, because they import torch._dynamo, which takes a second
+    from transformers.masking_utils import AttentionMaskInterface
+    from transformers.modeling_utils import AttentionInterface
+
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, mask_of)

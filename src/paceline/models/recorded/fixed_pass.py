@@ -197,6 +197,7 @@ def _working_copy(hf: PreTrainedModel, draft_vocabulary: Tensor | None) -> Any:
 
     Weights that are multiplied together become views of one tensor, also in `hf`.
     """
+    attention.register()
     shared = {id(tensor): tensor for tensor in (*hf.parameters(), *hf.buffers())}
     made: Any = copy.deepcopy(hf, shared)  # pyright: ignore[reportArgumentType]
     for module in list(made.modules()):
