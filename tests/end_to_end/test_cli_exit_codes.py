@@ -47,7 +47,7 @@ STARTS = {
     "corpus": (("corpus", "--out", "x"), "paceline.data.python_docs.write_python_docs"),
     "task": (("task", "arithmetic", "--out", "x.jsonl"), "paceline.tasks.build_task"),
     "study": (("study", "list"), "paceline.studies.study_file.find_studies"),
-    "claims": (("claims",), "paceline.studies.session.study_rows"),
+    "claims": (("claims",), "paceline.studies.session.current_verdicts"),
     "report": (("report", "x"), "paceline.config.as_written"),
     "demo": (("demo", "--target", "t"), "paceline.cli.demo.Demo"),
     "env": (("env",), "paceline.environment.environment"),

@@ -77,6 +77,8 @@ def _of_directory(path: Path) -> Page:
 
 def _study(path: Path) -> Page:
     rows = study_rows([path])
+    if not rows:
+        raise UsageError(f"{path} holds no run; give {_WANTED}")
     names = {row.study for row in rows}
     own = [one for one in judge_all(rows) if one.claim.study in names]
     return study_page(f"Study {path.name}", rows, own, read_background(rows, [path]))
