@@ -88,6 +88,18 @@ def test_verify_passes_on_a_real_pair_and_catches_the_broken_rule(run, folder):
     assert (code, json.loads(out)["passed"]) == (0, True)
 
 
+def test_a_broken_rule_that_is_not_caught_is_undecided(run, folder):
+    """A draft equal to its target has no rejections."""
+    pair = ("--target", folder / "target", "--draft", folder / "target")
+    given = (*pair, "--prompts", folder / "corpus.jsonl", "--self-test")
+    code, out, _ = run("verify", *given)
+    assert code == 3
+    assert out.splitlines()[-1].startswith("UNDECIDED: both tests passed, but more than 100 times")
+    code, out, _ = run("verify", *given, "--json")
+    found = json.loads(out)
+    assert (code, found["passed"], found["verdict"]) == (3, False, "UNDECIDED")
+
+
 def test_decode_with_a_draft_writes_the_targets_greedy_text(run, folder):
     common = (
         "--prompt",

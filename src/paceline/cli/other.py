@@ -156,4 +156,4 @@ def demo(
     stdout.print(before_and_after(before, after))
     stdout.print(f"The aligned draft is in {steps.drafts['after']}, all figures are in {out}.")
     verdict = best_code([each.verdict.exit_code for each in after])
-    raise typer.Exit(verdict if report.passed else 1)
+    raise typer.Exit(verdict if report.passed else report.exit_code)

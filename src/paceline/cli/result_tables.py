@@ -167,10 +167,9 @@ def losslessness_lines(report: LosslessnessReport) -> Iterator[str]:
     yield f"sampled: {'passed' if sampled.passed else 'FAILED'}  {_describe(sampled)}"
     yield f"compared with {report.reference}"
     if (broken := report.broken_distribution) is not None:
-        verdict = (
-            "NOT CAUGHT: sample more tokens (--set num_prompts)" if broken.passed else "caught"
-        )
-        yield f"broken rule: {verdict}; {_describe(broken)}"
+        yield f"broken rule: {'NOT CAUGHT' if broken.passed else 'caught'}; {_describe(broken)}"
+    if report.word == "UNDECIDED":
+        yield f"UNDECIDED: both tests passed, but {report.open_question}"
 
 
 def _describe(check: DistributionCheck) -> str:
