@@ -252,7 +252,9 @@ def analyze(result: "PredictedFrontier", _config: "AnalyzeConfig") -> "Shown":
     Nothing is decoded with a rule: one forward pass of each model over text gives rejection rate,
     distance from the target's distribution and predicted speedup of each rule at each threshold.
     """
+    from paceline.cli.result_tables import disturbed_line
     from paceline.cli.tables import printed
     from paceline.view.tables import frontier_table
 
     yield printed(frontier_table(result))
+    yield from disturbed_line(result.disturbance)

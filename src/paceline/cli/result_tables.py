@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
 from rich.table import Table as Grid
+from rich.text import Text
 
 from paceline.cli.tables import printed
 from paceline.core.bootstrap import Interval
@@ -66,7 +67,12 @@ def measurement_table(found: Measurement) -> Group:
     if "target_start_s" in ms:
         once = f"target {ms['target_start_s']}, draft {ms['draft_start_s']}, once per request"
         summary.add_row("encoder and first pass", once)
-    return Group(summary, table, *_speed_lines(found))
+    return Group(summary, table, *_speed_lines(found), *disturbed_line(found.disturbance))
+
+
+def disturbed_line(disturbance: str) -> list[Text]:
+    """A line about disturbed timings, if they were."""
+    return [Text(f"warning: {disturbance}", style="bold yellow")] if disturbance else []
 
 
 def model_lines(report: ModelReport) -> Iterator[str]:

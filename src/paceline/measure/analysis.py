@@ -30,7 +30,7 @@ from paceline.measure.acceptance import PairTexts, forced_logits
 from paceline.measure.latency import PassCosts, PassTimer
 from paceline.measure.measurement import usable_gammas
 from paceline.measure.pair import PairConfig, load_models, sample_texts
-from paceline.measure.results import gamma_of
+from paceline.measure.results import disturbance_of_rows, gamma_of
 from paceline.models.compatibility import without_rollback
 from paceline.models.loading import fingerprint
 from paceline.progress import Progress, silent
@@ -254,6 +254,11 @@ class PredictedFrontier(StrictModel):
     timed: bool = True
     rows: list[Row]
     environment: dict[str, object]
+
+    @property
+    def disturbance(self) -> str:
+        """Why the block costs cannot be those of an idle machine; empty: they can."""
+        return disturbance_of_rows(self.rows) if self.timed else ""
 
     def fastest(self) -> list[Row]:
         """A row per rule: that of the gamma with the highest expected speedup."""

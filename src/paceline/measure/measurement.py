@@ -34,6 +34,7 @@ from paceline.measure.pair import PairConfig, sample_texts
 from paceline.measure.prompt_checks import check_costs
 from paceline.measure.results import (
     as_json,
+    disturbance_of_rows,
     gamma_of,
     of_blocks,
     of_passes,
@@ -156,7 +157,7 @@ class Measurement(StrictModel):
     environment: dict[str, object]
     computed: ClassVar = (
         *("acceptance", "cost", "gammas", "tried", "speed"),
-        *("target_fingerprint", "draft_fingerprint"),
+        *("target_fingerprint", "draft_fingerprint", "disturbance"),
     )
 
     @model_serializer(mode="wrap")
@@ -169,6 +170,7 @@ class Measurement(StrictModel):
             [of_trial(row) for row in self.tried],
             self.requests and as_json(of_requests(self.requests, self.config.seed)),
             *map(self.fingerprint, ("target", "draft")),
+            self.disturbance,
         )
         return fields(self) | dict(zip(self.computed, found, strict=True))
 
@@ -200,6 +202,11 @@ class Measurement(StrictModel):
     def engine(self) -> str:
         """The engine with these costs; empty: Paceline's decoder."""
         return str(self.texts.setting.get("engine", ""))
+
+    @property
+    def disturbance(self) -> str:
+        """Why the block costs cannot be those of an idle machine; empty: they can."""
+        return disturbance_of_rows(self.blocks)
 
     def figure(self, name: str, row: Row | None = None) -> Interval:
         """A figure of a row, by default of the scored texts, with its interval."""

@@ -63,6 +63,8 @@ def measure_page(found: Measurement) -> Page:
     verdict, passes = found.verdict, figures(of_passes(found.texts).items())
     text = f"{len(found.texts.units)} prompts, {num_tokens(found.texts)} tokens"
     where = "Median of interleaved passes over one token." if verdict.timed else "Not timed."
+    if found.disturbance:
+        where += f" Warning: {found.disturbance}."
     if found.engine:
         where = f"In {found.engine}."
     costs: list[Block] = [Table("Cost of a pass", [passes], text=where)]
