@@ -38,8 +38,6 @@ BESIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")  # pages of the site
 GROUPS = (MAKE, MEASURE, DECODE, STUDY, OTHER)
 KEYS = "reference/keys.md"
 NOTEBOOK = ROOT / "docs/tutorial_python.ipynb"
-DEMO = ROOT / "docs/assets/demo.txt"
-"""The end of the output of `make demo`."""
 
 
 def on_config(config: MkDocsConfig) -> None:
@@ -73,25 +71,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         above = posixpath.relpath(f"../{name}", folder or ".")
         markdown = markdown.replace(f"]({above}", f"]({posixpath.relpath(name, folder or '.')}")
     markdown = re.sub(r"!\[[^]]*\]\((assets/\w+\.svg)\)", inline_drawing, markdown)
-    return re.sub(r"<!-- ([a-z ]* of the demo.*) -->", from_demo, markdown)
+    if source == "tutorial.md":
+        blocks = re.compile(r"^```text\n.*?^```", re.MULTILINE | re.DOTALL)
+        markdown = blocks.sub(wrapped, markdown)
+    return markdown
 
 
-def from_demo(comment: re.Match[str]) -> str:
-    """What the demo prints, in place of the comment that names it."""
-    output = DEMO.read_text("utf-8")
-    match comment[1].partition(": "):
-        case "line of the demo", _, verdict:
-            found = re.findall(rf"^{verdict}: .*$", output, flags=re.MULTILINE)[:1]
-        case "losslessness of the demo", _, _:
-            found = re.findall(r"^(?:greedy|sampled|broken rule): .*$", output, flags=re.MULTILINE)
-            found = list(dict.fromkeys(found))
-        case "table of the demo", _, _:
-            found = output[output.index("Held-out") :].splitlines()
-        case _:
-            raise ValueError(f"no part of the demo is called {comment[1]}")
-    if not found:
-        raise ValueError(f"{DEMO} has no {comment[1]}")
-    return "```{ .text .wrap }\n" + "\n".join(found) + "\n```"
+def wrapped(block: re.Match[str]) -> str:
+    """A block of output whose lines are broken, unless it is a table in box characters."""
+    return block[0] if "│" in block[0] else block[0].replace("```text", "```{ .text .wrap }", 1)
 
 
 def notebook_page(path: Path) -> str:

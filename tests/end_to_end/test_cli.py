@@ -1,5 +1,6 @@
 """The command line on a tiny model: what it prints, what it returns, what it says of mistakes."""
 
+import importlib.metadata
 import json
 from pathlib import Path
 
@@ -261,7 +262,10 @@ def test_validate_prints_a_configuration_that_validates_again(run, tmp_path):
 
 
 def test_env_names_versions(run):
-    assert "torch" in json.loads(run("env")[1])["versions"]
+    versions = json.loads(run("env")[1])["versions"]
+    assert {"torch", "gguf", "peft", "altair", "openai", "ray"} <= versions.keys()
+    assert versions["gguf"] == importlib.metadata.version("gguf")
+    assert "pytest" not in versions
 
 
 @pytest.mark.parametrize(
