@@ -17,7 +17,7 @@ from paceline.errors import ConfigError, PacelineError, first_line
 from paceline.permissions import Origin, given, without_consent
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
     from pathlib import Path
 
     from pydantic.fields import FieldInfo
@@ -32,6 +32,7 @@ _LONGEST_NUMBER = 10_000  # characters in YAML
 _SHOWN = 200  # characters of a key or a problem
 _MOST_FAULTS = 5  # reported in one message
 _MOST_KEYS = 12  # more are not listed for an unknown key
+_ALIKE = 0.8  # of a key on another level, for a suggestion; `max_seconds` is not `start_seconds`
 
 
 class StrictModel(BaseModel):
@@ -102,13 +103,21 @@ def load_config(
     return validate(cls, values, path)
 
 
-def validate(cls: type[ConfigT], values: dict[str, Any], path: Path | None = None) -> ConfigT:
-    """Build `cls` from plain values, read from `path`; report all errors in one line."""
+def validate(
+    cls: type[ConfigT],
+    values: dict[str, Any],
+    path: Path | None = None,
+    way_to_give: Callable[[str], str] | None = None,
+) -> ConfigT:
+    """Build `cls` from plain values, read from `path`; report all errors in one line.
+
+    `way_to_give`: how the user gives a key that is missing, such as `--draft`.
+    """
     try:
         _refuse_extremes(values)
         return cls.model_validate(values, context=Origin.CONFIGURATION)
     except ValidationError as error:
-        fault = describe(error, cls)
+        fault = describe(error, cls, way_to_give)
     except ConfigError as error:
         fault = str(error)
     raise ConfigError(fault if path is None else f"{path}: {fault}")
@@ -329,16 +338,45 @@ def set_key(values: dict[str, Any], keys: Sequence[str], value: Any, source: str
     node[keys[-1]] = value
 
 
-def describe(error: ValidationError, cls: type[BaseModel] | None = None) -> str:
-    """Format pydantic's errors as one line; `cls` adds suggestions for unknown keys."""
-    faults = [_describe_fault(fault, cls) for fault in error.errors()]
+def describe(
+    error: ValidationError,
+    cls: type[BaseModel] | None = None,
+    way_to_give: Callable[[str], str] | None = None,
+) -> str:
+    """Format pydantic's errors as one line; `cls` adds suggestions for unknown keys.
+
+    `way_to_give`: as in `validate`.
+    """
+    found = error.errors()
+    missing = [_key(fault) for fault in found if fault["type"] == "missing"]
+    faults = [_describe_missing(missing, way_to_give)] if missing else []
+    faults += [_describe_fault(fault, cls) for fault in found if fault["type"] != "missing"]
     shown = faults[:_MOST_FAULTS]
     more = f"; and {len(faults) - len(shown)} more" if len(faults) > len(shown) else ""
     return ("; ".join(shown) + more).replace("\n", " ")
 
 
+def _key(fault: Mapping[str, Any]) -> str:
+    return ".".join(str(part)[:_SHOWN] for part in fault["loc"])
+
+
+def _describe_missing(keys: Sequence[str], way_to_give: Callable[[str], str] | None) -> str:
+    """What is said of all keys without a value."""
+    fault = f"{in_words(keys)} {'is' if len(keys) == 1 else 'are'} missing"
+    if way_to_give is None:
+        return f"{fault}; give {'it' if len(keys) == 1 else 'them'}"
+    ways = in_words([way_to_give(key) for key in keys])
+    return f"{fault}; give {ways}, or the key{'s' * (len(keys) > 1)} in a file (--config)"
+
+
+def in_words(names: Sequence[str]) -> str:
+    """`a, b and c`."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
+
+
 def _describe_fault(fault: Mapping[str, Any], cls: type[BaseModel] | None) -> str:
-    where = ".".join(str(part)[:_SHOWN] for part in fault["loc"])
+    where = _key(fault)
     message = fault["msg"].removeprefix("Value error, ")
     if fault["type"] in _UNKNOWN:
         return f"{where}: unknown key{_advice(fault['loc'], cls)}"
@@ -350,7 +388,7 @@ def _describe_fault(fault: Mapping[str, Any], cls: type[BaseModel] | None) -> st
     if not where:  # the message of a model validator names the keys itself
         return message
     says_it = fault["type"] == "value_error" and isinstance(fault["input"], dict)
-    if fault["type"] == "missing" or says_it:
+    if says_it:
         return f"{where}: {message}"
     got = "" if "url" in fault["loc"] else f" (got {shown(fault['input'])})"
     return f"{where}: {message}{got}"
@@ -382,7 +420,7 @@ def _advice(loc: Sequence[Any], cls: type[BaseModel] | None) -> str:
     close = difflib.get_close_matches(name, siblings, n=1)
     if not close:
         deep = {path.rpartition(".")[2]: path for path in reversed(_paths(cls))}
-        close = [deep[key] for key in difflib.get_close_matches(name, deep, n=1)]
+        close = [deep[key] for key in difflib.get_close_matches(name, deep, n=1, cutoff=_ALIKE)]
     if close:
         return f"; did you mean {close[0]}?"
     return f"; known keys are {', '.join(siblings)}" if len(siblings) <= _MOST_KEYS else ""

@@ -25,7 +25,6 @@ from paceline.cli.html_report import (
     write_html_of_run,
     write_html_of_verdict,
 )
-from paceline.errors import ConfigError
 from paceline.permissions import IMPORTS, PROGRAMS, allow
 
 if TYPE_CHECKING:
@@ -73,21 +72,10 @@ class Call:
         from paceline.data.input_checks import checked
 
         if resume:
-            check_resumable(config.output)
+            options.check_resumable(config.output)
         if dry_run:
             end_dry_run(config.check(**({"resume": True} if resume else {})), as_json=as_json)
         checked(config, resume=resume)
-
-
-def check_resumable(output: Path) -> None:
-    """Raise ConfigError if there is no run to resume: a mistyped path would train from scratch."""
-    from paceline.records import RunDirectory
-
-    if not RunDirectory(output).manifest.exists():
-        raise ConfigError(
-            f"--resume: {output} holds no run; name the directory of the stopped run, or remove "
-            "--resume to start a new one"
-        )
 
 
 def end_dry_run(checks: InputChecks, *, as_json: bool = False) -> None:
