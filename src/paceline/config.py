@@ -8,6 +8,7 @@ import json
 import math
 import re
 import reprlib
+from abc import ABCMeta
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, get_args
 
 import yaml
@@ -35,8 +36,32 @@ _MOST_KEYS = 12  # more are not listed for an unknown key
 _ALIKE = 0.8  # of a key on another level, for a suggestion; `max_seconds` is not `start_seconds`
 
 
-class StrictModel(BaseModel):
+if TYPE_CHECKING:
+    from abc import ABCMeta as RaisesConfigErrors
+
+    from pydantic._internal._model_construction import ModelMetaclass as _ModelType
+else:
+
+    class RaisesConfigErrors(ABCMeta):
+        """Metaclass: a call of the class, in Python, raises ConfigError for wrong values.
+
+        Validation of plain values, as in `validate`, does not call classes: it is as before.
+        """
+
+        def __call__(cls, *args: Any, **values: Any) -> Any:
+            try:
+                return super().__call__(*args, **values)
+            except ValidationError as error:
+                raise ConfigError(describe(error, cls)) from None
+
+    class _ModelType(RaisesConfigErrors, type(BaseModel)):
+        """The metaclass of `StrictModel`."""
+
+
+class StrictModel(BaseModel, metaclass=_ModelType):
     """Base class of configurations: immutable, and unknown keys are errors.
+
+    In Python, wrong values are a ConfigError of one line.
 
     Attributes:
         computed: Keys of its JSON that its fields give; they are not read.
@@ -60,6 +85,20 @@ class StrictModel(BaseModel):
             if isinstance(tag, str) and given.keys() <= type(default).model_fields.keys():
                 found[name] = {tag: getattr(default, tag)} | given
         return found
+
+
+class Result(StrictModel):
+    """Base class of results, which have many rows: Python shows one in a line, by its summary."""
+
+    @property
+    def summary(self) -> str:
+        """The answer in words."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.summary}>"
+
+    __str__ = __repr__
 
 
 class Options:
@@ -348,7 +387,7 @@ def describe(
     `way_to_give`: as in `validate`.
     """
     found = error.errors()
-    missing = [_key(fault) for fault in found if fault["type"] == "missing"]
+    missing = [_key(fault, cls) for fault in found if fault["type"] == "missing"]
     faults = [_describe_missing(missing, way_to_give)] if missing else []
     faults += [_describe_fault(fault, cls) for fault in found if fault["type"] != "missing"]
     shown = faults[:_MOST_FAULTS]
@@ -356,8 +395,11 @@ def describe(
     return ("; ".join(shown) + more).replace("\n", " ")
 
 
-def _key(fault: Mapping[str, Any]) -> str:
-    return ".".join(str(part)[:_SHOWN] for part in fault["loc"])
+def _key(fault: Mapping[str, Any], cls: type[BaseModel] | None) -> str:
+    first, *others = fault["loc"] or ("",)
+    if isinstance(first, int) and cls is not None:  # an argument without a name
+        first = list(fields_of(cls))[first]
+    return ".".join(str(part)[:_SHOWN] for part in (first, *others))
 
 
 def _describe_missing(keys: Sequence[str], way_to_give: Callable[[str], str] | None) -> str:
@@ -376,7 +418,7 @@ def in_words(names: Sequence[str]) -> str:
 
 
 def _describe_fault(fault: Mapping[str, Any], cls: type[BaseModel] | None) -> str:
-    where = _key(fault)
+    where = _key(fault, cls)
     message = fault["msg"].removeprefix("Value error, ")
     if fault["type"] in _UNKNOWN:
         return f"{where}: unknown key{_advice(fault['loc'], cls)}"

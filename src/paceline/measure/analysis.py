@@ -16,7 +16,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from paceline.config import StrictModel, fields_of
+from paceline.config import Result, fields_of
 from paceline.core.divergences import total_variation
 from paceline.core.rule_base import Bonus, Position, as_read, with_bonus
 from paceline.core.rules import DEFAULT_RULES, BinaryCascade
@@ -236,7 +236,7 @@ class AnalyzeConfig(PairConfig):
         return checks
 
 
-class PredictedFrontier(StrictModel):
+class PredictedFrontier(Result):
     """What each rule of the configuration would do, in `rows`, on the same texts.
 
     The units are the numbers of the prompts. A rule has a row without gamma, with the distance of
@@ -254,6 +254,11 @@ class PredictedFrontier(StrictModel):
     timed: bool = True
     rows: list[Row]
     environment: dict[str, object]
+
+    @property
+    def summary(self) -> str:
+        """What was compared."""
+        return f"{len(self.fastest())} settings of rules on {self.rows[0].population}"
 
     @property
     def disturbance(self) -> str:

@@ -22,7 +22,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from paceline.config import StrictModel
+from paceline.config import Result, StrictModel
 from paceline.core.goodness_of_fit import (
     equal_mass_cells,
     g_test,
@@ -155,7 +155,7 @@ class DistributionCheck(StrictModel):
         return {"tokens": tokens, "cells": len(self.row.units)} | outside
 
 
-class LosslessnessReport(StrictModel):
+class LosslessnessReport(Result):
     """Both checks, and the sampled check of a broken rule if `self_test` is set."""
 
     schema_version: Literal[1] = 1
@@ -166,6 +166,11 @@ class LosslessnessReport(StrictModel):
     broken_distribution: DistributionCheck | None
     reference: str = "the target's own sessions"
     """What computed the expected texts and distributions."""
+
+    @property
+    def summary(self) -> str:
+        """The verdict."""
+        return self.word
 
     def rows(self) -> list[Row]:
         """The result rows of the checks, in order."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from paceline.config import Options, StrictModel
+from paceline.config import Options, Result
 from paceline.core.bootstrap import Interval
 from paceline.core.sampling import as_list
 from paceline.data.input_checks import InputChecks, checked
@@ -130,7 +130,7 @@ class MeasureConfig(WithCosts, PairConfig):
             raise type(error)(f"draft {draft}: {error}") from None
 
 
-class Measurement(StrictModel):
+class Measurement(Result):
     """Result of a measurement. Its JSON has the figures of the rows beside them, by name.
 
     Attributes:
@@ -212,8 +212,10 @@ class Measurement(StrictModel):
         """A figure of a row, by default of the scored texts, with its interval."""
         return FIGURES[name].measure(row or self.texts, seed=self.config.seed)
 
-    def __repr__(self) -> str:
-        return f"<Measurement: {self.verdict}>"
+    @property
+    def summary(self) -> str:
+        """The verdict with its reason."""
+        return str(self.verdict)
 
     def _repr_html_(self) -> str:
         """The verdict, and a line per gamma, for notebooks."""
