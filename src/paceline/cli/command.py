@@ -79,8 +79,8 @@ class Call:
 
 
 def end_dry_run(checks: InputChecks, *, as_json: bool = False) -> None:
-    """Describe the models, print the results of the checks and exit."""
-    from paceline.cli.result_tables import model_lines
+    """Print the results of the checks, remarks on the models and the first example, and exit."""
+    from paceline.cli.result_tables import remarks_on_model
     from paceline.export.model_report import describe, trained_text
 
     models = [describe(path, header) for path, header in checks.headers.items()]
@@ -94,12 +94,13 @@ def end_dry_run(checks: InputChecks, *, as_json: bool = False) -> None:
         shown = [model.model_dump(mode="json") for model in models]
         echo(json.dumps({"dry_run": True, "models": shown, "checks": checks.lines}, indent=2))
         raise typer.Exit
-    for model in models:
-        stdout.print(f"{'model':<20} {model.path}")
-        for line in model_lines(model):
-            stdout.print(line)
     for line in checks.lines:
         stdout.print(line)
+    for model in models:
+        for line in remarks_on_model(model):
+            stdout.print(line)
+    if models:
+        stdout.print(f"All that is read in a model: paceline inspect {models[0].path}")
     stdout.print("These checks passed. Nothing was run.")
     raise typer.Exit
 

@@ -140,7 +140,8 @@ class Setting(NamedTuple):
             info = typer.Argument(**described)
         else:
             no = self.names[0].replace("--", "/--no-", 1) if self.kind == "flag" else ""
-            first, *others = self.names
+            # help cuts a long line of names; --no-... belongs to the first
+            first, *others = self.names if no else sorted(self.names, key=len)
             panel_of = None if self.is_main else panel
             info = typer.Option(first + no, *others, rich_help_panel=panel_of, **described)
         annotation = Annotated[_TYPES.get(self.kind, str) | None, info]

@@ -76,12 +76,17 @@ def disturbed_line(disturbance: str) -> list[Text]:
 
 
 def model_lines(report: ModelReport) -> Iterator[str]:
-    """What was read in a model, also in a dry run."""
+    """What was read in a model."""
     for name, value in report.facts.items():
         yield f"{name:<20} {value}"
     for use in report.uses:
         fault = "" if use.fault is None else f": {use.fault}"
         yield f"{'can' if use.fault is None else 'cannot':<20} {use.name}{fault}"
+    yield from remarks_on_model(report)
+
+
+def remarks_on_model(report: ModelReport) -> Iterator[str]:
+    """Examples, warnings and failures, which a dry run prints, too."""
     for example in report.examples:
         yield (
             f"{'example':<20} {example.where}: {example.num_given} tokens given, "
