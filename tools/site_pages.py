@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import posixpath
 import re
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer.main
 from mkdocs.structure.files import File
 
+import paceline
 from paceline.cli.decode import DECODE
 from paceline.cli.defaults import default_text, literals, meaning_of, variants_of
 from paceline.cli.main import app, schema_of
@@ -66,6 +68,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         markdown += list_of_commands()
     elif source == KEYS:
         markdown += "\n".join(key_sections())
+    elif source == "reference/api/paceline.md":
+        markdown = markdown.replace("<!-- a sentence on each name -->", "\n".join(public_names()))
     folder = posixpath.dirname(source)
     for name in BESIDE:
         above = posixpath.relpath(f"../{name}", folder or ".")
@@ -127,6 +131,14 @@ def list_of_commands() -> str:
             first = command.help.split("\n")[0]
             lines.append(f"[`paceline {command.name}`]({link})\n:   {text_of(first)}\n")
     return "\n".join(lines)
+
+
+def public_names() -> Iterator[str]:
+    """What `paceline` offers, each name with the first sentence of its docstring."""
+    for name in paceline.__all__:
+        found = getattr(paceline, name)
+        first = (inspect.getdoc(found) or "").split("\n\n")[0]
+        yield f"[`{name}`][{found.__module__}.{found.__name__}]\n:   {text_of(' '.join(first.split()))}\n"
 
 
 def command_page(command: Command) -> str:
