@@ -40,6 +40,8 @@ BESIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")  # pages of the site
 GROUPS = (MAKE, MEASURE, DECODE, STUDY, OTHER)
 KEYS = "reference/keys.md"
 NOTEBOOK = ROOT / "docs/tutorial_python.ipynb"
+_OPTION = r"--[a-z][a-z-]*(?: (?:\d+|[\w./]*[/=][\w./=]*\w))?"
+"""An option with its value, if this is a number, a path or an assignment."""
 
 
 def on_config(config: MkDocsConfig) -> None:
@@ -137,8 +139,9 @@ def public_names() -> Iterator[str]:
     """What `paceline` offers, each name with the first sentence of its docstring."""
     for name in paceline.__all__:
         found = getattr(paceline, name)
+        page = f"{found.__module__.split('.')[1]}.md"
         first = (inspect.getdoc(found) or "").split("\n\n")[0]
-        yield f"[`{name}`][{found.__module__}.{found.__name__}]\n:   {text_of(' '.join(first.split()))}\n"
+        yield f"[`{name}`]({page})\n:   {text_of(' '.join(first.split()))}\n"
 
 
 def command_page(command: Command) -> str:
@@ -241,6 +244,9 @@ def values_text(values: list[str]) -> str:
 
 def text_of(text: str) -> str:
     """Plain text as Markdown: what Markdown would read as marks is escaped, except code."""
-    parts = re.split(r"(`[^`]+`)", re.sub(r"(?<![\w`-])--[a-z][a-z-]*", r"`\g<0>`", text))
-    parts[::2] = [re.sub(r"([\\*_\[\]<>#])", r"\\\1", part) for part in parts[::2]]
+    parts = re.split(
+        r"(`[^`]+`)", re.sub(rf"(?<![\w`-]){_OPTION}(?: {_OPTION})*", r"`\g<0>`", text)
+    )
+    marks = [re.sub(r"([\\*_\[\]>#])", r"\\\1", part) for part in parts[::2]]
+    parts[::2] = [part.replace("<", "&lt;") for part in marks]  # Markdown knows no \<
     return "".join(parts)
