@@ -17,7 +17,7 @@ import torch
 from pydantic import ConfigDict
 from torch import Tensor
 
-from paceline.config import RaisesConfigErrors
+from paceline.strict_models import RaisesConfigErrors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

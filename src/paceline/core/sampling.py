@@ -13,9 +13,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from paceline.config import StrictModel
 from paceline.core.backend import registered
 from paceline.errors import UsageError
+from paceline.strict_models import StrictModel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
