@@ -92,7 +92,7 @@ def tokens_to_reject(shares_K: Tensor, false_alarm: float, power: float = 0.95) 
     2 n sum s ln(K s). Equal shares give infinity.
     """
     shares_K = shares_K.double()
-    effect = 2 * float(torch.special.xlogy(shares_K, len(shares_K) * shares_K).sum())
+    effect = 2 * float(torch.xlogy(shares_K, len(shares_K) * shares_K).sum())
     if effect < 1e-12:  # rounding
         return math.inf
     half_degrees = (len(shares_K) - 1) / 2
@@ -102,7 +102,7 @@ def tokens_to_reject(shares_K: Tensor, false_alarm: float, power: float = 0.95) 
         mean = noncentrality / 2
         most = int(mean + 12 * math.sqrt(mean) + 30)
         numbers_J = torch.arange(most, dtype=torch.float64)
-        weights_J = (torch.special.xlogy(numbers_J, mean) - mean - (numbers_J + 1).lgamma()).exp()
+        weights_J = (torch.xlogy(numbers_J, mean) - mean - (numbers_J + 1).lgamma()).exp()
         tails_J = torch.igammac(half_degrees + numbers_J, torch.full_like(numbers_J, g / 2))
         return float((weights_J * tails_J).sum())
 

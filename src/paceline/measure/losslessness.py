@@ -30,7 +30,7 @@ from paceline.core.goodness_of_fit import (
     tokens_to_reject,
 )
 from paceline.core.rules import Lossless
-from paceline.core.sampling import SamplingParams, proposal_params, to_probs
+from paceline.core.sampling import SamplingParams, as_list, proposal_params, to_probs
 from paceline.core.stats import DecodeStats
 from paceline.data.input_checks import InputChecks, checked
 from paceline.decode import SpeculativeDecoder
@@ -244,7 +244,7 @@ class KeepsHalfOfTheRejected(Lossless):
     def shares(self, draft_K: Tensor, drafted: float) -> list[float]:
         """Of all tokens in each cell; `draft_K`: the draft's, `drafted`: part of the positions."""
         equal = 1 / len(draft_K)
-        return [equal + drafted * (share - equal) / 2 for share in draft_K.tolist()]
+        return [equal + drafted * (share - equal) / 2 for share in as_list(draft_K)]
 
 
 def verify_losslessness(config: VerifyConfig, progress: Progress = silent) -> LosslessnessReport:

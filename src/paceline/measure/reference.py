@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -122,7 +122,11 @@ class OfTransformers(Reference):
 def _each_pass(module: torch.nn.Module, passed: Callable[[int], None]) -> Generator[None]:
     """Call `passed` with the number of passes so far after each pass of a module."""
     numbers = itertools.count(1)
-    handle = module.register_forward_hook(lambda *_: passed(next(numbers)))
+
+    def count(*_: Any) -> None:
+        passed(next(numbers))
+
+    handle = module.register_forward_hook(count)
     try:
         yield
     finally:
