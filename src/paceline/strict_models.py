@@ -111,8 +111,8 @@ def describe(
 
 def _key(fault: Mapping[str, Any], cls: type[BaseModel] | None) -> str:
     first, *others = fault["loc"] or ("",)
-    if isinstance(first, int) and cls is not None:  # an argument without a name
-        first = list(fields_of(cls))[first]
+    if isinstance(first, int) and cls is not None and not issubclass(cls, BaseModel):
+        first = list(fields_of(cls))[first]  # an argument without a name
     return ".".join(str(part)[:_SHOWN] for part in (first, *others))
 
 

@@ -16,7 +16,7 @@ kept.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -160,6 +160,7 @@ class LosslessnessReport(Result):
 
     schema_version: Literal[1] = 1
     kind: Literal["verify"] = "verify"
+    computed: ClassVar = ("passed", "verdict", "prompts_to_catch")
     config: VerifyConfig
     greedy: GreedyCheck
     distribution: DistributionCheck
