@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import posixpath
 import re
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer.main
 from mkdocs.structure.files import File
 
+import paceline
 from paceline.cli.decode import DECODE
 from paceline.cli.defaults import default_text, literals, meaning_of, variants_of
 from paceline.cli.main import app, schema_of
@@ -38,8 +40,8 @@ BESIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")  # pages of the site
 GROUPS = (MAKE, MEASURE, DECODE, STUDY, OTHER)
 KEYS = "reference/keys.md"
 NOTEBOOK = ROOT / "docs/tutorial_python.ipynb"
-DEMO = ROOT / "docs/assets/demo.txt"
-"""The end of the output of `make demo`."""
+_OPTION = r"--[a-z][a-z-]*(?: (?:\d+|[\w./]*[/=][\w./=]*\w))?"
+"""An option with its value, if this is a number, a path or an assignment."""
 
 
 def on_config(config: MkDocsConfig) -> None:
@@ -68,30 +70,22 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         markdown += list_of_commands()
     elif source == KEYS:
         markdown += "\n".join(key_sections())
+    elif source == "reference/api/paceline.md":
+        markdown = markdown.replace("<!-- a sentence on each name -->", "\n".join(public_names()))
     folder = posixpath.dirname(source)
     for name in BESIDE:
         above = posixpath.relpath(f"../{name}", folder or ".")
         markdown = markdown.replace(f"]({above}", f"]({posixpath.relpath(name, folder or '.')}")
     markdown = re.sub(r"!\[[^]]*\]\((assets/\w+\.svg)\)", inline_drawing, markdown)
-    return re.sub(r"<!-- ([a-z ]* of the demo.*) -->", from_demo, markdown)
+    if source == "tutorial.md":
+        blocks = re.compile(r"^```text\n.*?^```", re.MULTILINE | re.DOTALL)
+        markdown = blocks.sub(wrapped, markdown)
+    return markdown
 
 
-def from_demo(comment: re.Match[str]) -> str:
-    """What the demo prints, in place of the comment that names it."""
-    output = DEMO.read_text("utf-8")
-    match comment[1].partition(": "):
-        case "line of the demo", _, verdict:
-            found = re.findall(rf"^{verdict}: .*$", output, flags=re.MULTILINE)[:1]
-        case "losslessness of the demo", _, _:
-            found = re.findall(r"^(?:greedy|sampled|broken rule): .*$", output, flags=re.MULTILINE)
-            found = list(dict.fromkeys(found))
-        case "table of the demo", _, _:
-            found = output[output.index("Held-out") :].splitlines()
-        case _:
-            raise ValueError(f"no part of the demo is called {comment[1]}")
-    if not found:
-        raise ValueError(f"{DEMO} has no {comment[1]}")
-    return "```{ .text .wrap }\n" + "\n".join(found) + "\n```"
+def wrapped(block: re.Match[str]) -> str:
+    """A block of output whose lines are broken, unless it is a table in box characters."""
+    return block[0] if "│" in block[0] else block[0].replace("```text", "```{ .text .wrap }", 1)
 
 
 def notebook_page(path: Path) -> str:
@@ -139,6 +133,15 @@ def list_of_commands() -> str:
             first = command.help.split("\n")[0]
             lines.append(f"[`paceline {command.name}`]({link})\n:   {text_of(first)}\n")
     return "\n".join(lines)
+
+
+def public_names() -> Iterator[str]:
+    """What `paceline` offers, each name with the first sentence of its docstring."""
+    for name in paceline.__all__:
+        found = getattr(paceline, name)
+        page = f"{found.__module__.split('.')[1]}.md"
+        first = (inspect.getdoc(found) or "").split("\n\n")[0]
+        yield f"[`{name}`]({page})\n:   {text_of(' '.join(first.split()))}\n"
 
 
 def command_page(command: Command) -> str:
@@ -241,6 +244,9 @@ def values_text(values: list[str]) -> str:
 
 def text_of(text: str) -> str:
     """Plain text as Markdown: what Markdown would read as marks is escaped, except code."""
-    parts = re.split(r"(`[^`]+`)", re.sub(r"(?<![\w`-])--[a-z][a-z-]*", r"`\g<0>`", text))
-    parts[::2] = [re.sub(r"([\\*_\[\]<>#])", r"\\\1", part) for part in parts[::2]]
+    parts = re.split(
+        r"(`[^`]+`)", re.sub(rf"(?<![\w`-]){_OPTION}(?: {_OPTION})*", r"`\g<0>`", text)
+    )
+    marks = [re.sub(r"([\\*_\[\]>#])", r"\\\1", part) for part in parts[::2]]
+    parts[::2] = [part.replace("<", "&lt;") for part in marks]  # Markdown knows no \<
     return "".join(parts)

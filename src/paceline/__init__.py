@@ -8,6 +8,7 @@ The public names are imported on first use: importing this package does not load
 from __future__ import annotations
 
 import importlib
+import re
 from typing import TYPE_CHECKING, Any
 
 from paceline.processor import limit_libraries
@@ -127,4 +128,4 @@ if not TYPE_CHECKING:  # a type checker would take any name to be here
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES, *_PACKAGES})
+    return sorted({*filter(re.compile("__").match, globals()), *_HOMES, *_PACKAGES, "errors"})

@@ -1,29 +1,31 @@
-"""Configurations: frozen pydantic models, read from YAML files and `key.subkey=value` overrides."""
+"""Configurations, read from YAML files and `key.subkey=value` overrides."""
 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 import math
-import re
-import reprlib
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import ValidationError
 
 from paceline.errors import ConfigError, PacelineError, first_line
 from paceline.permissions import Origin, given, without_consent
 from paceline.places import shipped
+from paceline.strict_models import Result as Result
+from paceline.strict_models import StrictModel as StrictModel
+from paceline.strict_models import describe as describe
+from paceline.strict_models import fields_of as fields_of
+from paceline.strict_models import masked as masked
+from paceline.strict_models import models_in as models_in
+from paceline.strict_models import shown as shown
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Sequence
     from pathlib import Path
 
-    from pydantic.fields import FieldInfo
 
-_UNKNOWN = {"extra_forbidden", "unexpected_keyword_argument"}
 _KEYS_OF_A_TEXT = frozenset({"split", "subset", "prompt_field", "completion_field", "limit"})
 _TAG = "tag:yaml.org,2002:"
 _LARGEST = 2**63
@@ -31,35 +33,6 @@ _LARGEST_FILE = 1 << 20  # bytes of a configuration
 _MOST_NODES = 100_000  # values of a configuration, each as often as aliases repeat it
 _LONGEST_NUMBER = 10_000  # characters in YAML
 _SHOWN = 200  # characters of a key or a problem
-_MOST_FAULTS = 5  # reported in one message
-_MOST_KEYS = 12  # more are not listed for an unknown key
-
-
-class StrictModel(BaseModel):
-    """Base class of configurations: immutable, and unknown keys are errors.
-
-    Attributes:
-        computed: Keys of its JSON that its fields give; they are not read.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    computed: ClassVar[tuple[str, ...]] = ()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_the_default_variants(cls, values: Any) -> Any:
-        """A section that does not say its kind, and fits that of the default, is of this kind."""
-        if not isinstance(values, dict):
-            return values
-        read = cast("dict[str, Any]", values)
-        found = {name: value for name, value in read.items() if name not in cls.computed}
-        for name, field in cls.model_fields.items():
-            given, default, tag = found.get(name), field.default, field.discriminator
-            if not (isinstance(given, dict) and isinstance(default, StrictModel)):
-                continue
-            if isinstance(tag, str) and given.keys() <= type(default).model_fields.keys():
-                found[name] = {tag: getattr(default, tag)} | given
-        return found
 
 
 class Options:
@@ -103,13 +76,21 @@ def load_config(
     return validate(cls, values, path)
 
 
-def validate(cls: type[ConfigT], values: dict[str, Any], path: Path | None = None) -> ConfigT:
-    """Build `cls` from plain values, read from `path`; report all errors in one line."""
+def validate(
+    cls: type[ConfigT],
+    values: dict[str, Any],
+    path: Path | None = None,
+    way_to_give: Callable[[str], str] | None = None,
+) -> ConfigT:
+    """Build `cls` from plain values, read from `path`; report all errors in one line.
+
+    `way_to_give`: how the user gives a key that is missing, such as `--draft`.
+    """
     try:
         _refuse_extremes(values)
         return cls.model_validate(values, context=Origin.CONFIGURATION)
     except ValidationError as error:
-        fault = describe(error, cls)
+        fault = describe(error, cls, way_to_give)
     except ConfigError as error:
         fault = str(error)
     raise ConfigError(fault if path is None else f"{path}: {fault}")
@@ -331,107 +312,6 @@ def set_key(values: dict[str, Any], keys: Sequence[str], value: Any, source: str
             )
         node = cast("dict[str, Any]", child)
     node[keys[-1]] = value
-
-
-def describe(error: ValidationError, cls: type[BaseModel] | None = None) -> str:
-    """Format pydantic's errors as one line; `cls` adds suggestions for unknown keys."""
-    faults = [_describe_fault(fault, cls) for fault in error.errors()]
-    shown = faults[:_MOST_FAULTS]
-    more = f"; and {len(faults) - len(shown)} more" if len(faults) > len(shown) else ""
-    return ("; ".join(shown) + more).replace("\n", " ")
-
-
-def _describe_fault(fault: Mapping[str, Any], cls: type[BaseModel] | None) -> str:
-    where = ".".join(str(part)[:_SHOWN] for part in fault["loc"])
-    message = fault["msg"].removeprefix("Value error, ")
-    if fault["type"] in _UNKNOWN:
-        return f"{where}: unknown key{_advice(fault['loc'], cls)}"
-    if fault["type"] == "union_tag_not_found":
-        tag = fault.get("ctx", {}).get("discriminator", "kind").strip("'")
-        message = f"no variant is selected; set {where}.{tag}"
-    if fault["type"] == "union_tag_invalid":
-        return f"{where}: {_unknown_tag(fault['ctx'])}"
-    if not where:  # the message of a model validator names the keys itself
-        return message
-    says_it = fault["type"] == "value_error" and isinstance(fault["input"], dict)
-    if fault["type"] == "missing" or says_it:
-        return f"{where}: {message}"
-    got = "" if "url" in fault["loc"] else f" (got {shown(fault['input'])})"
-    return f"{where}: {message}{got}"
-
-
-def masked(text: str) -> str:
-    """The text without what stands before an @: it may be the password of a URL."""
-    return re.sub(r".*@", "***@", text, flags=re.DOTALL)
-
-
-def shown(value: Any) -> str:
-    """A value in an error message."""
-    return masked(reprlib.repr(value) if "@" not in repr(value) else "***@")
-
-
-def _unknown_tag(context: Mapping[str, str]) -> str:
-    known = [tag.strip("' ") for tag in context["expected_tags"].split(",")]
-    close = difflib.get_close_matches(context["tag"], known, n=1)
-    wanted = f"did you mean {close[0]}?" if close else f"wanted one of {', '.join(known)}"
-    return f"unknown {context['discriminator'].strip(chr(39))} {context['tag']!r}; {wanted}"
-
-
-def _advice(loc: Sequence[Any], cls: type[BaseModel] | None) -> str:
-    """Suggest keys on the same level or below."""
-    if cls is None:
-        return ""
-    name = str(loc[-1])
-    siblings = _keys_at(cls, loc[:-1])
-    close = difflib.get_close_matches(name, siblings, n=1)
-    if not close:
-        deep = {path.rpartition(".")[2]: path for path in reversed(_paths(cls))}
-        close = [deep[key] for key in difflib.get_close_matches(name, deep, n=1)]
-    if close:
-        return f"; did you mean {close[0]}?"
-    return f"; known keys are {', '.join(siblings)}" if len(siblings) <= _MOST_KEYS else ""
-
-
-def models_in(annotation: Any) -> list[type[Any]]:
-    """All configuration classes in a type annotation."""
-    if isinstance(annotation, type):
-        found = cast("type[Any]", annotation)
-        return [found] if hasattr(found, "__pydantic_fields__") else []
-    return [found for part in get_args(annotation) for found in models_in(part)]
-
-
-def fields_of(model: type[Any]) -> dict[str, FieldInfo]:
-    """The fields of a pydantic model or a pydantic dataclass."""
-    return model.__pydantic_fields__
-
-
-def _keys_at(cls: type[BaseModel], loc: Sequence[Any]) -> list[str]:
-    """The known keys at an error location, which may contain tags of variants."""
-    models: list[type[Any]] = [cls]
-    for part in loc:
-        known = [fields_of(model)[part] for model in models if part in fields_of(model)]
-        inner = [found for field in known for found in models_in(field.annotation)]
-        named = [model for model in models if part in _tags(model)]
-        models = inner or named or models
-    return sorted({key for model in models for key in fields_of(model)})
-
-
-def _tags(model: type[Any]) -> set[str]:
-    """The values of a variant's tag field, such as `jsd`."""
-    defaults = [field.default for field in fields_of(model).values()]
-    return {default for default in defaults if isinstance(default, str)}
-
-
-def _paths(cls: type[Any], prefix: str = "") -> list[str]:
-    """The path `a.b.c` of every key, top level first."""
-    here = [prefix + key for key in fields_of(cls)]
-    deeper = [
-        path
-        for key, field in fields_of(cls).items()
-        for model in models_in(field.annotation)
-        for path in _paths(model, f"{prefix}{key}.")
-    ]
-    return list(dict.fromkeys([*here, *deeper]))
 
 
 def to_yaml(config: StrictModel) -> str:

@@ -7,6 +7,7 @@ import functools
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any
 
 from paceline.processor import level, machine_level, processor_name
 from paceline.version import __version__
+
+_EXTRAS_OF_DEVELOPERS = {"dev", "docs", "wheels", "browser"}
 
 
 def environment() -> dict[str, Any]:
@@ -33,6 +36,19 @@ def environment() -> dict[str, Any]:
         "cpu_count": os.cpu_count(),
         "git": _git_state(),
     } | _gpu()
+
+
+def versions_of_extras() -> dict[str, str | None]:
+    """Versions of the packages that extras add for users; None: not installed."""
+    found: dict[str, str | None] = {}
+    for requirement in importlib.metadata.requires("paceline") or ():
+        name, _, extra = requirement.partition("extra == ")
+        if extra and extra.strip("'\" )") not in _EXTRAS_OF_DEVELOPERS:
+            package = re.split(r"[^\w.-]", name)[0]
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                found[package] = None
+                found[package] = package_version(package)
+    return found
 
 
 @functools.cache

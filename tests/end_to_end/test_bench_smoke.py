@@ -82,7 +82,7 @@ def test_a_tuned_setting_is_one_that_decode_reads(folder: Path):
         ),
         (
             ("bench", "--config", SMOKE / "bench.yaml", "--set", "grid.rules=[{rule: chow}]"),
-            "alpha: Field required",
+            "alpha is missing; give its alpha, or the key in a file",
         ),
     ],
 )

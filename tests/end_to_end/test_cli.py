@@ -1,5 +1,6 @@
 """The command line on a tiny model: what it prints, what it returns, what it says of mistakes."""
 
+import importlib.metadata
 import json
 from pathlib import Path
 
@@ -86,6 +87,18 @@ def test_verify_passes_on_a_real_pair_and_catches_the_broken_rule(run, folder):
     assert "broken rule: caught" in out
     code, out, _ = run("verify", *_pair(folder), "--prompts", prompts, "--json")
     assert (code, json.loads(out)["passed"]) == (0, True)
+
+
+def test_a_broken_rule_that_is_not_caught_is_undecided(run, folder):
+    """A draft equal to its target has no rejections."""
+    pair = ("--target", folder / "target", "--draft", folder / "target")
+    given = (*pair, "--prompts", folder / "corpus.jsonl", "--self-test")
+    code, out, _ = run("verify", *given)
+    assert code == 3
+    assert out.splitlines()[-1].startswith("UNDECIDED: both tests passed, but more than 100 times")
+    code, out, _ = run("verify", *given, "--json")
+    found = json.loads(out)
+    assert (code, found["passed"], found["verdict"]) == (3, False, "UNDECIDED")
 
 
 def test_decode_with_a_draft_writes_the_targets_greedy_text(run, folder):
@@ -249,7 +262,10 @@ def test_validate_prints_a_configuration_that_validates_again(run, tmp_path):
 
 
 def test_env_names_versions(run):
-    assert "torch" in json.loads(run("env")[1])["versions"]
+    versions = json.loads(run("env")[1])["versions"]
+    assert {"torch", "gguf", "peft", "altair", "openai", "ray"} <= versions.keys()
+    assert versions["gguf"] == importlib.metadata.version("gguf")
+    assert "pytest" not in versions
 
 
 @pytest.mark.parametrize(
@@ -284,6 +300,25 @@ def test_env_names_versions(run):
             "use forward_kl or reverse_kl",
         ),
         ("align --config nowhere.yaml", "nowhere.yaml"),
+        ("align --resume --output {out}", "holds no run; name the directory of the stopped run"),
+        ("measure --target {t} --prompts {p}", "draft is missing; give --draft, or the key"),
+        ("align --target {t} --draft {d}", "give --output and --set data.train=..., or the keys"),
+        ("measure --target {t} --draft {d} --prompts {p} --gammas 1,two", "such as 1,2,4; got"),
+        (
+            "measure --target {t} --draft {d} --prompts {p} --max-new-tokens 1000",
+            "the context holds 64; lower max_new_tokens",
+        ),
+        (
+            "decode --target {t} --prompt-file {blank}",
+            "blank.txt is empty; give a text by --prompt",
+        ),
+        (
+            "export {run} --target {t} --to vllm --out {out}",
+            "/run is the directory of a run; name its draft",
+        ),
+        ("draft --target {t} --layers 0 --out {d}", "or give --overwrite"),
+        ("measure --drft x", "see paceline measure -h"),
+        ("measur", "no such command 'measur'"),
         (
             "align --resume --target {t} --draft {d} --output {out} --set num_steps=1 "
             "--set data.train={p}",
@@ -303,6 +338,9 @@ def test_a_mistake_is_one_line_and_exit_code_two(run, folder, tmp_path, argument
     places |= {name: tmp_path / f"{name}.txt" for name in ("blank", "long")}
     places |= {"broken": tmp_path / "broken.jsonl", "gguf": tmp_path / "model.gguf"}
     places["empty"].mkdir()
+    places["run"] = tmp_path / "run"
+    places["run"].mkdir()
+    (places["run"] / "draft").symlink_to(folder / "draft")
     places["blank"].write_text("\n\n")
     places["long"].write_text("the cat " * 200)
     places["broken"].write_text('{"text": "fine"}\n{"text": \n')
@@ -317,6 +355,15 @@ def test_a_mistake_is_one_line_and_exit_code_two(run, folder, tmp_path, argument
     assert out == ""
     assert wanted in one_line(err)
     assert not Path(places["out"]).exists()
+
+
+def test_a_key_that_is_only_somewhat_alike_is_no_suggestion(run):
+    """`max_seconds` is not `writer.engine.start_seconds`; `max_tokenz` may be `max_tokens`."""
+    (_, _, unlike), (_, _, alike) = (
+        run("generate-data", "--set", f"{key}=2") for key in ("max_seconds", "max_new_tokenz")
+    )
+    assert one_line(unlike).endswith("max_seconds: unknown key")
+    assert one_line(alike).endswith("unknown key; did you mean max_new_tokens?")
 
 
 def test_mismatched_tokenizers_are_refused_in_one_line(run, folder, tmp_path):

@@ -196,6 +196,20 @@ def test_a_failure_that_a_library_swallows_is_raised_again():
         out.write("more")
 
 
+class Unread(io.StringIO):
+    """A pipe whose reader has ended."""
+
+    def flush(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+
+def test_a_pipe_that_is_not_read_any_more_needs_no_space():
+    with pytest.raises(errors.StorageError, match="the program that read it ended first"):
+        CheckedOutput(Unread()).flush()
+    with pytest.raises(errors.StorageError, match="to a file with enough space"):
+        CheckedOutput(Full()).flush()
+
+
 def test_a_closed_standard_output_is_refused_before_anything_is_done(
     monkeypatch: pytest.MonkeyPatch,
 ):

@@ -133,9 +133,9 @@ def test_an_export_has_a_gamma_that_fits_the_context(
         ("decode --target  --prompt x", "got '' as a model"),
         ("perplexity --model m --text ", "--text is empty"),
         ("align --target t --draft d --output ", "--output is empty"),
-        ("study show empty.yaml", "empty.yaml: title: Field required"),
-        ("validate measure empty.yaml", "empty.yaml: target: Field required"),
-        ("claims --file empty.yaml --rows rows.jsonl", "empty.yaml: claims: Field required"),
+        ("study show empty.yaml", "empty.yaml: title, "),
+        ("validate measure empty.yaml", "empty.yaml: target, "),
+        ("claims --file empty.yaml --rows rows.jsonl", "empty.yaml: claims is missing; give it"),
         ("perplexity --model {model} --text empty.parquet", "empty.parquet holds no text"),
         ("measure --engine vllm --url word --target t --draft d --prompts p", "'word' is not the"),
         (f"task arithmetic --out x.jsonl --count {10**20}", "is too large"),
@@ -201,8 +201,8 @@ def test_a_dry_run_prints_json_if_asked(run: Run, pair_folder: Path, tmp_path: P
     code, out, _ = run(command, *given, "--dry-run", "--json")
     shown = json.loads(out)
     assert (code, shown["dry_run"]) == (0, True)
-    assert shown["checks"] == lines[-len(shown["checks"]) :]
-    assert lines[0].split() == ["model", shown["models"][0]["path"]]
+    assert shown["checks"] == lines[: len(shown["checks"])]
+    assert lines[-1].split()[-1] == shown["models"][0]["path"]
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "result.json"])

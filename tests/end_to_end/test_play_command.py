@@ -49,7 +49,7 @@ def test_a_missing_library_is_named_with_its_extra(
 ):
     monkeypatch.setattr(play, "_LIBRARIES", ("starlette", "no_such_library"))
     line = refused(run, "play", *pair)
-    assert "play needs no_such_library; install with: pip install 'paceline[play]'" in line
+    assert "play needs no_such_library; install with: pip install -e '.[play]'" in line
 
 
 def test_a_draft_that_is_not_there_is_refused(run: Run, pair: tuple[Any, ...], tmp_path: Path):

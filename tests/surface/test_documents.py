@@ -105,3 +105,11 @@ def test_configurations_in_a_document_fit_their_schema(document: Path):
 def test_files_that_a_document_links_to_exist(document: Path):
     links = re.findall(r"\]\(([^)#:]+)\)", document.read_text(encoding="utf-8"))
     assert [link for link in links if not (document.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_what_belongs_to_an_item_of_a_list_is_indented_by_four(document: Path):
+    """Python-Markdown, which makes the site, ends the list at 1 to 3 spaces; GitHub does not."""
+    text = re.sub(r"^( *)```.*?^\1```", "", document.read_text("utf-8"), flags=re.M | re.S)
+    assert re.findall(r"^ {1,3}(?:[-*]|\d+\.) .*", text, flags=re.M) == []
+    assert re.findall(r"(?<=\n\n) {1,3}\S.*", text) == []

@@ -264,3 +264,31 @@ def test_the_picture_of_the_demo_is_that_of_its_output():
     assert (DOCS / "assets/demo.svg").read_text("utf-8") == made["demo_drawing"](output)
     assert "0.84x" in made["demo_drawing"](output)
     assert "0.50x" in made["demo_drawing"](output.replace("0.840 (", "0.502 ("))
+
+
+def test_the_tutorial_prints_what_the_demo_printed():
+    output = (DOCS / "assets/demo.txt").read_text("utf-8")
+    tutorial = (DOCS / "tutorial.md").read_text("utf-8")
+    printed = re.findall(r"^```text\n(.*?)^```", tutorial, re.MULTILINE | re.DOTALL)
+    lines = [line for block in printed for line in block.splitlines()]
+    assert len(printed) == 4
+    assert [line for line in lines if line not in output.splitlines()] == []
+
+
+def test_each_command_of_the_tutorial_takes_what_one_before_wrote():
+    """What is in runs/mine is written above, and what is in runs/demo by `make demo`."""
+    tutorial, written = (DOCS / "tutorial.md").read_text("utf-8"), set[str]()
+    for command in re.findall(r"^paceline .*(?:(?<=\\)\n.*)*", tutorial, re.M):
+        words = command.replace("\\\n", " ").split()
+        read = {words[at + 1] for at, word in enumerate(words) if word in ("--draft", "export")}
+        assert read <= written, command
+        outputs = [words[at + 1] for at, word in enumerate(words) if word in ("--out", "--output")]
+        written |= {*outputs, *(f"{output}/draft" for output in outputs)}
+    assert "runs/mine/align/draft" in written
+
+
+def test_no_text_of_the_package_installs_it_from_a_registry():
+    """It is in none: an extra follows the path of a clone or of a wheel."""
+    hints = [text for text in texts_of_the_package() if "pip install" in text]
+    assert hints
+    assert [text for text in hints if re.search(r"paceline\[", text)] == []

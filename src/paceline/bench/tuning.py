@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from paceline.bench.workbench import RuleChoice, expand_all
-from paceline.config import Options, StrictModel
+from paceline.config import Options, Result, StrictModel
 from paceline.core.bootstrap import LEAST_UNITS
 from paceline.core.rules import DEFAULT_RULES
 from paceline.core.sampling import SamplingParams
@@ -197,7 +197,7 @@ class FailedCell(StrictModel):
     error: str
 
 
-class Tuned(StrictModel):
+class Tuned(Result):
     """The chosen setting, and all measurements.
 
     Attributes:
@@ -214,6 +214,11 @@ class Tuned(StrictModel):
     num_tests: int
     statement: str
     config: TuneConfig
+
+    @property
+    def summary(self) -> str:
+        """The chosen setting, and the guarantee."""
+        return f"{self.chosen.row.setting}; {self.statement}"
 
     def rows(self, examples: Step) -> list[Row]:
         """The result rows of the settings that were measured on these examples."""

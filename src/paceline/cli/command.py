@@ -25,7 +25,6 @@ from paceline.cli.html_report import (
     write_html_of_run,
     write_html_of_verdict,
 )
-from paceline.errors import ConfigError
 from paceline.permissions import IMPORTS, PROGRAMS, allow
 
 if TYPE_CHECKING:
@@ -73,26 +72,15 @@ class Call:
         from paceline.data.input_checks import checked
 
         if resume:
-            check_resumable(config.output)
+            options.check_resumable(config.output)
         if dry_run:
             end_dry_run(config.check(**({"resume": True} if resume else {})), as_json=as_json)
         checked(config, resume=resume)
 
 
-def check_resumable(output: Path) -> None:
-    """Raise ConfigError if there is no run to resume: a mistyped path would train from scratch."""
-    from paceline.records import RunDirectory
-
-    if not RunDirectory(output).manifest.exists():
-        raise ConfigError(
-            f"--resume: {output} holds no run; name the directory of the stopped run, or remove "
-            "--resume to start a new one"
-        )
-
-
 def end_dry_run(checks: InputChecks, *, as_json: bool = False) -> None:
-    """Describe the models, print the results of the checks and exit."""
-    from paceline.cli.result_tables import model_lines
+    """Print the results of the checks, remarks on the models and the first example, and exit."""
+    from paceline.cli.result_tables import remarks_on_model
     from paceline.export.model_report import describe, trained_text
 
     models = [describe(path, header) for path, header in checks.headers.items()]
@@ -106,12 +94,13 @@ def end_dry_run(checks: InputChecks, *, as_json: bool = False) -> None:
         shown = [model.model_dump(mode="json") for model in models]
         echo(json.dumps({"dry_run": True, "models": shown, "checks": checks.lines}, indent=2))
         raise typer.Exit
-    for model in models:
-        stdout.print(f"{'model':<20} {model.path}")
-        for line in model_lines(model):
-            stdout.print(line)
     for line in checks.lines:
         stdout.print(line)
+    for model in models:
+        for line in remarks_on_model(model):
+            stdout.print(line)
+    if models:
+        stdout.print(f"All that is read in a model: paceline inspect {models[0].path}")
     stdout.print("These checks passed. Nothing was run.")
     raise typer.Exit
 

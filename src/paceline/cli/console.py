@@ -113,9 +113,12 @@ class CheckedOutput:
             # Python flushes again at exit; a second error would change the exit code
             with contextlib.suppress(OSError, ValueError), Path(os.devnull).open("w") as null:
                 os.dup2(null.fileno(), self._stream.fileno())
+            advice = "redirect it to a file with enough space"
+            if isinstance(error, BrokenPipeError):
+                advice = "the program that read it ended first"
             self._failure = StorageError(
                 f"standard output could not be written ({error.strerror or error}); the result is "
-                "not complete: redirect it to a file with enough space"
+                f"not complete: {advice}"
             )
             raise self._failure from None
 

@@ -132,23 +132,32 @@ def main() -> None:
 def _exit_code() -> int:
     try:
         with checked_output():
-            app()
+            code = app(standalone_mode=False) or 0
     except PacelineError as error:
         say(str(error))
         return error.exit_code
     except SystemExit as ending:
         code = ending.code if isinstance(ending.code, int) else 0
-        if code == INTERRUPTED:
-            say(_INTERRUPTED)
-        return code
     except KeyboardInterrupt:  # outside of a command
-        say(_INTERRUPTED)
-        return INTERRUPTED
+        code = INTERRUPTED
     except Exception as error:
+        if hasattr(error, "format_message"):
+            return _say_usage(error)
         crash = describe_crash(error)
         say(str(crash))
         return crash.exit_code
-    return 0
+    if code == INTERRUPTED:
+        say(_INTERRUPTED)
+    return code
+
+
+def _say_usage(error: Any) -> int:
+    """One line on a wrong option or command, which Typer's parser raised. -> its exit code."""
+    message = error.format_message().rstrip(".?")
+    if message:  # else no command was given, and the help is printed
+        where = "paceline" if error.ctx is None else error.ctx.command_path
+        say(f"{message[:1].lower()}{message[1:]}; see {where} -h")
+    return error.exit_code
 
 
 if __name__ == "__main__":

@@ -123,7 +123,9 @@ _SERVED = Verb(
 
 
 def _verify_as_json(report: "LosslessnessReport") -> str:
-    return json.dumps(report.model_dump(mode="json") | {"passed": report.passed}, indent=2)
+    verdict = {"passed": report.passed, "verdict": report.word}
+    verdict["prompts_to_catch"] = report.prompts_to_catch
+    return json.dumps(report.model_dump(mode="json") | verdict, indent=2)
 
 
 @MEASURE.verb(
@@ -136,12 +138,13 @@ def _verify_as_json(report: "LosslessnessReport") -> str:
 def verify(result: "LosslessnessReport", _config: "VerifyConfig") -> "Shown":
     """Test that decoding with a draft is lossless.
 
-    Compares greedy texts token by token, and sampled texts by a G-test. Exit code 1: a test failed.
+    Compares greedy texts token by token, and sampled texts by a G-test. Exit code 1: a test failed;
+    3: the broken rule of --self-test was not caught, so more texts are needed.
     """
     from paceline.cli.result_tables import losslessness_lines
 
     yield from losslessness_lines(result)
-    return 0 if result.passed else 1
+    return result.exit_code
 
 
 @MEASURE.command("paceline.measure.trajectory:TrajectoryConfig")
@@ -249,7 +252,9 @@ def analyze(result: "PredictedFrontier", _config: "AnalyzeConfig") -> "Shown":
     Nothing is decoded with a rule: one forward pass of each model over text gives rejection rate,
     distance from the target's distribution and predicted speedup of each rule at each threshold.
     """
+    from paceline.cli.result_tables import disturbed_line
     from paceline.cli.tables import printed
     from paceline.view.tables import frontier_table
 
     yield printed(frontier_table(result))
+    yield from disturbed_line(result.disturbance)

@@ -140,7 +140,8 @@ class Setting(NamedTuple):
             info = typer.Argument(**described)
         else:
             no = self.names[0].replace("--", "/--no-", 1) if self.kind == "flag" else ""
-            first, *others = self.names
+            # help cuts a long line of names; --no-... belongs to the first
+            first, *others = self.names if no else sorted(self.names, key=len)
             panel_of = None if self.is_main else panel
             info = typer.Option(first + no, *others, rich_help_panel=panel_of, **described)
         annotation = Annotated[_TYPES.get(self.kind, str) | None, info]
@@ -188,7 +189,7 @@ def numbers(name: str, text: str) -> list[Any]:
     numbers = read_value(f"[{text.strip().strip('[]')}]", f"{name} {text!r}")
     if not numbers or not all(isinstance(number, int | float) for number in numbers):
         raise UsageError(
-            f"{name} wants comma-separated numbers, such as 0,1,2,29; got {text!r}"
+            f"{name} wants comma-separated numbers, such as 1,2,4; got {text!r}"
         ) from None
     return numbers
 
@@ -331,7 +332,25 @@ def build(
             set_key(values, key.split("."), value, f"option {key}")
     for override in overrides or ():
         apply_override(values, override)
-    return validate(cls, values, None if overrides or chosen else config)
+    return validate(
+        cls, values, None if overrides or chosen else config, lambda key: _way_to_give(cls, key)
+    )
+
+
+def _way_to_give(cls: type[Any], key: str) -> str:
+    """How a command line gives a key that is missing."""
+    found = [setting for setting in make_settings(cls) if setting.key == key]
+    if found:
+        return found[0].names[0] if found[0].names else f"the argument {key.upper()}"
+    models: list[type[Any]] = [cls]
+    for part in key.split("."):
+        known = [fields_of(model)[part] for model in models if part in fields_of(model)]
+        if not known:  # of an entry of a list, or of a variant
+            return f"its {key.rpartition('.')[2]}"
+        models = models_in(known[0].annotation)
+    inner = fields_of(models[0]) if len(models) == 1 else {}
+    needed = [name for name, field in inner.items() if field.is_required()]
+    return f"--set {'.'.join([key, *needed[:1]])}=..."
 
 
 def _settings_of_run(chosen: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -344,8 +363,20 @@ def _settings_of_run(chosen: Mapping[str, Any], overrides: Sequence[str]) -> dic
             apply_override(named, override)
     if "output" not in named:
         raise ConfigError("--resume without --config needs --output, the directory of the run")
+    check_resumable(Path(named["output"]))
     manifest = RunDirectory(Path(named["output"])).read_manifest() or {}
     return manifest.get("config", {}) | named
+
+
+def check_resumable(output: Path) -> None:
+    """Raise ConfigError if there is no run to resume: a mistyped path would train from scratch."""
+    from paceline.records import RunDirectory
+
+    if not RunDirectory(output).manifest.exists():
+        raise ConfigError(
+            f"--resume: {output} holds no run; name the directory of the stopped run, or remove "
+            "--resume to start a new one"
+        )
 
 
 def _choose(values: dict[str, Any], keys: list[str], variant: Variant) -> None:

@@ -84,11 +84,12 @@ def validate(
 @OTHER.command()
 def env(as_json: options.Json = False) -> None:
     """Show versions, processor, memory and GPUs."""
-    from paceline.environment import environment, hardware
+    from paceline.environment import environment, hardware, versions_of_extras
     from paceline.models.precision import measured_precisions
     from paceline.native import library_in_use
 
     facts = {**environment(), "c_library": library_in_use(), **hardware()}
+    facts["versions"] = versions_of_extras() | facts["versions"]
     facts["measured_precision"] = measured_precisions()
     if as_json or not stdout.is_terminal:
         echo(dumps(facts, indent=2))
@@ -156,4 +157,4 @@ def demo(
     stdout.print(before_and_after(before, after))
     stdout.print(f"The aligned draft is in {steps.drafts['after']}, all figures are in {out}.")
     verdict = best_code([each.verdict.exit_code for each in after])
-    raise typer.Exit(verdict if report.passed else 1)
+    raise typer.Exit(verdict if report.passed else report.exit_code)

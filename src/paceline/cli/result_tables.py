@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
 from rich.table import Table as Grid
+from rich.text import Text
 
 from paceline.cli.tables import printed
 from paceline.core.bootstrap import Interval
@@ -66,16 +67,26 @@ def measurement_table(found: Measurement) -> Group:
     if "target_start_s" in ms:
         once = f"target {ms['target_start_s']}, draft {ms['draft_start_s']}, once per request"
         summary.add_row("encoder and first pass", once)
-    return Group(summary, table, *_speed_lines(found))
+    return Group(summary, table, *_speed_lines(found), *disturbed_line(found.disturbance))
+
+
+def disturbed_line(disturbance: str) -> list[Text]:
+    """A line about disturbed timings, if they were."""
+    return [Text(f"warning: {disturbance}", style="bold yellow")] if disturbance else []
 
 
 def model_lines(report: ModelReport) -> Iterator[str]:
-    """What was read in a model, also in a dry run."""
+    """What was read in a model."""
     for name, value in report.facts.items():
         yield f"{name:<20} {value}"
     for use in report.uses:
         fault = "" if use.fault is None else f": {use.fault}"
         yield f"{'can' if use.fault is None else 'cannot':<20} {use.name}{fault}"
+    yield from remarks_on_model(report)
+
+
+def remarks_on_model(report: ModelReport) -> Iterator[str]:
+    """Examples, warnings and failures, which a dry run prints, too."""
     for example in report.examples:
         yield (
             f"{'example':<20} {example.where}: {example.num_given} tokens given, "
@@ -167,10 +178,9 @@ def losslessness_lines(report: LosslessnessReport) -> Iterator[str]:
     yield f"sampled: {'passed' if sampled.passed else 'FAILED'}  {_describe(sampled)}"
     yield f"compared with {report.reference}"
     if (broken := report.broken_distribution) is not None:
-        verdict = (
-            "NOT CAUGHT: sample more tokens (--set num_prompts)" if broken.passed else "caught"
-        )
-        yield f"broken rule: {verdict}; {_describe(broken)}"
+        yield f"broken rule: {'NOT CAUGHT' if broken.passed else 'caught'}; {_describe(broken)}"
+    if report.word == "UNDECIDED":
+        yield f"UNDECIDED: both tests passed, but {report.open_question}"
 
 
 def _describe(check: DistributionCheck) -> str:

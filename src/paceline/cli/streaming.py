@@ -51,7 +51,7 @@ def read_prompt(prompt: str | None, path: Path | None) -> str:
             f"{error.start}); convert it to UTF-8"
         ) from None
     if not text.strip():
-        raise PromptError("the prompt is empty; give at least one word")
+        raise PromptError(f"the prompt from {source} is empty; give a text by --prompt")
     return text
 
 

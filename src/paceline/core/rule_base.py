@@ -9,13 +9,15 @@ To add a rule, derive a frozen pydantic dataclass from `Rule`: see docs/guides/a
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 from pydantic import ConfigDict
 from torch import Tensor
+
+from paceline.strict_models import RaisesConfigErrors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -76,7 +78,7 @@ class Sampling(Protocol):
     def untempered(self) -> bool: ...
 
 
-class Rule(ABC):
+class Rule(metaclass=RaisesConfigErrors):
     """Base class of acceptance rules.
 
     Attributes:

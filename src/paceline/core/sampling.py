@@ -10,11 +10,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from pydantic import BaseModel, Field
+from pydantic import Field
 from torch import Tensor
 
 from paceline.core.backend import registered
 from paceline.errors import UsageError
+from paceline.strict_models import StrictModel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +28,7 @@ BANNED_LOGIT = -1e4
 _COLDEST = torch.finfo(torch.float32).tiny
 
 
-class SamplingParams(BaseModel, frozen=True, extra="forbid"):
+class SamplingParams(StrictModel):
     """Sampling parameters, as in transformers and vLLM; `top_k` 0 disables top-k."""
 
     temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)

@@ -95,6 +95,9 @@ class InputChecks:
         """Check configuration, tokenizer and weight headers of a model; raises UsageError."""
         if (known := self._models.get(str(path))) is not None:
             return known
+        run, below = Path(path).expanduser(), Path(path).expanduser() / "draft"
+        if not (run / "config.json").exists() and (below / "config.json").exists():
+            raise ModelLoadError(f"{path} is the directory of a run; name its draft, {path}/draft")
         header = self.headers[str(path)] = read_header(path)
         found = self._models[str(path)] = inspect_model(path, header)
         if found.tokenizer is None:

@@ -16,7 +16,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from paceline.config import StrictModel, fields_of
+from paceline.config import Result, fields_of
 from paceline.core.divergences import total_variation
 from paceline.core.rule_base import Bonus, Position, as_read, with_bonus
 from paceline.core.rules import DEFAULT_RULES, BinaryCascade
@@ -30,7 +30,7 @@ from paceline.measure.acceptance import PairTexts, forced_logits
 from paceline.measure.latency import PassCosts, PassTimer
 from paceline.measure.measurement import usable_gammas
 from paceline.measure.pair import PairConfig, load_models, sample_texts
-from paceline.measure.results import gamma_of
+from paceline.measure.results import disturbance_of_rows, gamma_of
 from paceline.models.compatibility import without_rollback
 from paceline.models.loading import fingerprint
 from paceline.progress import Progress, silent
@@ -236,7 +236,7 @@ class AnalyzeConfig(PairConfig):
         return checks
 
 
-class PredictedFrontier(StrictModel):
+class PredictedFrontier(Result):
     """What each rule of the configuration would do, in `rows`, on the same texts.
 
     The units are the numbers of the prompts. A rule has a row without gamma, with the distance of
@@ -254,6 +254,16 @@ class PredictedFrontier(StrictModel):
     timed: bool = True
     rows: list[Row]
     environment: dict[str, object]
+
+    @property
+    def summary(self) -> str:
+        """What was compared."""
+        return f"{len(self.fastest())} settings of rules on {self.rows[0].population}"
+
+    @property
+    def disturbance(self) -> str:
+        """Why the block costs cannot be those of an idle machine; empty: they can."""
+        return disturbance_of_rows(self.rows) if self.timed else ""
 
     def fastest(self) -> list[Row]:
         """A row per rule: that of the gamma with the highest expected speedup."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from paceline.config import StrictModel
+from paceline.config import Result
 from paceline.core.bootstrap import Interval  # noqa: TC001 - Compared is in a model
 from paceline.errors import UsageError
 from paceline.measure.measurement import MeasureConfig, Measurement, measure_each
@@ -39,7 +39,7 @@ class Compared(NamedTuple):
     difference: Interval | None
 
 
-class DraftComparison(StrictModel):
+class DraftComparison(Result):
     """Drafts that were measured on the same texts.
 
     Attributes:
@@ -58,6 +58,11 @@ class DraftComparison(StrictModel):
             for name in ("value", "difference"):
                 line[name] = line[name] and line[name].as_object()
         return fields(self) | {"compared": lines}
+
+    @property
+    def summary(self) -> str:
+        """The verdict on each draft."""
+        return ", ".join(f"{one.config.draft} {one.verdict.word}" for one in self.measurements)
 
     @property
     def drafts(self) -> list[str]:

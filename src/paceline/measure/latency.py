@@ -28,7 +28,7 @@ from paceline.core.stats import DecodeStats, TimedAnswer, Times
 from paceline.decode.block import draw, verify
 from paceline.decode.text import count_blocks
 from paceline.errors import ContextLengthError, UsageError
-from paceline.measure.results import gamma_of, value_of
+from paceline.measure.results import disturbance, gamma_of, value_of
 from paceline.models import prepare_for_decoding
 from paceline.models.compatibility import check_rollback, check_same_vocabulary
 from paceline.models.contract import decoder_contexts, decoder_prompt_of
@@ -305,6 +305,8 @@ def time_draft(target: HfModel, draft: HfModel, *, seed: int = 0) -> str:
     pair = prepare_for_decoding(target), prepare_for_decoding(draft)
     costs = PassTimer(*pair, context, _DRAFT_GAMMAS, SamplingParams()).run(_DRAFT_REPEATS)
     cost = f"in Paceline's decoder a pass costs {costs.cost_ratio:.2f} of the target's"
+    if fault := disturbance({gamma: costs.block_cost(gamma) for gamma in _DRAFT_GAMMAS}):
+        return f"{cost}, but {fault}"
     acceptance, gamma = min((costs.break_even(gamma), gamma) for gamma in _DRAFT_GAMMAS)
     if math.isinf(acceptance):
         return f"{cost}; it never breaks even"

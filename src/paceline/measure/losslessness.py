@@ -15,27 +15,32 @@ kept.
 # T positions, V vocabulary, K cells
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Literal, NamedTuple
+import math
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from paceline.config import StrictModel
-from paceline.core.goodness_of_fit import equal_mass_cells, g_test
+from paceline.config import Result, StrictModel
+from paceline.core.goodness_of_fit import (
+    equal_mass_cells,
+    g_test,
+    mass_in_cells,
+    tokens_to_reject,
+)
 from paceline.core.rules import Lossless
-from paceline.core.sampling import SamplingParams, proposal_params, to_probs
-from paceline.data.collate import batches_of_like_length
+from paceline.core.sampling import SamplingParams, as_list, proposal_params, to_probs
+from paceline.core.stats import DecodeStats
 from paceline.data.input_checks import InputChecks, checked
-from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
-from paceline.measure.acceptance import forced_logits, penalised_text
+from paceline.decode import SpeculativeDecoder
+from paceline.errors import NOT_DONE, VERDICT
+from paceline.measure.acceptance import forced_logits
 from paceline.measure.pair import Pair, PairConfig, load_beside
+from paceline.measure.reference import REFERENCE_TEXTS, OfSessions, OfTransformers
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.compatibility import check_same_vocabulary
-from paceline.models.contract import decoder_contexts
 from paceline.models.hf.base import HfModel
-from paceline.models.hf.plain_text import REFERENCE, greedy_texts, plain_text_logits
 from paceline.models.loading import tokenizer_of
 from paceline.progress import Progress, silent
 from paceline.results.row import Row, Source
@@ -45,12 +50,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from paceline.core.rule_base import Position, Rule
+    from paceline.measure.reference import Reference
     from paceline.models.contract import Model
 
 # Logits closer than this are a tie. In bfloat16, logits between 16 and 32 are multiples of 1/8.
 TIE_FLOAT32 = 1e-3
 TIE_16_BITS = 0.25
-_BATCH_SIZE = 20  # of the reference
+_MOST_TIMES = 100  # more texts than so many times those of a run are out of reach
 _SUM_ERROR = 1e-6  # maximum error of a running sum of probabilities in float32
 
 
@@ -119,10 +125,13 @@ class DistributionCheck(StrictModel):
         row: The units are the cells of the test; its figures are totals, and so are `impossible`:
             tokens of probability 0 under the target, such as those outside its top-k, and `border`:
             tokens within the tolerance of the border of top-k or top-p. Both are in no cell.
+        broken_shares: Share of the tokens that `KeepsHalfOfTheRejected` would put into each cell;
+            None: another rule was tested.
     """
 
     row: Row
     false_alarm: float
+    broken_shares: list[float] | None = None
 
     @property
     def passed(self) -> bool:
@@ -146,17 +155,23 @@ class DistributionCheck(StrictModel):
         return {"tokens": tokens, "cells": len(self.row.units)} | outside
 
 
-class LosslessnessReport(StrictModel):
+class LosslessnessReport(Result):
     """Both checks, and the sampled check of a broken rule if `self_test` is set."""
 
     schema_version: Literal[1] = 1
     kind: Literal["verify"] = "verify"
+    computed: ClassVar = ("passed", "verdict", "prompts_to_catch")
     config: VerifyConfig
     greedy: GreedyCheck
     distribution: DistributionCheck
     broken_distribution: DistributionCheck | None
     reference: str = "the target's own sessions"
     """What computed the expected texts and distributions."""
+
+    @property
+    def summary(self) -> str:
+        """The verdict."""
+        return self.word
 
     def rows(self) -> list[Row]:
         """The result rows of the checks, in order."""
@@ -166,12 +181,57 @@ class LosslessnessReport(StrictModel):
     @property
     def passed(self) -> bool:
         """True if both checks pass and the broken rule, if tested, fails."""
-        caught = self.broken_distribution is None or not self.broken_distribution.passed
-        return self.greedy.passed and self.distribution.passed and caught
+        return self.word == "PASSED"
+
+    @property
+    def word(self) -> Literal["PASSED", "FAILED", "UNDECIDED"]:
+        """The verdict. UNDECIDED: both checks passed, but the broken rule did so, too."""
+        if not (self.greedy.passed and self.distribution.passed):
+            return "FAILED"
+        broken = self.broken_distribution
+        return "PASSED" if broken is None or not broken.passed else "UNDECIDED"
+
+    @property
+    def exit_code(self) -> int:
+        """Of the command line: 0 passed, 1 failed, 3 undecided."""
+        return {"PASSED": 0, "FAILED": VERDICT, "UNDECIDED": NOT_DONE}[self.word]
+
+    @property
+    def prompts_to_catch(self) -> int | None:
+        """About how many prompts catch the broken rule in 19 of 20 runs.
+
+        None without a self-test, and if no number does, because the draft equals its target.
+        """
+        broken = self.broken_distribution
+        if broken is None or broken.broken_shares is None or not sum(broken.cell_counts):
+            return None
+        tokens = tokens_to_reject(torch.tensor(broken.broken_shares), broken.false_alarm)
+        prompts = tokens / sum(broken.cell_counts) * len(self.greedy.row.units)
+        return None if math.isinf(prompts) else math.ceil(prompts)
+
+    @property
+    def open_question(self) -> str:
+        """Why the verdict is UNDECIDED, and what to do."""
+        needed, had = self.prompts_to_catch, len(self.greedy.row.units)
+        if needed is None or needed > _MOST_TIMES * had:
+            return (
+                f"more than {_MOST_TIMES} times these texts would be needed to show a broken rule, "
+                "since the draft is almost equal to its target"
+            )
+        if needed <= had:
+            return "a broken rule passed by chance: run again with another --seed"
+        return (
+            f"{had} texts are too few to show a broken rule with a draft this close to its target; "
+            f"about {needed:,} are enough: give as many prompts and --num-prompts {needed} "
+            f"({needed / had:.1f} times the time)"
+        )
 
 
 class KeepsHalfOfTheRejected(Lossless):
-    """Broken rule for the self-test: accepts half of the tokens that it should reject."""
+    """Broken rule for the self-test: accepts half of the tokens that it should reject.
+
+    A drafted position then follows (p + q) / 2, p the target and q the draft, and a bonus token p.
+    """
 
     exact = False
 
@@ -181,6 +241,11 @@ class KeepsHalfOfTheRejected(Lossless):
 
     def accept_at(self, at: Position) -> Tensor:
         return 0.5 + 0.5 * super().accept_at(at)
+
+    def shares(self, draft_K: Tensor, drafted: float) -> list[float]:
+        """Of all tokens in each cell; `draft_K`: the draft's, `drafted`: part of the positions."""
+        equal = 1 / len(draft_K)
+        return [equal + drafted * (share - equal) / 2 for share in as_list(draft_K)]
 
 
 def verify_losslessness(config: VerifyConfig, progress: Progress = silent) -> LosslessnessReport:
@@ -251,110 +316,6 @@ class Models(NamedTuple):
         return OfSessions(self.reference, sampling, vocab_size)
 
 
-class Reference(ABC):
-    """What `verify` compares with: greedy texts and logits of the unprepared target.
-
-    A transformers model is asked by generate() and by a pass over the whole text without a cache,
-    without Paceline's decoding. A model of another kind, such as a table, has sessions only; its
-    own decoder is the reference then.
-
-    Attributes:
-        name: What computes them.
-    """
-
-    name: str
-
-    @abstractmethod
-    def greedy(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
-        """The greedy text of each prompt; only the penalty of `sampling` is used."""
-
-    @abstractmethod
-    def logits(
-        self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
-    ) -> list[Tensor]:
-        """Logits before each token of each text, penalty applied, [T, V] each."""
-
-    def gap(self, prompt: Sequence[int], tokens: Sequence[int]) -> float:
-        """Difference of the two highest logits after these tokens."""
-        # the logits are those before each token, so append an arbitrary one
-        (logits_TV,) = self.logits([prompt], [[*tokens, 0]])
-        best, second = logits_TV[-1].topk(2).values
-        return float(best - second)
-
-
-class OfTransformers(Reference):
-    """generate(), and the pass of transformers over whole texts."""
-
-    name = REFERENCE
-
-    def __init__(self, model: HfModel, sampling: SamplingParams, vocab_size: int) -> None:
-        self._model, self._sampling, self._vocab_size = model, sampling, vocab_size
-
-    def greedy(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
-        lengths = [self._length(prompt, max_new_tokens) for prompt in prompts]
-        whole = [row for row, length in enumerate(lengths) if length == max_new_tokens]
-        own_lengths = [len(prompts[row]) for row in whole]
-        groups = batches_of_like_length(own_lengths, _BATCH_SIZE) if whole else ()
-        batches = [[whole[at] for at in group] for group in groups]
-        batches += [[row] for row, length in enumerate(lengths) if length < max_new_tokens]
-        written: dict[int, list[int]] = {}
-        for rows in batches:
-            length = lengths[rows[0]]
-            texts = greedy_texts(
-                self._model,
-                [prompts[row] for row in rows],
-                length,
-                repetition_penalty=self._sampling.repetition_penalty,
-                vocab_size=self._vocab_size,
-                forces_eos=length == max_new_tokens,  # not where the context ends
-            )
-            written |= zip(rows, texts, strict=True)
-        return [written[row] for row in range(len(prompts))]
-
-    def _length(self, prompt: Sequence[int], max_new_tokens: int) -> int:
-        """Maximum number of new tokens after this prompt."""
-        limit = self._model.max_length
-        (context,) = decoder_contexts(self._model, [prompt])
-        return max_new_tokens if limit is None else min(max_new_tokens, limit - len(context))
-
-    def logits(
-        self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
-    ) -> list[Tensor]:
-        rows = zip(prompts, texts, plain_text_logits(self._model, prompts, texts), strict=True)
-        return [
-            penalised_text(
-                self._model, prompt, text, logits_TV[:, : self._vocab_size], self._sampling
-            )
-            for prompt, text, logits_TV in rows
-        ]
-
-
-class OfSessions(Reference):
-    """The model's own sessions, for models that are not of transformers."""
-
-    name = "the target's own sessions"
-
-    def __init__(self, model: Model, sampling: SamplingParams, vocab_size: int) -> None:
-        self._model, self._sampling, self._vocab_size = model, sampling, vocab_size
-
-    def greedy(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
-        sampling = self._sampling.model_copy(update={"temperature": 0.0})
-        decoder = AutoregressiveDecoder(self._model, sampling)
-        decoder.vocab_size = self._vocab_size
-        texts = decoder.generate(prompts, max_new_tokens, batch_size=_BATCH_SIZE)
-        return [text.tokens for text in texts]
-
-    @torch.inference_mode()
-    def logits(
-        self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
-    ) -> list[Tensor]:
-        settings = self._sampling, self._vocab_size
-        return [
-            forced_logits(self._model, prompt, text, *settings)
-            for prompt, text in zip(prompts, texts, strict=True)
-        ]
-
-
 def check_greedy(
     models: Models,
     prompts: Sequence[Sequence[int]],
@@ -366,9 +327,9 @@ def check_greedy(
     sampling = config.sampling.model_copy(update={"temperature": 0.0})
     speculative = models.decoder(rule, config, sampling)
     reference = models.reference_with(sampling)
-    progress("greedy texts of the target", 0, len(prompts))
-    written = reference.greedy(prompts, config.max_new_tokens)
-    progress("greedy texts of the target", len(prompts), len(prompts))
+    progress(REFERENCE_TEXTS, 0, len(prompts))
+    written = reference.greedy(prompts, config.max_new_tokens, progress)
+    progress(REFERENCE_TEXTS, len(prompts), len(prompts))
     sums: dict[str, list[float]] = {"tokens": [], "identical": [], "ties": []}
     first_difference: str | None = None
     for start in range(0, len(prompts), config.batch_size):
@@ -441,10 +402,13 @@ def check_distribution(
     rng = named_generator(config.seed, "cells")
     counts_K = torch.zeros(config.num_cells, dtype=torch.int64)
     num_impossible = num_border = 0
+    broken = rule if isinstance(rule, KeepsHalfOfTheRejected) else None
+    draft_K, stats = torch.zeros(config.num_cells, dtype=torch.float64), DecodeStats()
     for start in range(0, len(prompts), config.batch_size):
         batch = prompts[start : start + config.batch_size]
         texts = decoder.generate(batch, config.max_new_tokens, seed=config.seed + start)
         written = [text.tokens for text in texts]
+        stats = sum((text.stats for text in texts), stats)
         expected = reference.logits(batch, written)
         for prompt, tokens, target_TV in zip(batch, written, expected, strict=True):
             # without the first token, which comes from the prefill
@@ -454,13 +418,20 @@ def check_distribution(
             counts_K += torch.bincount(cells_T[sure_T], minlength=config.num_cells)
             num_impossible += int((~possible_T).sum())
             num_border += int((possible_T & ~sure_T).sum())
+            if broken is not None:
+                draft_K += mass_in_cells(p_TV, q_TV, config.num_cells).sum(0)
         progress(f"sampled texts ({type(rule).__name__})", start + len(batch), len(prompts))
     g, p_value = g_test(counts_K)
     totals = {"g_statistic": g, "p_value": p_value}
     totals |= {"impossible": num_impossible, "border": num_border}
     sums = {"tokens": [int(count) for count in counts_K]}
     row = _row(config, "cells of the G-test", sums, rule, config.sampling, **totals)
-    return DistributionCheck(row=row, false_alarm=config.false_alarm)
+    shares = None
+    if broken is not None:
+        shares = broken.shares(
+            draft_K / draft_K.sum().clamp(min=1e-300), stats.num_examined / stats.num_emitted
+        )
+    return DistributionCheck(row=row, false_alarm=config.false_alarm, broken_shares=shares)
 
 
 def _tested(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from paceline.config import Options, StrictModel
+from paceline.config import Options, Result
 from paceline.core.bootstrap import Interval
 from paceline.core.sampling import as_list
 from paceline.data.input_checks import InputChecks, checked
@@ -34,6 +34,7 @@ from paceline.measure.pair import PairConfig, sample_texts
 from paceline.measure.prompt_checks import check_costs
 from paceline.measure.results import (
     as_json,
+    disturbance_of_rows,
     gamma_of,
     of_blocks,
     of_passes,
@@ -129,7 +130,7 @@ class MeasureConfig(WithCosts, PairConfig):
             raise type(error)(f"draft {draft}: {error}") from None
 
 
-class Measurement(StrictModel):
+class Measurement(Result):
     """Result of a measurement. Its JSON has the figures of the rows beside them, by name.
 
     Attributes:
@@ -156,7 +157,7 @@ class Measurement(StrictModel):
     environment: dict[str, object]
     computed: ClassVar = (
         *("acceptance", "cost", "gammas", "tried", "speed"),
-        *("target_fingerprint", "draft_fingerprint"),
+        *("target_fingerprint", "draft_fingerprint", "disturbance"),
     )
 
     @model_serializer(mode="wrap")
@@ -169,6 +170,7 @@ class Measurement(StrictModel):
             [of_trial(row) for row in self.tried],
             self.requests and as_json(of_requests(self.requests, self.config.seed)),
             *map(self.fingerprint, ("target", "draft")),
+            self.disturbance,
         )
         return fields(self) | dict(zip(self.computed, found, strict=True))
 
@@ -201,12 +203,19 @@ class Measurement(StrictModel):
         """The engine with these costs; empty: Paceline's decoder."""
         return str(self.texts.setting.get("engine", ""))
 
+    @property
+    def disturbance(self) -> str:
+        """Why the block costs cannot be those of an idle machine; empty: they can."""
+        return disturbance_of_rows(self.blocks)
+
     def figure(self, name: str, row: Row | None = None) -> Interval:
         """A figure of a row, by default of the scored texts, with its interval."""
         return FIGURES[name].measure(row or self.texts, seed=self.config.seed)
 
-    def __repr__(self) -> str:
-        return f"<Measurement: {self.verdict}>"
+    @property
+    def summary(self) -> str:
+        """The verdict with its reason."""
+        return str(self.verdict)
 
     def _repr_html_(self) -> str:
         """The verdict, and a line per gamma, for notebooks."""

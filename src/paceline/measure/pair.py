@@ -135,9 +135,12 @@ class PairConfig(ModelsConfig):
                     f"{source_limit:,}; set max_prompt_tokens"
                 )
             if limit is not None and not encoder and length + num_new > limit:
+                # prompts of any length leave no room for as many new tokens as the context holds
+                lower = "lower max_new_tokens"
+                advice = lower if num_new >= limit else f"set max_prompt_tokens or {lower}"
                 raise ContextLengthError(
                     f"{record.where} has {length:,} tokens and needs {num_new:,} more, but the "
-                    f"context holds {limit:,}; set max_prompt_tokens or lower max_new_tokens"
+                    f"context holds {limit:,}; {advice}"
                 )
             lengths.append(length)
         of = f" of {min(lengths)} to {max(lengths)} tokens" if lengths else ""

@@ -12,7 +12,7 @@ from paceline.core.bootstrap import Interval
 from paceline.results.figures import FIGURES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from paceline.results.row import Row
 
@@ -24,6 +24,38 @@ _BLOCKS = (
     *("predicted_speedup", "mbsu", "drafting_cost_ratio", "block_cost_ratio", "expected_speedup"),
     "block_s",
 )
+_LEAST_BLOCK_COST = 0.9
+_MOST_REVERSAL = 1.5
+
+
+def disturbance(costs: Mapping[int, float]) -> str:
+    """Why no idle machine has these block costs, in target passes by gamma; empty: one may.
+
+    A block holds a target pass over more than one token, and more drafted tokens cost more. The
+    costs of an idle machine deviate by some percent, where a processor has another code path for
+    more tokens. Less than 0.9 target passes, or more than 1.5 times the cost of a block with more
+    drafted tokens, is due to other programs.
+    """
+    fault = ""
+    gammas = sorted(costs)
+    for at, gamma in enumerate(gammas):
+        cost, longer = costs[gamma], gammas[at + 1 :]
+        if cost < _LEAST_BLOCK_COST:
+            fault = f"a block of gamma {gamma} takes {cost:.2f} of the time of a target pass"
+            break
+        cheapest = min(longer, key=costs.__getitem__, default=gamma)
+        if cost > _MOST_REVERSAL * costs[cheapest]:
+            times = f"{cost / costs[cheapest]:.1f} times as long as one of gamma {cheapest}"
+            fault = f"a block of gamma {gamma} takes {times}"
+            break
+    return fault and f"timings were disturbed ({fault}): stop other programs and run again"
+
+
+def disturbance_of_rows(rows: Sequence[Row]) -> str:
+    """`disturbance` of blocks that were timed in Paceline's decoder; empty for others."""
+    name = "needed_block_efficiency"
+    timed = [row for row in rows if name in row.totals and not row.setting.get("engine")]
+    return disturbance({gamma_of(row): row.totals[name] for row in timed})
 
 
 def gamma_of(row: Row) -> int:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 
-from paceline.config import StrictModel
+from paceline.config import Result, StrictModel
 from paceline.core.bootstrap import Interval
 from paceline.data import read_prompts
 from paceline.data.input_checks import checked
@@ -61,7 +61,7 @@ class ServedSpeed(StrictModel):
     num_near_ties: int | None
 
 
-class ServedMeasurement(StrictModel):
+class ServedMeasurement(Result):
     """Measured and predicted figures of an engine.
 
     Attributes:
@@ -89,6 +89,11 @@ class ServedMeasurement(StrictModel):
     notes: tuple[str, ...] = ()
     starts: Starts = Starts()
     costs: EngineCosts | None = None
+
+    @property
+    def summary(self) -> str:
+        """Whether the counters agree with the prediction."""
+        return str(self.agreement)
 
 
 def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedMeasurement:

@@ -22,5 +22,5 @@ def require() -> None:
     missing = [name for name in _LIBRARIES if find_spec(name) is None]
     if missing:
         raise UsageError(
-            f"play needs {' and '.join(missing)}; install with: pip install 'paceline[play]'"
+            f"play needs {' and '.join(missing)}; install with: pip install -e '.[play]'"
         )

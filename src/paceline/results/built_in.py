@@ -73,8 +73,8 @@ BUILT_IN: Sequence[Figure] = (
     ),
     Figure(
         "block_efficiency_iid",
-        "(1 - alpha^(gamma + 1)) / (1 - alpha): block efficiency if each token is accepted with "
-        "the same, independent probability",
+        "(1 - alpha^(gamma + 1)) / (1 - alpha): tokens per target call if each token is accepted "
+        "with the same, independent probability",
         of="expected_acceptance",
         formula=lambda alpha, facts: speed.block_efficiency_iid(alpha, int(facts["gamma"])),
         needs=("gamma",),
@@ -82,8 +82,8 @@ BUILT_IN: Sequence[Figure] = (
     ),
     Figure(
         "mbsu",
-        "memory-bound speedup: block efficiency / (c gamma + 1), with the parameters of the draft "
-        "/ those of the target as c",
+        "memory-bound speedup: tokens per target call / (c gamma + 1), with the parameters of the "
+        "draft / those of the target as c",
         of="block_efficiency",
         formula=_tau_and_gamma(speed.mbsu, "parameter_ratio"),
         needs=("gamma", "parameter_ratio"),
@@ -93,7 +93,7 @@ BUILT_IN: Sequence[Figure] = (
     ),
     Figure(
         "predicted_speedup",
-        "block efficiency / (c gamma + 1), with the measured cost ratio c",
+        "tokens per target call / (c gamma + 1), with the measured cost ratio c",
         of="block_efficiency",
         formula=_tau_and_gamma(speed.predicted_speedup, "cost_ratio"),
         needs=("gamma", "cost_ratio"),
@@ -306,7 +306,7 @@ BUILT_IN: Sequence[Figure] = (
     ),
     Figure(
         "gain",
-        "block efficiency / that of the run's initial draft, on the same texts",
+        "tokens per target call / those of the run's initial draft, on the same texts",
         format=".2f",
     ),
     Figure(

@@ -48,7 +48,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
-from paceline.config import StrictModel, describe
+from paceline.config import Result, StrictModel, describe
 from paceline.environment import environment
 from paceline.errors import UsageError
 from paceline.permissions import Origin
@@ -115,7 +115,7 @@ class Source(StrictModel):
         )
 
 
-class Row(StrictModel):
+class Row(Result):
     """One setting on one set of units.
 
     Attributes:
@@ -152,6 +152,11 @@ class Row(StrictModel):
         if unknown := self.bounds.keys() - self.totals.keys():
             raise ValueError(f"bounds of {min(unknown)}, which is not among the totals")
         return self
+
+    @property
+    def summary(self) -> str:
+        """The units and the setting."""
+        return f"{len(self.units)} {self.population}, {self.setting}"
 
     def has(self, **conditions: Condition) -> bool:
         """Whether the row has these settings; a tuple: any of its values."""

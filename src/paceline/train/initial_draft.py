@@ -164,7 +164,8 @@ def check_place(config: DraftConfig) -> None:
         raise ConfigError(f"out {out} exists and is not a model; choose another directory")
     if not config.overwrite:
         raise ConfigError(
-            f"out {out} already contains a model; choose another directory, or set overwrite=true"
+            f"out {out} already contains a model; choose another directory, or give --overwrite "
+            "(in Python: overwrite=True)"
         )
     if (other := other_file(out)) is not None:
         raise ConfigError(

@@ -48,7 +48,7 @@ def require() -> None:
     missing = [name for name in _LIBRARIES if find_spec(name) is None]
     if missing:
         raise UsageError(
-            f"reports need {', '.join(missing)}; install with: pip install 'paceline[report]'"
+            f"reports need {', '.join(missing)}; install with: pip install -e '.[report]'"
         )
 
 

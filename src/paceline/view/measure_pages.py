@@ -63,6 +63,8 @@ def measure_page(found: Measurement) -> Page:
     verdict, passes = found.verdict, figures(of_passes(found.texts).items())
     text = f"{len(found.texts.units)} prompts, {num_tokens(found.texts)} tokens"
     where = "Median of interleaved passes over one token." if verdict.timed else "Not timed."
+    if found.disturbance:
+        where += f" Warning: {found.disturbance}."
     if found.engine:
         where = f"In {found.engine}."
     costs: list[Block] = [Table("Cost of a pass", [passes], text=where)]
@@ -84,7 +86,7 @@ def measure_page(found: Measurement) -> Page:
     )
 
 
-def _tone(verdict: Verdict | Agreement) -> Tone:
+def _tone(verdict: Verdict | Agreement | LosslessnessReport) -> Tone:
     tones: dict[int, Tone] = {0: "good", 1: "bad"}
     return tones.get(verdict.exit_code, "neutral")
 
@@ -275,8 +277,8 @@ def verify_page(found: LosslessnessReport) -> Page:
     terms = ("G-test", "cell of the G-test")
     return Page(
         title="Is decoding with this draft lossless?",
-        word="PASSED" if found.passed else "FAILED",
-        tone="good" if found.passed else "bad",
+        word=found.word,
+        tone=_tone(found),
         verdict=_verdict_of_verify(found),
         facts=[
             Fact("greedy texts equal", f"{texts['identical']} of {texts['prompts']}"),
@@ -316,7 +318,7 @@ def _verdict_of_verify(found: LosslessnessReport) -> str:
         below = f"p {p}, below {sampled.false_alarm:g}"
         return f"The sampled tokens do not follow the target's distribution: {below}."
     if not found.passed:
-        return "Both tests pass, but so does the broken rule: sample more tokens."
+        return f"Both tests pass, but {found.open_question}."
     equal = f"All {texts['prompts']} greedy texts equal the target's"
     if texts["ties"]:
         equal = (

@@ -140,7 +140,7 @@ def _of_file(path: Path) -> Page:
     if kind not in _FILES:
         raise UsageError(f"{path} is not a result that has a report; give {_WANTED}")
     model, page = _FILES[kind]
-    return page(_validated(model, {k: v for k, v in found.items() if k != "passed"}, path))
+    return page(_validated(model, found, path))
 
 
 def _required(path: Path, name: str) -> Any:

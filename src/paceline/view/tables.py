@@ -67,7 +67,7 @@ def gamma_table(found: Measurement, *, with_intervals: bool = False) -> Table:
             known = "" if gamma in found.timed_gammas else " ~"
             named["block"] = f"{row.totals['block_s'] * 1e3:.1f} ms{known}"
         lines.append(named)
-    columns = {"*": "the gamma to serve, if the verdict is GO."}
+    columns = {"*": "the gamma to serve."} if found.best_gamma else {}
     if found.engine:
         columns["block"] = "time per block in the engine, drafting included; ~: interpolated."
     return dataclasses.replace(table, rows=lines, columns=columns)

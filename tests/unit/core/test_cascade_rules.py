@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from paceline.core.rules import (
@@ -26,6 +26,7 @@ from paceline.core.rules import (
     TokenV3,
     tuned_inverse_beta,
 )
+from paceline.errors import ConfigError
 from support import exact
 from support.rules import CASCADES, stating
 
@@ -195,7 +196,7 @@ def test_a_larger_threshold_never_rejects_more(kind: str):
     [("chow", 1.5), ("chow", -0.1), ("token_v3", 2), ("bild", -1), ("diff", math.nan)],
 )
 def test_a_threshold_that_means_nothing_is_refused(kind: str, alpha: float):
-    with pytest.raises(ValidationError):
+    with pytest.raises(ConfigError):
         stating(kind, alpha)
 
 

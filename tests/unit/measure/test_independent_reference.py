@@ -111,6 +111,16 @@ def test_right_sessions_pass(kind: str, penalty: float):
     assert "transformers" in found.reference
 
 
+@pytest.mark.parametrize("kind", ["llama", "t5"])
+def test_the_progress_of_greedy_texts_grows_with_every_token_that_generate_writes(kind: str):
+    model, seen = wrap_model(tiny_hf(kind, seed=0)), list[float]()
+    reference = OfTransformers(model, SamplingParams(temperature=0), model.vocab_size)
+    written = reference.greedy(PROMPTS, 12, lambda _, done, total: seen.append(done / total))
+    assert len(seen) == max(map(len, written))  # the passes of one batch
+    assert seen == sorted(seen)
+    assert 0 < seen[0] < 0.1 < seen[-1] <= 1
+
+
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [

@@ -145,6 +145,8 @@ def test_a_measurement_survives_json():
 def test_a_measurement_is_a_line_and_in_a_notebook_a_table_by_gamma():
     found = _measured(max_new_tokens=10, timed_prompts=0, gammas=(1, 3))
     assert repr(found) == f"<Measurement: {found.verdict.word}: {found.verdict.reason}>"
+    assert str(found) == repr(found)
+    assert str(found.rows[0]).startswith(f"<Row: {len(found.rows[0].units)} prompts of ")
     cells = re.findall(r"<td>(.*?)</td>", found._repr_html_())
     names = re.findall(r"<th>(.*?)</th>", found._repr_html_())
     starts = range(0, len(cells), len(names))

@@ -120,7 +120,7 @@ def test_settings_of_one_plan_do_not_reach_another():
             {"a": cells(), "b": tau(set=tau()["set"] | {"output": "$output/cells"})},
             "is not a directory of its own|must be files in it|both write",
         ),
-        ({"a": tau(set={"target": "x", "num_prompts": 3})}, "^stage a: .*runs: Field required"),
+        ({"a": tau(set={"target": "x", "num_prompts": 3})}, "^stage a: .*runs.* missing"),
         ({"a": tau(set=tau()["set"] | {"promptz": 1})}, "^stage a: promptz: unknown key"),
     ],
 )

@@ -5,11 +5,10 @@ import os
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
 from paceline import records
 from paceline.data import text_files
-from paceline.errors import StorageError, UsageError
+from paceline.errors import ConfigError, StorageError, UsageError
 from paceline.results.row import pooled, read_rows, write_rows
 from support.results import study_row
 
@@ -110,7 +109,7 @@ def test_rows_of_the_same_examples_or_of_other_sums_are_not_pooled(other):
 
 
 def test_a_row_has_a_value_for_each_unit():
-    with pytest.raises(ValidationError, match="tokens has 2 values for 3 units"):
+    with pytest.raises(ConfigError, match="tokens has 2 values for 3 units"):
         study_row({"tokens": [1, 2]}, [0, 1, 2])
 
 

@@ -6,12 +6,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 from scipy.stats import spearmanr
 
 from paceline.data import python_docs
 from paceline.data.python_docs import is_held_out, write_python_docs
-from paceline.errors import UsageError
+from paceline.errors import ConfigError, UsageError
 from paceline.tasks import Docstrings, Split, TaskExample, docstrings
 from paceline.tasks.docstrings import docstring_pairs, read_dictionary, write_pairs
 
@@ -198,7 +197,7 @@ def test_a_package_that_cannot_be_read_is_one_line(library: Path, package: str, 
 
 
 def test_a_package_is_named_without_dots():
-    with pytest.raises(ValidationError):
+    with pytest.raises(ConfigError):
         Docstrings(packages=("os.path",))
 
 

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from paceline.data import CorpusConfig
 from paceline.data.prompts import Record
-from paceline.errors import PromptError, UsageError
+from paceline.errors import ConfigError, PromptError, UsageError
 from paceline.tasks import Arithmetic, GSMSymbolic, Math, TaskExample
 from paceline.tasks.math_problems import final_number, work_out
 
@@ -365,5 +364,5 @@ def test_no_examples_cannot_be_asked_for(count: int):
     "settings", [{"min_terms": 1}, {"min_terms": 6}, {"min_digits": 3}, {"min_digits": 0}]
 )
 def test_limits_that_allow_no_sum_are_refused(settings: dict[str, int]):
-    with pytest.raises(ValidationError):
+    with pytest.raises(ConfigError):
         Arithmetic(**settings)  # type: ignore[arg-type]

@@ -84,7 +84,7 @@ def test_a_task_is_built_from_its_name_or_its_values(chosen: Any, task: Task):
     ("chosen", "words"),
     [
         ("poetry", ["poetry", "arithmetic", "docstrings", "text", "pairs"]),
-        ("pairs", ["corpus", "required"]),
+        ("pairs", ["corpus", "missing"]),
         ({"task": "docstrings", "metric": "bleu"}, ["metric", "rougeL", "bleu"]),
         ({"task": "pairs", "corpus": "a.jsonl", "metric": "bleu"}, ["metric", "use chrf"]),
         ({"task": "arithmetic", "min_terms": 9}, ["min_terms is 9, above max_terms 5"]),

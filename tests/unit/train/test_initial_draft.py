@@ -83,7 +83,7 @@ def test_only_a_model_is_written_over_and_only_where_that_is_asked_for(
         with pytest.raises(ConfigError, match="exists and is not a model; choose another"):
             check_place(draft(out, overwrite=True))
     with pytest.raises(
-        ConfigError, match="contains a model; choose another directory, or set overwrite=true"
+        ConfigError, match="contains a model; choose another directory, or give --overwrite"
     ):
         check_place(draft(folder / "draft"))
     check_place(draft(folder / "draft", overwrite=True))
