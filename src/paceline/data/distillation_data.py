@@ -196,7 +196,7 @@ def _write_with_ray(
         ray = connect_to_ray()
         from ray.exceptions import RayError
     except ImportError:
-        message = "pool ray needs Ray: pip install 'paceline[ray]', or use pool processes"
+        message = "pool ray needs Ray: pip install -e '.[ray]', or use pool processes"
         raise UsageError(message) from None
     gpus = _gpus(config.writer) if ray.cluster_resources().get("GPU") else 0
     start = ray.remote(

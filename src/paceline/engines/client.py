@@ -184,7 +184,7 @@ def check_packages() -> None:
     missing = [n for n in ("httpx2", "prometheus_client") if importlib.util.find_spec(n) is None]
     if missing:
         raise UsageError(
-            f"engine servers need {' and '.join(missing)}: pip install 'paceline[engines]'"
+            f"engine servers need {' and '.join(missing)}: pip install -e '.[engines]'"
         )
 
 

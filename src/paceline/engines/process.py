@@ -258,7 +258,7 @@ def running(choice: EngineChoice, setup: Setup, progress: Progress) -> Generator
         if setup.drafting is not None and setup.drafting.rule and not server.logged(RULE_IS_SET):
             raise EngineError(
                 f"{command[0]} started without Paceline's plugin, so it would ignore the rule; "
-                "install Paceline in vLLM's environment: pip install '.[vllm]' with its pip"
+                "install Paceline in vLLM's environment: pip install -e '.[vllm]' with its pip"
             )
         try:
             yield client

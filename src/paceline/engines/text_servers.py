@@ -85,7 +85,7 @@ class TextServers:
             UsageError: The client's package or the key's variable is missing.
         """
         if importlib.util.find_spec("openai") is None:
-            raise UsageError("writer openai needs the client: pip install 'paceline[engines]'")
+            raise UsageError("writer openai needs the client: pip install -e '.[engines]'")
         self._writer = writer
         self._key = api_key(writer.api_key_env, writer.urls)
         models: dict[str, str] = {}

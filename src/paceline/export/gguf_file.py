@@ -58,9 +58,7 @@ def write_gguf(
         UnsupportedModelError: llama.cpp or this writer does not support the model.
     """
     if importlib.util.find_spec("gguf") is None:
-        raise UsageError(
-            f"writing {path.name} needs the gguf package: pip install 'paceline[gguf]'"
-        )
+        raise UsageError(f"writing {path.name} needs the gguf package: pip install -e '.[gguf]'")
     import gguf
 
     hf: Any = model.hf

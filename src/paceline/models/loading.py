@@ -356,7 +356,7 @@ def _locate(path: str | Path) -> ModelLocation:
 
 
 def _locate_on_hub(name: str) -> ModelLocation:
-    if not _HUB_ID.fullmatch(name):
+    if not _HUB_ID.fullmatch(name) or name.endswith(".gguf"):
         raise ModelLoadError(
             f"{name} does not exist; name a model directory, a .gguf file or a hub id like "
             "organisation/model"

