@@ -1,6 +1,6 @@
 """Measures decoding and alignment on one CUDA device against goals, without downloads.
 
-    python -u benchmarks/gpu.py                                # all parts, at most 8 minutes
+    python -u benchmarks/gpu.py                                # all parts
     python -u benchmarks/gpu.py --part passes decoding --shapes 8b --rows gpu.jsonl
     python benchmarks/gpu.py --device cpu --shapes tiny        # smoke test
 

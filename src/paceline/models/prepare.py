@@ -156,7 +156,7 @@ def describe_pass(model: HfModel) -> str:
     decoder: Any = model.decoder
     session = type(model.start_session())
     if session is GraphSession:
-        compiled = ", compiled by torch.compile" if compiles_passes() else ""
+        compiled = ", compiled by torch.compile" if decoder.modules.usable else ""
         return f"recorded CUDA graphs{compiled}"
     if session is CompiledSession:
         return "the compiled pass for few tokens (C), the fused pass for more"

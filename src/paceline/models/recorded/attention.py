@@ -3,8 +3,7 @@
 Once registered, a model uses it if `_attn_implementation` of its configuration is `NAME`. The mask
 comes from transformers, which tells full, sliding and chunked attention apart.
 
-Shape suffixes: B batch, N new tokens, W columns, H query heads, K key heads, G queries that share
-a key head, D head size.
+Shape suffixes: B batch, N new tokens, W columns, H query heads, K key heads, D head size.
 """
 
 from __future__ import annotations

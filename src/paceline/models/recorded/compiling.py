@@ -45,11 +45,14 @@ class CompiledModules:
 
     The first pass of each kind is compared with the modules themselves. If it differs or cannot be
     compiled, a warning says so, and the modules run as they are.
+
+    Attributes:
+        usable: Whether passes are compiled.
     """
 
     def __init__(self, hf: Any, *, compiles: bool) -> None:
         """Without `compiles`, the modules are prepared alike and run as they are."""
-        self._usable = compiles
+        self.usable = compiles
         self._model_type = hf.config.model_type
         self._kinds: set[tuple[bool, ...]] = set()
         self._on = False
@@ -69,7 +72,7 @@ class CompiledModules:
 
     def run(self, forward: Callable[[], Tensor], shape: tuple[int, int]) -> Tensor:
         """Call `forward`, a pass over tokens of this shape, with compiled modules."""
-        if not self._usable:
+        if not self.usable:
             return forward()
         kind = tuple(size == 1 for size in shape)
         if kind not in self._kinds:
@@ -95,7 +98,7 @@ class CompiledModules:
                 _log.info("compiled a pass of %s over %s: %.1f s", self._model_type, what, spent)
                 return got
             fault = f"gives logits that differ by {difference:.2g} of their norm"
-        self._usable = False
+        self.usable = False
         warnings.warn(
             f"the compiled pass {fault} for this {self._model_type}; it is not used, and the model "
             "runs more slowly: please report this, with the output of paceline env",
@@ -117,7 +120,7 @@ class CompiledModules:
 
     def _switch(self, module: nn.Module) -> None:
         """Let the module run compiled while `self._on`."""
-        if not self._usable:
+        if not self.usable:
             return
         plain = module.forward
         tuned = os.environ.get("PACELINE_COMPILE") == "tuned"

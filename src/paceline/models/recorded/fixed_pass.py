@@ -57,7 +57,8 @@ class FixedPass:
     """Logits of new tokens by a `FixedCache`; by other caches as transformers does.
 
     Attributes:
-        listening: Whether anyone listens to hidden states, which recorded passes do not report.
+        listening: Number of listeners to hidden states, which recorded passes do not report.
+        modules: The compiled modules.
     """
 
     def __init__(self, model: HfModel, *, compiled: bool) -> None:
@@ -72,7 +73,7 @@ class FixedPass:
         self._cache_argument = cache_argument(model.hf)
         self._takes_positions = takes_positions(model.hf)
         self._copy = _working_copy(model.hf, model.draft_vocabulary)
-        self._modules = CompiledModules(self._copy, compiles=compiled)
+        self.modules = CompiledModules(self._copy, compiles=compiled)
 
     def __call__(
         self, tokens_BN: Tensor, cache: RoomyCache, ends_B: Tensor | None, keep: int
@@ -113,7 +114,7 @@ class FixedPass:
                 ).logits
 
         rows, count = tokens_BN.shape
-        return self._possible(self._modules.run(run, (rows, count)) if few else run())
+        return self._possible(self.modules.run(run, (rows, count)) if few else run())
 
     def logits_of_prompts(
         self, cache: FixedCache, tokens_BN: Tensor, lengths_U: Tensor, places_B: Tensor
