@@ -73,6 +73,14 @@ def body_of(hf: PreTrainedModel) -> Any:
     return next((part for part in parts if embedding in part.modules()), hf)
 
 
+def decoder_body(hf: PreTrainedModel) -> Any:
+    """The module that holds the layers of a decoder."""
+    body: Any = hf.get_decoder() if is_encoder_decoder(hf.config) else body_of(hf)
+    while len(parts := list(body.children())) == 1:  # BART's decoder alone is wrapped
+        (body,) = parts
+    return body
+
+
 def is_encoder_decoder(config: PreTrainedConfig) -> bool:
     return bool(getattr(config, "is_encoder_decoder", False))
 

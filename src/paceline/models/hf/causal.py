@@ -100,13 +100,13 @@ class CausalSession(ModelSession):
         tokens_BN = tokens_BN.to(self._device)
         with torch.inference_mode(), evaluating(self.model.hf):
             ends_B = None if min(ends) == max(ends) else torch.tensor(ends)
-            logits_BNV = self.model.decoder(tokens_BN, self._pass_cache, ends_B, keep).float()
+            logits_BNV = self.model.decoder(tokens_BN, self.pass_cache, ends_B, keep).float()
             if self.model.banned_K is not None:
                 logits_BNV[..., self.model.banned_K] = -torch.inf
             return logits_BNV
 
     @property
-    def _pass_cache(self) -> Any:
+    def pass_cache(self) -> Any:
         """The cache that the forward pass gets."""
         return self.cache
 

@@ -37,10 +37,10 @@ def mask_and_positions(ends_B: Tensor, tokens_BN: Tensor) -> dict[str, Tensor]:
     }
 
 
-def takes_positions(hf: PreTrainedModel) -> bool:
-    """Whether the model has an argument `position_ids`."""
+def takes_positions(hf: PreTrainedModel, name: str = "position_ids") -> bool:
+    """Whether the model has an argument of this name, for positions."""
     forwards: list[Callable[..., Any]] = [hf.forward, hf.base_model.forward]
-    return any("position_ids" in inspect.signature(each).parameters for each in forwards)
+    return any(name in inspect.signature(each).parameters for each in forwards)
 
 
 @contextlib.contextmanager
@@ -54,6 +54,9 @@ def at_positions(decoder: nn.Module, positions_BN: Tensor) -> Generator[None]:
     def unflatten(_table: Any, _inputs: Any, output: Tensor) -> Tensor:
         return output.view(*positions_BN.shape, -1)
 
+    def from_start(_table: Any, inputs: Any, _named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return inputs[:1], {}  # without the length, which the table compares with its own
+
     def look_up(_table: Any, _inputs: Any, _output: Tensor) -> Tensor:
         """For tables of M2M100's kind, whose first position follows that of the padding token."""
         rows = positions_BN.flatten() + table.padding_idx + 1
@@ -64,5 +67,6 @@ def at_positions(decoder: nn.Module, positions_BN: Tensor) -> Generator[None]:
             hooks.callback(table.register_forward_pre_hook(take, with_kwargs=True).remove)
             hooks.callback(table.register_forward_hook(unflatten).remove)
         elif table is not None:
+            hooks.callback(table.register_forward_pre_hook(from_start, with_kwargs=True).remove)
             hooks.callback(table.register_forward_hook(look_up).remove)
         yield

@@ -82,7 +82,7 @@ class Seq2SeqCache(EncoderDecoderCache):
             )
             return next(wide).index_copy(0, index, next(wide))
 
-        self._set_attention(joined(self._attention(), other._attention(), 1))
+        self._set_attention(joined(self.attention, other.attention, 1))
         self.states_BSD = joined(self.states_BSD, other.states_BSD, 1)
         for mine, theirs in zip(self._layers, other._layers, strict=True):
             mine.keys = joined(mine.keys, theirs.keys, 2)
@@ -92,7 +92,9 @@ class Seq2SeqCache(EncoderDecoderCache):
     def _layers(self) -> list[Any]:
         return self.cross_attention_cache.layers
 
-    def _attention(self) -> Tensor:
+    @property
+    def attention(self) -> Tensor:
+        """`attention_BS`, also if no source is padded."""
         if self.attention_BS is not None:
             return self.attention_BS
         return torch.ones(self.states_BSD.shape[:2], dtype=torch.int64).to(self.states_BSD.device)
@@ -103,7 +105,7 @@ class Seq2SeqCache(EncoderDecoderCache):
 
 
 @dataclass
-class _Encoded(BaseModelOutput):
+class EncoderOutput(BaseModelOutput):
     """Output of an encoder, with the field that encoders with experts add."""
 
     router_logits: tuple[Tensor] | None = None
@@ -131,7 +133,7 @@ class Seq2SeqPass:
             placed = at_positions(_part(self.hf, "decoder"), ragged["position_ids"])
         with placed:
             logits = self.hf(
-                encoder_outputs=_Encoded(cache.states_BSD),  # pyright: ignore[reportArgumentType]
+                encoder_outputs=EncoderOutput(cache.states_BSD),  # pyright: ignore[reportArgumentType]
                 attention_mask=cache.attention_BS,
                 decoder_input_ids=tokens_BN,
                 decoder_attention_mask=mask_BW,
@@ -159,7 +161,7 @@ class Seq2SeqSession(CausalSession):
         self._sources: Seq2SeqCache | None = None
 
     @property
-    def _pass_cache(self) -> Seq2SeqCache:
+    def pass_cache(self) -> Seq2SeqCache:
         assert self._sources is not None, "prefill encodes the sources"
         return self._sources
 
@@ -187,12 +189,12 @@ class Seq2SeqSession(CausalSession):
         fresh = Seq2SeqSession(self.model)
         logits_RV = fresh._prefill(prompts)
         self.cache.adopt(rows, fresh.cache, len(self.lengths))
-        self._pass_cache.adopt(rows, fresh._pass_cache)
+        self.pass_cache.adopt(rows, fresh.pass_cache)
         return logits_RV
 
     def _keep_rows(self, rows: Sequence[int]) -> None:
         super()._keep_rows(rows)
-        self._pass_cache.keep(rows)
+        self.pass_cache.keep(rows)
 
 
 class Seq2SeqModel(HfModel):

@@ -28,24 +28,29 @@ def mask_of(
     batch_size: int,
     q_length: int,
     kv_length: int,
-    q_offset: Tensor,
+    q_offset: Tensor | int,
     mask_function: Callable[..., Tensor],
     dtype: torch.dtype,
     device: torch.device,
+    attention_mask: Tensor | None = None,
     **_unused: Any,
 ) -> Tensor:
     """Additive mask [B, 1, N, W]; row b begins at column q_offset[b], [B, 1].
 
+    Sources of an encoder-decoder have no offsets; `attention_mask` [B, W] hides their padding.
+
     The lowest finite number stands for hidden columns, so that rows of the buffer that hold no text
     stay finite.
     """
-    queries_BN = q_offset + torch.arange(q_length, device=device)
+    queries_BN = torch.arange(q_length, device=device)[None] + q_offset
     rows_B = torch.arange(batch_size, device=device)
     columns_W = torch.arange(kv_length, device=device)
     heads = torch.zeros(1, 1, 1, 1, dtype=torch.int64, device=device)
     seen = mask_function(
         rows_B[:, None, None, None], heads, queries_BN[:, None, :, None], columns_W
     )
+    if attention_mask is not None and not isinstance(q_offset, torch.Tensor):
+        seen = seen & (attention_mask[:, None, None] != 0)
     shown = torch.zeros((), dtype=dtype, device=device)
     mask = torch.where(seen, shown, torch.finfo(dtype).min)
     torch._dynamo.maybe_mark_dynamic(mask, 3)  # as the buffers, whose columns it masks

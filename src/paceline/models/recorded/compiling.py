@@ -17,8 +17,13 @@ import torch
 from paceline.cache import cache_directory
 from paceline.errors import SlowerWarning, StorageError, first_line
 from paceline.models.admission.trial import FAULTS
-from paceline.models.hf.architectures import NUMBERS, body_of, num_decoder_layers, outer_lists
-from paceline.models.recorded.fixed_cache import FixedCache
+from paceline.models.hf.architectures import (
+    NUMBERS,
+    decoder_body,
+    num_decoder_layers,
+    outer_lists,
+)
+from paceline.models.recorded.fixed_cache import FixedCache, WithSources
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +61,7 @@ class CompiledModules:
         self._model_type = hf.config.model_type
         self._kinds: set[tuple[bool, ...]] = set()
         self._on = False
-        body = body_of(hf)
+        body = decoder_body(hf)
         number = num_decoder_layers(hf.config)
         stacks = [layers for layers in outer_lists(body) if len(layers) == number]
         for layers in stacks:
@@ -65,7 +70,8 @@ class CompiledModules:
                 layer.register_forward_pre_hook(hook, with_kwargs=True)
                 _forget_number(layer)
                 self._switch(layer)
-        apart = {id(part) for part in (*stacks, hf.get_input_embeddings())}
+        tables = hf.get_input_embeddings(), getattr(body, "embed_tokens", None)
+        apart = {id(part) for part in (*stacks, *tables)}
         for part in (*body.children(), hf.get_output_embeddings()):
             if id(part) not in apart:
                 self._switch(part)
@@ -137,13 +143,13 @@ class _OwnLayer:
     """One layer of a cache under every number, because all layers have the same one."""
 
     def __init__(self, layer: Any) -> None:
-        self._layer = layer
+        self.layers = [layer]
 
     def update(self, keys: Tensor, values: Tensor, *_args: Any, **_named: Any) -> Any:
-        return self._layer.update(keys, values)
+        return self.layers[0].update(keys, values)
 
     def get_seq_length(self, _index: int = 0) -> Any:
-        return self._layer.get_seq_length()
+        return self.layers[0].get_seq_length()
 
 
 def _with_own_layer(
@@ -152,7 +158,13 @@ def _with_own_layer(
     """The inputs of a layer with its own part of the cache."""
 
     def own(value: Any) -> Any:
-        return _OwnLayer(value.layers[index]) if isinstance(value, FixedCache) else value
+        if isinstance(value, WithSources):
+            parts = value.self_attention_cache, value.cross_attention_cache
+            return WithSources(*(_OwnLayer(part.layers[index]) for part in parts))
+        # layers that read the keys of an earlier layer have none in the cache
+        if isinstance(value, FixedCache) and index < len(value.layers):
+            return _OwnLayer(value.layers[index])
+        return value
 
     return tuple(map(own, inputs)), {name: own(value) for name, value in named.items()}
 

@@ -4,7 +4,7 @@ The pass runs a copy of the model that shares all weights. In the copy, products
 are one product, and attention is that of attention.py. All layers of one kind share one compiled
 function, so compiling takes seconds and not minutes. Prompts are processed by the model itself.
 
-Shape suffixes: B rows, N new tokens, U lengths, V vocabulary.
+Shape suffixes: B rows, N new tokens, S source, D hidden, U lengths, V vocabulary.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,38 +20,42 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
 from paceline.core.sampling import spread
+from paceline.models.contract import Texts
 from paceline.models.hf.architectures import ropes_of
 from paceline.models.hf.base import evaluating
 from paceline.models.hf.cache import cache_argument
-from paceline.models.hf.causal import HfDecoder
 from paceline.models.hf.draft_vocabulary import head_of
 from paceline.models.hf.positions import at_positions, takes_positions
+from paceline.models.hf.seq2seq import EncoderOutput, Seq2SeqCache
 from paceline.models.llama.packing import merged_product
 from paceline.models.recorded import attention
 from paceline.models.recorded.compiling import CompiledModules
-from paceline.models.recorded.fixed_cache import FixedCache
+from paceline.models.recorded.fixed_cache import FixedCache, FixedSources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
     from transformers import PreTrainedModel
 
+    from paceline.models.contract import Batch
     from paceline.models.hf.base import HfModel
     from paceline.models.hf.cache import RoomyCache
     from paceline.models.recorded.recorder import Recordings
 
-_TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+_TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("q", "k", "v"))
 """Linear layers of one module that get the same input, in the order of their calls."""
+_READS_SOURCES = re.compile("enc|cross", re.IGNORECASE)
+"""Names of attention whose keys and values are those of another text."""
 
 
 def can_record(model: HfModel) -> bool:
-    """Whether passes of this model may be recorded: it is decoder-only, and forgets what it should.
+    """Whether passes of this model may be recorded: its sessions roll back all rows together.
 
     Rotary angles that depend on the length are computed by the host.
     """
     text = model.hf.config.get_text_config(decoder=True)
     lengths = any(rope.get("rope_type") in ("dynamic", "longrope") for rope in ropes_of(text))
-    return model.decoder_prompt is None and model.sessions == "batch" and not lengths
+    return model.sessions == "batch" and not lengths
 
 
 class FixedPass:
@@ -66,12 +71,14 @@ class FixedPass:
         self.hf = model.hf
         self.device = model.device  # transformers iterates over weights to find it
         self.listening = 0
-        self._plain = HfDecoder(model.hf, model.draft_vocabulary)
+        self._plain: Any = model.plain_pass(model.hf, model.draft_vocabulary)
         self._vocabulary = model.draft_vocabulary
         self._banned_K = model.banned_K
         self._num_logits = len(head_of(model.hf).weight)
         self._cache_argument = cache_argument(model.hf)
-        self._takes_positions = takes_positions(model.hf)
+        self._has_sources = model.decoder_prompt is not None
+        positions = "decoder_position_ids" if self._has_sources else "position_ids"
+        self._positions = positions if takes_positions(model.hf, positions) else None
         self._copy = _working_copy(model.hf, model.draft_vocabulary)
         self.modules = CompiledModules(self._copy, compiles=compiled)
 
@@ -79,6 +86,10 @@ class FixedPass:
         self, tokens_BN: Tensor, cache: RoomyCache, ends_B: Tensor | None, keep: int
     ) -> Tensor:
         return self._plain(tokens_BN, cache, ends_B, keep)
+
+    def encode(self, source: Batch) -> Tensor:
+        """As that of `Seq2SeqPass`."""
+        return self._plain.encode(source)
 
     def listen(self, listener: Callable[[Tensor], None]) -> Callable[[], None]:
         self.listening += 1
@@ -90,8 +101,12 @@ class FixedPass:
 
         return stop
 
-    def new_cache(self, num_rows: int, num_columns: int, recordings: Recordings) -> FixedCache:
-        return FixedCache(self._samples, num_rows, num_columns, recordings)
+    def new_cache(
+        self, num_rows: int, num_columns: int, recordings: Recordings, num_sources: int = 0
+    ) -> FixedCache:
+        own, *others = self._samples
+        sources = FixedSources(others[0], num_rows, num_sources) if others else None
+        return FixedCache(own, num_rows, num_columns, recordings, sources)
 
     def logits(
         self, cache: FixedCache, tokens_BN: Tensor, lengths_B: Tensor, *, few: bool = True
@@ -106,15 +121,28 @@ class FixedPass:
             cache.place(columns_BN)
             with evaluating(self._copy), self._placed(columns_BN) as places:
                 return self._copy(
-                    input_ids=tokens_BN,
-                    attention_mask=cache.ones_BW,
                     use_cache=True,
-                    **{self._cache_argument: cache},
+                    **self._inputs(tokens_BN, cache),
+                    **{self._cache_argument: cache.whole},
                     **places,
                 ).logits
 
         rows, count = tokens_BN.shape
         return self._possible(self.modules.run(run, (rows, count)) if few else run())
+
+    def _inputs(self, tokens_BN: Tensor, cache: FixedCache) -> dict[str, Any]:
+        """Tokens and masks; of an encoder's output, only the shape is needed."""
+        sources = cache.sources
+        if sources is None:
+            return {"input_ids": tokens_BN, "attention_mask": cache.ones_BW}
+        size, first = self.hf.config.hidden_size, sources.layers[0].keys
+        states_BSD = first.new_zeros(1).expand(*sources.attention_BS.shape, size)
+        return {
+            "encoder_outputs": EncoderOutput(states_BSD),
+            "attention_mask": sources.attention_BS,
+            "decoder_input_ids": tokens_BN,
+            "decoder_attention_mask": cache.ones_BW,
+        }
 
     def logits_of_prompts(
         self, cache: FixedCache, tokens_BN: Tensor, lengths_U: Tensor, places_B: Tensor
@@ -147,20 +175,24 @@ class FixedPass:
     @contextlib.contextmanager
     def _placed(self, columns_BN: Tensor) -> Generator[dict[str, Tensor]]:
         """Arguments for positions; within this context, for models that have none."""
-        if self._takes_positions:
-            yield {"position_ids": columns_BN}
+        if self._positions is not None:
+            yield {self._positions: columns_BN}
             return
         with at_positions(self._copy.get_decoder(), columns_BN):
             yield {}
 
     @functools.cached_property
-    def _samples(self) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of one token in each layer."""
+    def _samples(self) -> list[list[tuple[Tensor, Tensor]]]:
+        """Keys and values of one token in each layer; then those of one token of a source."""
+        token = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
         cache: Any = DynamicCache()
+        caches = [cache]
         with torch.inference_mode(), evaluating(self.hf):
-            token = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
-            self.hf(input_ids=token, use_cache=True, **{self._cache_argument: cache})
-        return [(layer.keys, layer.values) for layer in cache.layers]
+            if self._has_sources:
+                cache = Seq2SeqCache(cache, self.encode(Texts(token)))
+                caches.append(cache.cross_attention_cache)
+            self._plain(token, cache, None, 1)
+        return [[(layer.keys, layer.values) for layer in each.layers] for each in caches]
 
 
 class _First(nn.Module):
@@ -201,16 +233,35 @@ def _working_copy(hf: PreTrainedModel, draft_vocabulary: Tensor | None) -> Any:
     attention.register()
     shared = {id(tensor): tensor for tensor in (*hf.parameters(), *hf.buffers())}
     made: Any = copy.deepcopy(hf, shared)  # pyright: ignore[reportArgumentType]
-    for module in list(made.modules()):
+    for path, module in list(made.named_modules()):
         if hasattr(module, "config"):
             module.config._attn_implementation = attention.NAME
+        if hasattr(module, "compute_bias"):
+            module.compute_bias = functools.partial(_bias_by_row, module.compute_bias)
         for names in _TOGETHER:
             layers = [getattr(module, name, None) for name in names]
-            if all(type(layer) is nn.Linear for layer in layers):
+            reads_sources = _READS_SOURCES.search(path.rpartition(".")[2])
+            if all(type(layer) is nn.Linear for layer in layers) and not reads_sources:
                 first = _First(layers)
                 parts = [first, *(_Later(first, index) for index in range(len(names) - 1))]
                 for name, part in zip(names, parts, strict=True):
                     setattr(module, name, part)
     if draft_vocabulary is not None:
         made.set_output_embeddings(head_of(hf, draft_vocabulary))
+        if hasattr(hf, "final_logits_bias"):
+            made.final_logits_bias = made.final_logits_bias[:, draft_vocabulary]
     return made
+
+
+def _bias_by_row(
+    bias: Callable[..., Tensor],
+    query_length: int,
+    key_length: int,
+    device: torch.device | None = None,
+    past_seen_tokens: Tensor | int = 0,
+) -> Tensor:
+    """T5's bias for relative positions of rows with `past_seen_tokens` [B, 1] -> [B, H, N, W]."""
+    if not isinstance(past_seen_tokens, Tensor):
+        return bias(query_length, key_length, device, past_seen_tokens)
+    of_row = functools.partial(bias, query_length, key_length, device)
+    return torch.vmap(lambda seen: of_row(seen)[0])(past_seen_tokens[:, 0])

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     Read = Callable[[Tensor, Tensor], Tensor]
 
 _FEWEST_COLUMNS = 256
+_FEWEST_SOURCES = 64
 _MOST_IDLE = 8  # idle caches to keep for other sessions; their buffers take memory
-_SPARE = 64  # extra columns after a prompt, so that short answers need no larger buffers
+SPARE = 64  # extra columns after a prompt, so that short answers need no larger buffers
 _MOST_RECORDED = 16  # tokens of a recorded pass
 _MOST_IN_PROMPTS = 1024  # tokens of a recorded pass over prompts; longer ones need the GPU longer
 
@@ -52,13 +53,14 @@ class GraphCaches:
         self._idle: list[FixedCache] = []
 
     @torch.inference_mode()
-    def take(self, num_rows: int, num_columns: int) -> FixedCache:
-        shape = _buffer_rows(num_rows), _power_of_two(num_columns, _FEWEST_COLUMNS)
+    def take(self, num_rows: int, num_columns: int, num_sources: int = 0) -> FixedCache:
+        rows, columns = _buffer_rows(num_rows), _power_of_two(num_columns, _FEWEST_COLUMNS)
+        sources = _power_of_two(num_sources, _FEWEST_SOURCES) if num_sources else 0
         for cache in self._idle:
-            if (cache.num_rows, cache.num_columns) == shape:
+            if (cache.num_rows, cache.num_columns, cache.num_sources) == (rows, columns, sources):
                 self._idle.remove(cache)
                 return cache
-        return self.passes.new_cache(*shape, Recordings(self._recorder))
+        return self.passes.new_cache(rows, columns, Recordings(self._recorder), sources)
 
     def give_back(self, cache: FixedCache) -> None:
         self._idle.append(cache)
@@ -89,7 +91,7 @@ class GraphSession(ModelSession):
     def _prefill(self, tokens: Sequence[Sequence[int]]) -> Tensor:
         lengths = [len(row) for row in tokens]
         longest = max(lengths)
-        cache = self._hold(len(tokens), longest + _SPARE)
+        cache = self._hold(len(tokens), longest + SPARE)
         work = functools.partial(self._passes.logits_of_prompts, cache)
         width = _power_of_two(longest, _MOST_RECORDED)
         room = min(cache.num_columns, self.max_length or cache.num_columns)
@@ -165,12 +167,15 @@ class GraphSession(ModelSession):
 
     @torch.inference_mode()
     def _refill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
-        fresh = GraphSession(self._caches, self.vocab_size, self.max_length)
+        fresh = self._fresh()
         logits_RV = fresh._prefill(prompts)
-        width = max(map(len, prompts))
-        cache = self._reserve(max(0, width - max(self.lengths)))
+        width = max(self._lengths_after(prompts))
+        cache = self._reserve(max(0, width - max(self.lengths)), fresh._held[0].num_sources)
         cache.copy_rows(fresh._held[0], range(len(rows)), width, rows)
         return logits_RV
+
+    def _fresh(self) -> GraphSession:
+        return GraphSession(self._caches, self.vocab_size, self.max_length)
 
     @torch.inference_mode()
     def _keep_rows(self, rows: Sequence[int]) -> None:
@@ -180,22 +185,25 @@ class GraphSession(ModelSession):
         else:
             cache.copy_rows(cache, rows, max(self.lengths))
 
-    def _hold(self, num_rows: int, num_columns: int) -> FixedCache:
-        self._held[:] = [self._caches.take(num_rows, num_columns)]
+    def _hold(self, num_rows: int, num_columns: int, num_sources: int = 0) -> FixedCache:
+        self._held[:] = [self._caches.take(num_rows, num_columns, num_sources)]
         return self._held[0]
 
-    def _reserve(self, count: int) -> FixedCache:
-        """The cache, with space for `count` more tokens in every row."""
+    def _reserve(self, count: int, num_sources: int = 0) -> FixedCache:
+        """The cache, with space for `count` more tokens and this many of a source in every row."""
         needed = max(self.lengths) + count
         if not self._held:
-            return self._hold(len(self.lengths), needed + _SPARE)
-        if needed > self._held[0].num_columns:
-            self._move(range(len(self.lengths)), needed)
+            return self._hold(len(self.lengths), needed + SPARE)
+        cache = self._held[0]
+        if needed > cache.num_columns or num_sources > cache.num_sources:
+            columns = max(needed, cache.num_columns)
+            self._move(range(len(self.lengths)), columns, num_sources)
         return self._held[0]
 
-    def _move(self, rows: Sequence[int], num_columns: int) -> None:
+    def _move(self, rows: Sequence[int], num_columns: int, num_sources: int = 0) -> None:
         old = self._held[0]
-        self._hold(len(rows), num_columns).copy_rows(old, rows, max(self.lengths))
+        new = self._hold(len(rows), num_columns, max(num_sources, old.num_sources))
+        new.copy_rows(old, rows, max(self.lengths))
         self._caches.give_back(old)
 
     def _read(self, cache: FixedCache) -> Read:

@@ -78,6 +78,22 @@ def test_layers_of_a_kind_share_one_function(
 
 
 @pytest.mark.slow
+def test_so_do_those_of_a_decoder_with_sources(backend: CompileCounterWithBackend):
+    counts: list[int] = []
+    for num_layers in (3, 4):
+        torch._dynamo.reset()
+        backend.clear()
+        model = tiny_model("t5", num_decoder_layers=num_layers)
+        ready = with_cuda_graphs(model, compiled=True)
+        plain = SpeculativeDecoder(model, model, gamma=3, sampling=GREEDY)
+        wanted = [text.tokens for text in plain.generate(PROMPTS, 12, seed=1)]
+        assert [*texts_of(ready, batch_size=1), *texts_of(ready)] == wanted * 2
+        assert ready.decoder.modules.usable
+        counts.append(backend.frame_count)
+    assert counts[0] == counts[1] > 0, "more layers compile nothing more"
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:dynamo_pgo")  # from torch
 def test_generated_code_gives_the_text_of_generate(caplog: pytest.LogCaptureFixture):
     torch._dynamo.reset()
@@ -134,6 +150,29 @@ def test_a_mask_off_by_one_is_caught():
         assert play(model).largest > 10 * OF_TWIN
     finally:
         AttentionMaskInterface.register(attention.NAME, attention.mask_of)
+
+
+def test_padding_of_sources_that_is_seen_is_caught():
+    model = with_cuda_graphs(tiny_model("t5"))
+    assert play(model).largest < OF_TWIN
+    AttentionMaskInterface.register(
+        attention.NAME,
+        lambda *a, **named: attention.mask_of(*a, **{**named, "attention_mask": None}),
+    )
+    try:
+        assert play(model).largest > 10 * OF_TWIN
+    finally:
+        AttentionMaskInterface.register(attention.NAME, attention.mask_of)
+
+
+def test_a_bias_that_is_the_same_for_all_rows_is_caught(monkeypatch: pytest.MonkeyPatch):
+    def of_first(bias: Any, *sizes: Any, past_seen_tokens: Any, **named: Any) -> torch.Tensor:
+        return bias(*sizes, past_seen_tokens=past_seen_tokens[:1], **named)
+
+    monkeypatch.setattr("paceline.models.recorded.fixed_pass._bias_by_row", of_first)
+    with pytest.warns(SlowerWarning, match="the recorded pass gives logits that differ"):
+        model = with_cuda_graphs(tiny_model("t5"))
+    assert not model.has_own_sessions
 
 
 def test_a_stale_length_is_caught(monkeypatch: pytest.MonkeyPatch):

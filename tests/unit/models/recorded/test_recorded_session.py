@@ -23,6 +23,7 @@ from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.decode.draft_policies import Confident
 from paceline.errors import SlowerWarning
 from paceline.models import CausalModel, wrap_model
+from paceline.models.contract import decoder_contexts
 from paceline.models.prepare import with_cuda_graphs
 from paceline.models.recorded.fixed_pass import FixedPass
 from paceline.models.recorded.recorder import Recorder, Recordings
@@ -72,7 +73,7 @@ def test_blocks_give_the_text_that_they_give_elsewhere(rule: Rule, sampling: Sam
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("architecture", ["mistral", "qwen2", "qwen3", "t5", "bart"])
 @samplings
 def test_so_do_other_architectures_and_drafts_that_stop_when_unsure(
     architecture: str, sampling: SamplingParams
@@ -114,7 +115,7 @@ def test_the_baseline_gives_the_same_text(sampling: SamplingParams):
 
 def test_a_text_that_outgrows_its_room_moves_to_a_larger_one(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("paceline.models.recorded.session._FEWEST_COLUMNS", 4)
-    monkeypatch.setattr("paceline.models.recorded.session._SPARE", 0)
+    monkeypatch.setattr("paceline.models.recorded.session.SPARE", 0)
     sampling = SamplingParams(temperature=0)
     texts = [
         SpeculativeDecoder(*pair, gamma=2, sampling=sampling).generate(PROMPTS, 30, seed=1)
@@ -199,7 +200,7 @@ def test_merged_weights_stay_the_models_own():
 
 def test_what_cannot_be_recorded_is_left_as_it_is():
     scaled = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-    others = {"t5": {}, "mamba": {}, "llama": {"rope_parameters": scaled}}
+    others = {"mamba": {}, "llama": {"rope_parameters": scaled}}
     for architecture, changed in others.items():
         model = tiny_model(architecture, **changed)
         assert with_cuda_graphs(model) is model
@@ -233,7 +234,9 @@ def test_recorded_passes_give_the_text_of_plain_ones(rule: Rule, sampling: Sampl
 
 
 @needs_cuda
-@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "gpt2", "bloom", "gpt_oss"])
+@pytest.mark.parametrize(
+    "architecture", ["llama", "gemma3_text", "gpt2", "bloom", "gpt_oss", "t5", "bart"]
+)
 def test_compiled_and_recorded_passes_give_the_text_of_generate(architecture: str):
     model = wrap_model(tiny_hf(architecture).to("cuda"))
     ready = with_cuda_graphs(model, compiled=True)
@@ -242,5 +245,6 @@ def test_compiled_and_recorded_passes_give_the_text_of_generate(architecture: st
     texts = SpeculativeDecoder(ready, ready, gamma=3, sampling=greedy).generate(PROMPTS, 17, seed=1)
     for prompt, text in zip(PROMPTS, texts, strict=True):
         tokens = torch.tensor([prompt], device="cuda")
-        wanted = model.hf.generate(tokens, max_new_tokens=17, do_sample=False)[0, len(prompt) :]
-        assert text.tokens == wanted.tolist()
+        wanted = model.hf.generate(tokens, max_new_tokens=17, do_sample=False)[0]
+        (context,) = decoder_contexts(model, [prompt])
+        assert text.tokens == wanted[len(context) :].tolist()
