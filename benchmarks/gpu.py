@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import transformers
 from accelerate import Accelerator
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING
 
 from paceline.core.sampling import SamplingParams
 from paceline.core.stats import DecodeStats
@@ -42,6 +42,7 @@ from paceline.measure.latency import PassTimer
 from paceline.measure.measurement import MeasureConfig, measure_models
 from paceline.measure.results import gamma_of, value_of
 from paceline.models import load_model, prepare_for_decoding, wrap_model
+from paceline.models.checkpoint_files import auto_class
 from paceline.models.drafts.layers import layer_list, subset_layers
 from paceline.models.prepare import with_cuda_graphs
 from paceline.results.row import Row, Source, write_rows
@@ -107,6 +108,20 @@ SHAPES = {
             "sliding_window": 512,
         },
     ),
+    "t5": Shape(  # Flan-T5 XL
+        "t5",
+        0,
+        {
+            "vocab_size": 32128,
+            "d_model": 2048,
+            "d_kv": 64,
+            "d_ff": 5120,
+            "num_layers": 24,
+            "num_heads": 32,
+            "feed_forward_proj": "gated-gelu",
+            "decoder_start_token_id": 0,
+        },
+    ),
 }
 GOALS = {  # quantity: shapes (None: all), bound, whether it is a lower bound
     "share of the copy rate, 1 token": ({"1b": 0.60, "8b": 0.75}, True),
@@ -114,7 +129,7 @@ GOALS = {  # quantity: shapes (None: all), bound, whether it is a lower bound
     "drafted token / pass": ({"8b": 0.15}, False),
     "speedup / prediction": ({None: 0.95}, True),
     "assisted / with draft": ({"1b": 6.0, "8b": 6.0}, True),
-    "generate / alone": ({"moe": 2.5, "gemma": 2.5}, True),
+    "generate / alone": ({"moe": 2.5, "gemma": 2.5, "t5": 2.5}, True),
     "first call, s": ({None: 30.0}, False),
     "auto / best chunk": ({None: 0.95}, True),
 }
@@ -165,7 +180,7 @@ def made_pair(name: str, options: argparse.Namespace, results: Results) -> Pair:
     )
     torch.manual_seed(0)
     with torch.device(options.device):
-        hf = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+        hf = auto_class(config).from_config(config, dtype=torch.bfloat16).eval()
     hf.get_output_embeddings().weight.data *= 8  # gives a distribution that is not nearly uniform
     target = wrap_model(hf)
 
@@ -229,7 +244,10 @@ def bytes_read(model: CausalModel) -> int:
     )  # of which a token reads its own
     unused = 1 - getattr(config, "num_experts_per_tok", 0) / getattr(config, "num_experts", 1)
     embeddings = hf.get_input_embeddings().weight.nbytes  # of which it reads one row
-    return sum(w.nbytes for w in hf.parameters()) - embeddings - int(unused * experts)
+    read = sum(
+        weight.nbytes for name, weight in hf.named_parameters() if not name.startswith("encoder.")
+    )
+    return read - embeddings - int(unused * experts)
 
 
 def report_passes(pair: Pair, options: argparse.Namespace, results: Results) -> None:
@@ -450,7 +468,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=["1b", "8b", "moe", "gemma"])
+    parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=[*SHAPES][1:])
     parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--rows", type=Path, help="file of result rows to write")
     parser.add_argument("--no-compile", dest="compiled", action="store_false")
