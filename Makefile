@@ -100,8 +100,10 @@ define is_there
 endef
 
 define published
-	$(BIN)/paceline export $(1)/align/draft --target $(DEMO_MODEL) --to transformers --out $(RELEASE)/$(3) \
-		--measurement $(1)/measure-$(2).json --set base_model=$(DEMO_NAME) --set served_target=$(DEMO_NAME)
+	cd $(RELEASE); near() { realpath --relative-to=. "$$1"; }; \
+		$(abspath $(BIN)/paceline) export $$(near $(abspath $(1)/align/draft)) --target $$(near $(abspath $(DEMO_MODEL))) \
+		--to transformers --out $(3) --measurement $$(near $(abspath $(1)/measure-$(2).json)) \
+		--set base_model=$(DEMO_NAME) --set served_target=$(DEMO_NAME)
 	cp $(1)/measure-$(2).json $(RELEASE)/$(3)/measurement.json
 	tar --sort=name --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX --mtime='UTC 2020-01-01' \
 		-czf $(RELEASE)/$(3).tar.gz -C $(RELEASE) $(3)

@@ -84,6 +84,9 @@ def test_an_archive_has_the_right_sum_and_a_draft_that_transformers_loads(
     card = ModelCard.load(folder / "README.md")
     assert card.data.base_model == "HuggingFaceTB/SmolLM2-135M-Instruct"
     assert "corpus.jsonl" in card.text
+    assert names[0] in card.text
+    assert str(release) not in card.text, "its place there is not that of the release"
+    assert str(tmp_path) not in card.text
     values = json.loads((folder / "measurement.json").read_text())
     figures = {one.metric_type: one.metric_value for one in card.data.eval_results or ()}
     assert figures["speedup"] == pytest.approx(values["speed"]["speedup"]["value"], abs=5e-5)

@@ -76,9 +76,8 @@ def body_of(hf: PreTrainedModel) -> Any:
 def decoder_body(hf: PreTrainedModel) -> Any:
     """The module that holds the layers of a decoder."""
     body: Any = hf.get_decoder() if is_encoder_decoder(hf.config) else body_of(hf)
-    while len(parts := list(body.children())) == 1:  # BART's decoder alone is wrapped
-        (body,) = parts
-    return body
+    parts = list(body.children())
+    return parts[0] if len(parts) == 1 else body  # BART's decoder without an encoder is wrapped
 
 
 def is_encoder_decoder(config: PreTrainedConfig) -> bool:
