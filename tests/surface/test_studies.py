@@ -1,5 +1,8 @@
 """The studies and the claims of this repository fit together."""
 
+import json
+import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -58,3 +61,59 @@ def test_claims_have_the_papers_sentences_over_tasks_and_temperatures():
     claims = read_claims().claims
     assert len({claim.sentence or claim.id for claim in claims}) >= 42
     assert len(claims) >= 60
+
+
+README = ROOT / "docs/studies/README.md"
+VERDICTS = json.loads((ROOT / "docs/studies/verdicts.json").read_text(encoding="utf-8"))
+_NUMBER = r"[+-]\d+(?:\.\d+)?%?"
+_INTERVAL = re.compile(rf"(?:({_NUMBER})(?:,| \())?\s?({_NUMBER}) to ({_NUMBER})")
+
+
+def rounded(value: float, like: str) -> str:
+    """The value as written with a sign, and with the digits and the unit of another."""
+    number, is_share = like.removesuffix("%"), like.endswith("%")
+    digits = len(number.partition(".")[2])
+    return f"{value * (100 if is_share else 1):+.{digits}f}" + "%" * is_share
+
+
+def unpublished(text: str) -> list[str]:
+    """The intervals of a text that no published verdict has, with the value before them if any."""
+    effects = [one["effect"] for one in VERDICTS if "effect" in one]
+    return [
+        found[0]
+        for found in _INTERVAL.finditer(" ".join(text.split()))
+        if not any(
+            all(
+                like is None or rounded(bound, like) == like
+                for bound, like in zip(effect, found.groups(), strict=True)
+            )
+            for effect in effects
+        )
+    ]
+
+
+def test_each_interval_of_the_page_of_results_is_that_of_a_verdict():
+    """A mutant has one other digit; a few of them are by chance what another verdict has."""
+    text = README.read_text(encoding="utf-8")
+    assert unpublished(text) == []
+    noticed: list[bool] = []
+    for interval in (found[0] for found in _INTERVAL.finditer(" ".join(text.split()))):
+        for digit in re.finditer(r"\d(?=\D|$)", interval):
+            other = str((int(digit[0]) + 1) % 10)
+            mutant = interval[: digit.start()] + other + interval[digit.end() :]
+            noticed.append(unpublished(mutant) == [mutant])
+    assert len(noticed) > 50
+    assert sum(noticed) >= 0.95 * len(noticed)
+
+
+def test_the_pages_count_the_verdicts_that_are_published():
+    checks = {claim.id for claim in read_claims().claims if claim.is_check}
+    count = Counter(one["verdict"] for one in VERDICTS if one["id"] not in checks)
+    holds = count["holds"] + count["holds, but small"]
+    numbers = (holds, count["does not hold"], count["too small to matter"], count["undecided"])
+    wanted = r"{} hold\D* {} do not\D* {} a gain that matters is excluded\D* {} are undecided"
+    for page in (README, ROOT / "README.md"):
+        text = " ".join(page.read_text(encoding="utf-8").split())
+        assert f"{sum(count.values())} claims" in text
+        assert re.search(wanted.format(*numbers), text), (page.name, numbers)
+        assert not count["no rows yet"] or f"{count['no rows yet']} await" in text

@@ -297,7 +297,7 @@ BUILT_IN: Sequence[Figure] = (
     ),
     Figure(
         "deferral_rate",
-        "target calls / tokens, without the pass over the prompt",
+        "target calls / tokens, without the pass over the prompt and a token that it gives",
         (("calls", "emitted"),),
         label="target calls / tokens",
         term="deferral rate",

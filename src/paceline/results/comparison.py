@@ -82,6 +82,20 @@ class Cost(NamedTuple):
         return frontier.num_timed if self.is_timed else frontier.num_examples
 
 
+# token_v3 is not among them: with alpha 0 it keeps the target's likeliest token, so it sharpens
+_LOSSLESS_AT_AN_END = [
+    Group(name)
+    for name in (
+        *("lossy beta 1.0", "lossy beta tuned", "lenient", "bild", "token_v1", "token_v2"),
+        *("chow", "chow_log", "diff", "diff_log", "opt", "opt_log"),
+        *("token_cascade", "sequence_cascade", "big_little"),
+    )
+]
+"""Families that follow the target's distribution by proof at one end of their threshold.
+
+Lossy decoding with alpha 0 is lossless; a cascade that always defers is the target.
+"""
+
 SPEEDUP = Cost("speedup", is_saving=False, alone=1.0, is_timed=True)
 CALLS_SAVED = Cost("deferral_rate", is_saving=True, alone=0.0, is_timed=False)
 ACCEPTED = Cost("rejection_rate", is_saving=True, alone=0.0, is_timed=False)
@@ -114,6 +128,9 @@ class AtQuality(NamedTuple):
 class QualityAt(NamedTuple):
     """The best quality / target's of the cells with at least a gain of `level`; 0 if there is none.
 
+    Lossless decoding with the same gamma is a setting of the families that have it as an end of
+    their threshold, whatever thresholds were run; the target alone is one of sequential cascades.
+
     `level` None: the upper quartile of the gains, without the target alone and oracles.
     """
 
@@ -122,6 +139,7 @@ class QualityAt(NamedTuple):
 
     def values(self, frontier: Frontier, places: Sequence[int]) -> Tensor:
         """The best of the cells at these places, [1 + R]."""
+        places = [*places, *_ends_of(frontier, places)]
         halves = [_Half.of(half, places, self.cost) for half in frontier.halves]
 
         def best(which: int) -> Tensor:
@@ -180,6 +198,18 @@ def _lossless_beside(frontier: Frontier, places: Sequence[int]) -> list[int]:
         for place, row in enumerate(frontier.rows)
         if is_lossless(row) and row.setting.get("gamma") in gammas and place not in places
     ]
+
+
+def _ends_of(frontier: Frontier, places: Sequence[int]) -> list[int]:
+    """The cells that are an end of the threshold of the families at these places, by proof."""
+    ending = [
+        place
+        for place in places
+        if any(group.has(family_of(frontier.rows[place])) for group in _LOSSLESS_AT_AN_END)
+    ]
+    is_sequential = any("gamma" not in frontier.rows[place].setting for place in ending)
+    alone = frontier.places([frontier.target]) if is_sequential else []
+    return _lossless_beside(frontier, ending) + alone
 
 
 class Comparison(NamedTuple):

@@ -133,8 +133,9 @@ class FrontierTest(StrictModel):
         rows: Settings that the rows have, such as the task; one temperature and gamma.
         statistic: `cost_at_quality`: the largest saving among the settings with at least `floor` of
             the target's quality, lossless decoding among them. `quality_at_cost`: the best quality
-            among the settings that cost at most what the target alone costs. `quality_at_low_cost`:
-            among those whose saving is in the top quarter of all. `curve`: the mean difference of
+            among the settings that cost at most what the target alone costs, lossless decoding
+            among them for families that have it as an end. `quality_at_low_cost`: among those whose
+            saving is in the top quarter of all. `curve`: the mean difference of
             quality over the costs that both reach, linear between settings. `width`: the range of
             costs of the settings.
         cost: `accepted`: 1 - rejection rate. `calls`: 1 - target calls / tokens. `time`: speedup

@@ -238,6 +238,24 @@ def test_a_draft_that_would_err_without_its_last_token_is_accepted_whole():
     assert generation.stats.accepted_histogram == (0, 0, 0, 10)
 
 
+def test_no_rule_counts_the_pass_over_the_prompt():
+    """Three tokens of a certain target, one of which is drafted per block.
+
+    lossless    the prompt's pass gives 1 | block: 2 accepted, 0 added        1 call for 2 tokens
+    lossy 0     the prompt's pass gives no token | 1 accepted, 2 added | 0    2 calls for 3 tokens
+    """
+    counts = {}
+    for rule in (Lossless(), Lossy(0.0)):
+        target, draft = (TableModel(torch.eye(3).roll(1, 1)) for _ in range(2))
+        decoder = SpeculativeDecoder(target, draft, rule, gamma=1)
+        (generation,) = decoder.generate([[0]], 3, eos_token_ids=[])
+        stats = generation.stats
+        assert generation.tokens == [1, 2, 0]
+        assert target.num_passes == 1 + stats.num_target_calls
+        counts[rule.rule] = stats.num_prefill_tokens, stats.num_target_calls, stats.num_emitted
+    assert counts == {"lossless": (1, 1, 2), "lossy": (0, 2, 3)}
+
+
 @pytest.mark.parametrize("gamma", [1, 3, 6])
 def test_every_block_costs_one_target_pass_and_one_draft_pass_a_drafted_token(gamma: int):
     target, draft = pair()

@@ -7,10 +7,26 @@ import pytest
 import torch
 
 from paceline.core.bootstrap import Interval
-from paceline.core.rules import BiLDRule, Chow, ChowLog, Diff, Lossless, Lossy, Opt, TokenV1
+from paceline.core.rules import (
+    BiLDRule,
+    Chow,
+    ChowLog,
+    Diff,
+    DiffLog,
+    Lenient,
+    Lossless,
+    Lossy,
+    Opt,
+    OptLog,
+    Rule,
+    TokenV1,
+    TokenV2,
+    TokenV3,
+)
 from paceline.decode.draft_policies import Confident
 from paceline.decode.strategies import AnyStrategy, Oracle, Speculative, TokenByToken
 from paceline.errors import UsageError
+from paceline.results import comparison
 from paceline.results.comparison import (
     ACCEPTED,
     CALLS_SAVED,
@@ -23,7 +39,7 @@ from paceline.results.comparison import (
     paired_difference,
 )
 from paceline.results.figures import FIGURES
-from paceline.results.frontier import Frontier
+from paceline.results.frontier import Frontier, family_of
 from paceline.results.row import Row, Source
 from support.results import ALONE, example, row, steady, with_sums
 
@@ -144,6 +160,60 @@ def test_quality_within_the_targets_latency_is_that_of_cells_no_slower():
     found = compared(QualityAt(SPEEDUP, 1.0), *first, *second)
     assert found.first == pytest.approx(0.8)
     assert found.second == 0.0
+
+
+ENDS: list[Rule] = [
+    *(Lossy(0.0), Lossy(0.0, "tuned"), Lenient("linear", 1.0), Lenient("exponential", 1.0)),
+    *(BiLDRule(0.0), Chow(0.0), ChowLog(-1.0), Diff(-1.0), DiffLog(-9.0), Opt(-1e6), OptLog(-1e6)),
+    *(TokenV1(-1.0), TokenV2(-1.0)),
+]
+"""Rules at the end of their threshold where all is the target's."""
+
+
+def test_the_families_that_end_in_lossless_decoding_do_and_v3_does_not():
+    draws = torch.Generator().manual_seed(2)
+    target, draft = torch.rand(2, 50, 5, generator=draws, dtype=torch.float64).softmax(-1)
+    groups = comparison._LOSSLESS_AT_AN_END
+    for rule in ENDS:
+        assert torch.allclose(rule.induced_distribution(target, draft), target), rule
+        assert any(group.has(family_of(steady(rule))) for group in groups), rule
+    for alpha in (0.0, 0.5, 1.0):
+        made = TokenV3(alpha).induced_distribution(target, draft)
+        assert not torch.isclose(made, target).all(-1).any()
+        assert not any(group.has(family_of(steady(TokenV3(alpha)))) for group in groups)
+
+
+LOSSLESS_BESIDE = [
+    row(Lossless(), [example(0.97, calls=5)] * 20),
+    row(Lossy(0.5), [example(0.8, calls=4)] * 20),
+    row(TokenV3(0.5), [example(0.9, calls=4)] * 20),
+    row(Opt(0.1), [example(1.1, calls=9)] * 20),
+    row(TokenByToken(alpha=0.5), [example(0.7, calls=6)] * 20),
+]
+
+
+@pytest.mark.parametrize(
+    ("names", "level", "qualities"),
+    [
+        (("token_v3", "lossy beta 1.0"), 0.0, (0.9, 1.0)),
+        (("token_v3", "lossy beta 1.0"), 0.6, (0.9, 0.8)),  # lossless decoding saves 0.5
+        (("opt", "token_cascade"), 0.0, (1.1, 1.0)),
+        (("opt", "token_cascade"), 0.2, (1.0, 0.7)),  # the target alone saves nothing
+    ],
+)
+def test_lossless_decoding_is_a_setting_of_the_families_that_end_in_it(
+    names: tuple[str, str],
+    level: float,
+    qualities: tuple[float, float],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Its quality is 1 by proof, though its texts score 0.97. The mutant has what was run only."""
+    statistic = QualityAt(CALLS_SAVED, level)
+    found = compared(statistic, *LOSSLESS_BESIDE, names=names)
+    assert (found.first, found.second) == pytest.approx(qualities)
+    monkeypatch.setattr(comparison, "_ends_of", lambda *_: [])
+    mutant = compared(statistic, *LOSSLESS_BESIDE, names=names)
+    assert (1.0 in qualities) == ((mutant.first, mutant.second) != pytest.approx(qualities))
 
 
 def test_quality_at_high_speed_is_that_of_cells_at_the_upper_quartile():

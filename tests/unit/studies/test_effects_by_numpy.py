@@ -218,12 +218,12 @@ def test_differences_of_quality_are_means_over_divergences_and_seeds(text: str):
 def test_cascades_save_calls_near_the_targets_quality_and_lose_them_with_few_deferrals(
     name: str, study: str, task: str, lowest: float, highest: float
 ):
-    def calls(family: str, alpha: float) -> float:
-        setting = {"part": "rules", "task": task, "temperature": 1.0}
-        return ratio(study, "calls", "tokens", family=family, alpha=alpha, **setting)
+    def calls(family: str, **threshold: float) -> float:
+        setting = {"part": "rules", "task": task, "temperature": 1.0} | threshold
+        return ratio(study, "calls", "emitted", family=family, **setting)
 
-    near = calls("chow", lowest) / calls("token_cascade", lowest) - 1
-    far = calls("token_cascade", highest) / calls("chow", highest) - 1
+    near = calls("lossless") / calls("token_cascade", alpha=lowest) - 1
+    far = calls("token_cascade", alpha=highest) / calls("chow", alpha=highest) - 1
     assert effect(f"fc-cascade-calls-{name}") == pytest.approx(near, abs=1e-6)
     assert effect(f"fc-sequential-{name}") == pytest.approx(far, abs=1e-6)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paceline.config import validate
-from paceline.core.rules import Chow, Lossy, Opt
+from paceline.core.rules import Chow, Lossless, Lossy, Opt
 from paceline.errors import UsageError
 from paceline.results.comparison import (
     ACCEPTED,
@@ -112,6 +112,14 @@ def test_the_statistics_of_table_2_are_those_of_the_bench(
     expected = compare(frontier, Group("opt"), Group("chow"), statistic)
     assert expected is not None
     assert found.parts[0].at(0.01) == expected.difference(0.01)
+
+
+def test_families_whose_best_setting_is_lossless_decoding_are_equal():
+    made = [row(ALONE, [example(1.0, calls=10)] * 30), row(Lossless(), [example(calls=5)] * 30)]
+    made += [row(rule, [example(0.8, calls=4)] * 30) for rule in (Opt(0.1), Chow(0.2))]
+    found = found_by(wanted(statistic="quality_at_cost"), list(map(as_study_row, made)))
+    (part,) = found.parts
+    assert (part.first, part.second, *part.at(0.01)) == (1.0, 1.0, 0.0, 0.0, 0.0)
 
 
 def test_curves_that_share_little_get_no_verdict():
