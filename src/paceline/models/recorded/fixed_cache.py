@@ -171,9 +171,9 @@ class WithSources(EncoderDecoderCache):
         self.is_updated = dict.fromkeys(range(len(sources.layers)), True)
 
 
-def _layers(
-    samples: Iterable[tuple[Tensor, Tensor]], num_rows: int, num_columns: int
-) -> list[FixedLayer]:
+def _layers(samples: Iterable[tuple[Tensor, Tensor]], num_rows: int, num_columns: int) -> list[Any]:
+    """A `FixedLayer` for each sample."""
+
     def buffer(sample: Tensor) -> Tensor:
         # zeros, because unused columns are masked but must be finite
         made = sample.new_zeros(num_rows, sample.shape[1], num_columns, sample.shape[3])

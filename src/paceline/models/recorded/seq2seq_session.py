@@ -41,9 +41,10 @@ class GraphSeq2SeqSession(GraphSession):
         cache = self._hold(len(tokens), width + SPARE, attention_BS.shape[1])
         assert cache.sources is not None, "the cache of an encoder-decoder has sources"
         cache.sources.fill(encoded.cross_attention_cache.layers, attention_BS)
-        for mine, read in zip(cache.layers, reading.cache.layers, strict=True):
-            for own, buffer in zip((mine.keys, mine.values), read.buffers, strict=True):
-                own[: len(tokens), :, :width] = buffer[:, :, :width]
+        for index, mine in enumerate(cache.layers):
+            keys, values = (part[:, :, :width] for part in reading.cache.layer(index).buffers)
+            mine.keys[: len(tokens), :, :width] = keys
+            mine.values[: len(tokens), :, :width] = values
         return logits_BV
 
     def _fresh(self) -> GraphSeq2SeqSession:
