@@ -11,6 +11,7 @@ import functools
 import json
 import math
 import re
+import warnings
 import zipfile
 from collections import Counter
 from dataclasses import dataclass
@@ -186,16 +187,21 @@ def auto_class(config: Any) -> Any:
 
 
 def with_weights(
-    location: ModelLocation, config: Any, dtype: torch.dtype, device: torch.device | None = None
+    location: ModelLocation,
+    config: Any,
+    dtype: torch.dtype,
+    place: torch.device | dict[str, int] | None = None,
 ) -> Any:
     """The model of transformers, if it is `within` its files; and what it says of the loading.
 
-    Weights go straight to a GPU; None: the CPU.
+    Weights go straight to a GPU, or to several by a `device_map`; None: to the CPU.
     """
     auto = auto_class(config)
-    on_cpu = device is None or device.type == "cpu"
-    placed = {} if on_cpu else {"device_map": {"": device}}
-    with within(location.name, lambda: stored_size(location.source, config)):
+    if isinstance(place, torch.device):
+        place = None if place.type == "cpu" else {"": place}  # pyright: ignore
+    size = within(location.name, lambda: stored_size(location.source, config))
+    with size, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The following device_map keys")  # those of buffers
         return auto.from_pretrained(
             location.source,
             config=config,
@@ -203,7 +209,7 @@ def with_weights(
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # refuse_incomplete has a clearer message
             trust_remote_code=False,
-            **placed,
+            device_map=place,
             **location.options,
         )
 

@@ -25,6 +25,7 @@ from paceline.models.hf.cache import cache_argument
 from paceline.models.hf.causal import HfDecoder
 from paceline.models.hf.draft_vocabulary import head_of
 from paceline.models.hf.positions import at_positions, takes_positions
+from paceline.models.hf.spreading import is_spread
 from paceline.models.llama.packing import merged_product
 from paceline.models.recorded import attention
 from paceline.models.recorded.compiling import CompiledModules
@@ -46,11 +47,12 @@ _TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 def can_record(model: HfModel) -> bool:
     """Whether passes of this model may be recorded: it is decoder-only, and forgets what it should.
 
-    Rotary angles that depend on the length are computed by the host.
+    Rotary angles that depend on the length are computed by the host. A graph is on one device.
     """
     text = model.hf.config.get_text_config(decoder=True)
     lengths = any(rope.get("rope_type") in ("dynamic", "longrope") for rope in ropes_of(text))
-    return model.decoder_prompt is None and model.sessions == "batch" and not lengths
+    plain = model.decoder_prompt is None and not is_spread(model.hf)
+    return plain and model.sessions == "batch" and not lengths
 
 
 class FixedPass:
