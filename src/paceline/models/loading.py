@@ -10,6 +10,7 @@ import contextlib
 import copy
 import logging
 import re
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -422,11 +423,14 @@ def _spread(location: ModelLocation, config: Any, dtype: torch.dtype) -> dict[st
     Raises:
         ModelLoadError: They cannot hold it together.
     """
-    count = torch.cuda.device_count()
-    if count < 2 or getattr(config, "quantization_config", None) is not None:
-        return None  # the size of quantized weights is not known from their shapes
+    count, is_worker = torch.cuda.device_count(), parent_process() is not None
+    # workers have a card each; shapes do not tell the size of quantized weights
+    if count < 2 or is_worker or getattr(config, "quantization_config", None) is not None:
+        return None
     hf = without_weights(location, copy.deepcopy(config))
-    free = [_free_bytes(card) for card in range(count)]
+    first = torch.cuda.current_device()
+    cards = [first, *(card for card in range(count) if card != first)]
+    free = [_free_bytes(card) for card in cards]
     rooms, size = [SHARE * each for each in free], num_bytes(hf, dtype)
     if size <= rooms[0]:
         return None
@@ -438,9 +442,9 @@ def _spread(location: ModelLocation, config: Any, dtype: torch.dtype) -> dict[st
             f"{needs}, and the GPUs have {listed} GB free, of which weights may take {SHARE:.0%}; "
             "free memory, use more or larger GPUs, or load it on the CPU (device=cpu)"
         )
-    cards = ", ".join(f"cuda:{card}" for card in sorted(set(found.values())))
-    _log.info("%s and is spread over %s", needs, cards)
-    return found
+    used = ", ".join(f"cuda:{cards[number]}" for number in sorted(set(found.values())))
+    _log.info("%s and is spread over %s", needs, used)
+    return {name: cards[number] for name, number in found.items()}
 
 
 def _free_bytes(card: int) -> int:

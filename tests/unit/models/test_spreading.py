@@ -139,6 +139,7 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         return (spread(hf, place) if isinstance(place, dict) else hf), info
 
     monkeypatch.setattr("torch.cuda.device_count", lambda: len(free))
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda card: (free[card] - 1000, 1 << 40))
     monkeypatch.setattr("torch.cuda.memory_reserved", lambda _: 1500)
     monkeypatch.setattr("torch.cuda.memory_allocated", lambda _: 500)
@@ -151,28 +152,46 @@ def size_of(directory: Path) -> int:
     return num_bytes(load_model(directory, dtype="float32", device="cpu").hf, torch.float32)
 
 
-def test_a_model_is_spread_if_the_first_card_cannot_hold_it(
-    model_directory: Path, cards: list[float], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_model_is_spread_if_the_current_card_cannot_hold_it(
+    first: int,
+    model_directory: Path,
+    cards: list[float],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ):
+    monkeypatch.setattr("torch.cuda.current_device", lambda: first)
     size = size_of(model_directory)
     cards += [0.7 * size, 0.7 * size]
     with caplog.at_level(logging.INFO, "paceline"), NamedDevices():
         model = load_model(model_directory, dtype="float32")
         devices = [str(weight.device) for weight in model.hf.parameters()]
     assert set(devices) == {"cuda:0", "cuda:1"}
-    assert devices[0] == devices[-1] == "cuda:0", "embeddings and head"
+    assert devices[0] == devices[-1] == f"cuda:{first}", "embeddings and head"
     (line,) = (record.getMessage() for record in caplog.records if record.name == loading.__name__)
-    assert line == f"{model_directory} needs 0.0 GB in float32 and is spread over cuda:0, cuda:1"
+    used = f"cuda:{first}, cuda:{1 - first}"
+    assert line == f"{model_directory} needs 0.0 GB in float32 and is spread over {used}"
 
 
 @pytest.mark.parametrize(
-    ("shares", "device"),
-    [([1.01, 0.1], "auto"), ([0.5], "auto"), ([0.5, 0.5], "cpu")],
-    ids=["it fits the first", "there is one", "a device is named"],
+    ("shares", "device", "parent"),
+    [
+        ([1.01, 0.1], "auto", None),
+        ([0.5], "auto", None),
+        ([0.6, 0.6], "cpu", None),
+        ([0.6, 0.6], "auto", "the process that started this one"),
+    ],
+    ids=["it fits the first", "there is one", "a device is named", "a worker has one"],
 )
 def test_else_it_is_on_one_device(
-    model_directory: Path, cards: list[float], shares: list[float], device: str
+    shares: list[float],
+    device: str,
+    parent: str | None,
+    model_directory: Path,
+    cards: list[float],
+    monkeypatch: pytest.MonkeyPatch,
 ):
+    monkeypatch.setattr(loading, "parent_process", lambda: parent)
     size = size_of(model_directory)
     cards += [share * size / SHARE for share in shares]
     with NamedDevices():
