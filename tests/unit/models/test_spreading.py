@@ -22,8 +22,9 @@ from paceline.models import HfModel, load_model, loading, prepare_for_decoding, 
 from paceline.models.admission.trial import play
 from paceline.models.drafts.layers import subset_layers
 from paceline.models.hf.base import recorded_hidden_states
-from paceline.models.hf.spreading import SHARE, device_map, num_bytes
+from paceline.models.hf.spreading import SHARE, _filled, device_map, num_bytes
 from paceline.models.prepare import prepare_for_training, training_writer, with_cuda_graphs
+from paceline.models.recorded.fixed_pass import can_record
 from support.devices import NamedDevices, device_of, put
 from support.models import tiny_hf, tiny_model
 
@@ -96,6 +97,10 @@ def test_layers_are_spread_in_order_and_the_rest_is_on_the_first_card(
         assert set(found.values()) == {0}
         assert {"model.embed_tokens", "model.norm", "lm_head"} <= found.keys()
     assert device_map(hf, torch.bfloat16, [0.45 * sum(sizes.values())] * 2) is None
+
+
+def test_a_small_layer_does_not_go_back_to_a_card_with_room():
+    assert _filled(1, [4, 6, 1], [6, 10]) == [0, 1, 1]
 
 
 def test_a_llama_of_70b_is_on_two_cards_of_80_gb_and_not_on_one():
@@ -254,16 +259,23 @@ def test_a_spread_model_gives_the_logits_of_a_plain_one(architecture: str):
         check(wrap_model(spread(hf, halves(hf))), plain)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "t5"])
-def test_a_map_of_the_user_may_put_the_head_elsewhere(architecture: str):
+@pytest.mark.parametrize(
+    ("architecture", "share", "ends"),
+    [
+        ("llama", 0.75, ["model.norm", "lm_head"]),
+        ("t5", 0.5, ["encoder.final_layer_norm", "decoder.block"]),
+    ],
+)
+def test_a_map_of_the_user_may_put_the_ends_elsewhere(
+    architecture: str, share: float, ends: list[str]
+):
     """`device_map="auto"` fills the cards in order, so the last parts are on the last one."""
     hf = tiny_hf(architecture)
     plain, size = copy.deepcopy(hf), num_bytes(hf, torch.float32)
     cards = accelerate.infer_auto_device_map(
-        hf, {0: int(0.75 * size), 1: size}, no_split_module_classes=hf._no_split_modules
+        hf, {0: int(share * size), 1: size}, no_split_module_classes=hf._no_split_modules
     )
-    ends = ["lm_head", "model.norm"] if architecture == "llama" else ["decoder.final_layer_norm"]
-    assert [cards[each] for each in ends] == [1] * len(ends)
+    assert [cards.get(each) for each in ends] == [1] * len(ends), cards
     with NamedDevices():
         check(wrap_model(spread(hf, cast("Any", cards))), plain)
 
@@ -296,6 +308,7 @@ def test_no_faster_pass_is_made_of_a_spread_model():
                 *(prepare_for_decoding, prepare_for_training, training_writer, with_cuda_graphs)
             ]
             assert all(make(model) is model for make in prepare)
+            assert not can_record(model)
             for weights in ("int8", "packed_fp16"):
                 with pytest.raises(UsageError, match=f"{weights} weights need"):
                     prepare_for_decoding(model, weights)

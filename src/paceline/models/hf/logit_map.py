@@ -117,7 +117,7 @@ def _ratio(states_BTD: Tensor, inputs_BTD: Tensor, hf: PreTrainedModel) -> float
     """The head's inputs divided by the hidden states."""
     if states_BTD.shape != inputs_BTD.shape:
         raise unknown_map(hf)
-    states_BTD, inputs_BTD = states_BTD.double().cpu(), inputs_BTD.double().cpu()
+    states_BTD, inputs_BTD = states_BTD.double(), inputs_BTD.double()
     found = float((states_BTD * inputs_BTD).sum() / states_BTD.square().sum())
     if not math.isfinite(found):
         return 1.0  # HfModel.head reports logits that are not finite

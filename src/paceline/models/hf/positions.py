@@ -56,7 +56,7 @@ def at_positions(decoder: nn.Module, positions_BN: Tensor) -> Generator[None]:
 
     def look_up(_table: Any, _inputs: Any, _output: Tensor) -> Tensor:
         """For tables of M2M100's kind, whose first position follows that of the padding token."""
-        rows = positions_BN.flatten().to(table.weights.device) + table.padding_idx + 1
+        rows = positions_BN.flatten() + table.padding_idx + 1
         return table.weights.index_select(0, rows).view(*positions_BN.shape, -1)
 
     with contextlib.ExitStack() as hooks:
