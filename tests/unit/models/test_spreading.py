@@ -19,6 +19,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.decode import SpeculativeDecoder
 from paceline.errors import ModelLoadError, UnsupportedModelError, UsageError
 from paceline.models import HfModel, load_model, loading, prepare_for_decoding, wrap_model
+from paceline.models.admission.model import _place
 from paceline.models.admission.trial import play
 from paceline.models.drafts.layers import subset_layers
 from paceline.models.hf.base import recorded_hidden_states
@@ -128,9 +129,8 @@ def test_a_llama_of_70b_is_on_two_cards_of_80_gb_and_not_on_one():
 
 @pytest.fixture(autouse=True)
 def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """GPUs in name have a name, too."""
-    if not torch.cuda.is_available():
-        monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "pretended")
+    """GPUs that are not there have a name, too."""
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "pretended")
 
 
 @pytest.fixture
@@ -280,11 +280,28 @@ def test_a_map_of_the_user_may_put_the_ends_elsewhere(
         check(wrap_model(spread(hf, cast("Any", cards))), plain)
 
 
-def test_hooks_without_several_devices_are_left_alone():
-    hf = tiny_hf("llama")
+@pytest.mark.parametrize("architecture", ["llama", "t5"])
+def test_hooks_without_several_devices_are_left_alone(architecture: str):
+    hf = tiny_hf(architecture)
     plain = copy.deepcopy(hf)
     accelerate.dispatch_model(hf, {"": "cpu"}, force_hooks=True)
-    check(wrap_model(hf), plain, "cpu")
+    model = wrap_model(hf)
+    check(model, plain, "cpu")
+    check_unprepared(model)
+
+
+def check_unprepared(model: HfModel) -> None:
+    """No faster pass is made of the model, and no draft of its layers."""
+    prepare: list[Callable[[HfModel], HfModel]] = [
+        *(prepare_for_decoding, prepare_for_training, training_writer, with_cuda_graphs)
+    ]
+    assert all(make(model) is model for make in prepare)
+    assert not can_record(model)
+    for weights in ("int8", "packed_fp16"):
+        with pytest.raises(UsageError, match=f"{weights} weights need"):
+            prepare_for_decoding(model, weights)
+    with pytest.raises(UnsupportedModelError, match="spread over several devices"):
+        subset_layers(model, [0])
 
 
 def test_a_draft_decodes_with_a_spread_target():
@@ -299,21 +316,19 @@ def test_a_draft_decodes_with_a_spread_target():
     assert got == texts(tiny_model("llama"))
 
 
-def test_no_faster_pass_is_made_of_a_spread_model():
-    for architecture in ("llama", "gpt2", "t5"):
-        hf = tiny_hf(architecture)
-        with NamedDevices():
-            model = wrap_model(spread(hf, halves(hf)))
-            prepare: list[Callable[[HfModel], HfModel]] = [
-                *(prepare_for_decoding, prepare_for_training, training_writer, with_cuda_graphs)
-            ]
-            assert all(make(model) is model for make in prepare)
-            assert not can_record(model)
-            for weights in ("int8", "packed_fp16"):
-                with pytest.raises(UsageError, match=f"{weights} weights need"):
-                    prepare_for_decoding(model, weights)
-            with pytest.raises(UnsupportedModelError, match="spread over several devices"):
-                subset_layers(model, [0])
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "t5"])
+def test_no_faster_pass_is_made_of_a_spread_model(architecture: str):
+    hf = tiny_hf(architecture)
+    with NamedDevices():
+        check_unprepared(wrap_model(spread(hf, halves(hf))))
+
+
+def test_what_was_compared_on_one_card_is_compared_again_on_several():
+    hf, whole = tiny_hf("llama"), tiny_hf("llama")
+    with NamedDevices():
+        put(whole, {"model": "cuda:0", "lm_head": "cuda:0"})
+        places = [_place(wrap_model(each)) for each in (whole, spread(hf, halves(hf)))]
+    assert places == [("torch.float32", f"cuda:0 pretended{more}") for more in ("", " spread")]
 
 
 def test_a_head_on_disk_is_one_line(tmp_path: Path):
