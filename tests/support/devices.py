@@ -5,11 +5,14 @@ be on the host, and indices in brackets.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
+import accelerate
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from paceline.models.hf.spreading import device_map, num_bytes
 
 HOST = torch.device("cpu")
 
@@ -55,14 +58,12 @@ def put(hf: nn.Module, devices: dict[str, str]) -> None:
 
 
 def _moved(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-    device, dtype = HOST, None
-    if func is torch.Tensor.to:
-        like = args[0] if args and isinstance(args[0], Tensor) else None
-        device, dtype, *_ = (
-            torch._C._nn._parse_to(*args, **kwargs)  # pyright: ignore
-            if like is None
-            else (device_of(like), like.dtype)
-        )
+    if func is torch.Tensor.cpu:
+        device, dtype = HOST, None
+    elif args and isinstance(args[0], Tensor):
+        device, dtype = device_of(args[0]), args[0].dtype
+    else:
+        device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
     moved = tensor if dtype is None else tensor.to(dtype)
     device = device_of(tensor) if device is None else device
     if moved is tensor and device != device_of(tensor):
@@ -93,3 +94,26 @@ def _tensors(value: Any) -> Iterator[Any]:
     elif isinstance(value, list | tuple):
         for each in value:
             yield from _tensors(each)
+
+
+def spread(hf: Any, cards: dict[str, int], names: tuple[str, str] = ("cuda:0", "cuda:1")) -> Any:
+    """Dispatch a model by accelerate; it fails if it is moved or copied."""
+    devices = {name: names[card] for name, card in cards.items()}
+    put(hf, devices)
+    skipped = hf._skip_keys_device_placement
+    accelerate.dispatch_model(hf, cast("Any", devices), torch.device(names[0]), skip_keys=skipped)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a spread model is not moved or copied")
+
+    hf.to = hf.__deepcopy__ = refuse
+    return hf
+
+
+def halves(hf: Any) -> dict[str, int]:
+    """A map over two cards, none of which holds the model."""
+    size = num_bytes(hf, torch.float32)
+    found = device_map(hf, torch.float32, [0.75 * size] * 2)
+    assert found is not None
+    assert set(found.values()) == {0, 1}
+    return found

@@ -26,7 +26,7 @@ from paceline.models.hf.base import recorded_hidden_states
 from paceline.models.hf.spreading import SHARE, _filled, device_map, num_bytes
 from paceline.models.prepare import prepare_for_training, training_writer, with_cuda_graphs
 from paceline.models.recorded.fixed_pass import can_record
-from support.devices import NamedDevices, device_of, put
+from support.devices import NamedDevices, device_of, halves, put, spread
 from support.models import tiny_hf, tiny_model
 
 if TYPE_CHECKING:
@@ -46,29 +46,6 @@ def header(directory: Path) -> Json:
     data = (directory / "model.safetensors").read_bytes()
     found = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     return {name: entry for name, entry in found.items() if name != "__metadata__"}
-
-
-def spread(hf: Any, cards: dict[str, int], names: tuple[str, str] = ("cuda:0", "cuda:1")) -> Any:
-    """Dispatch a model by accelerate; it fails if it is moved or copied."""
-    devices = {name: names[card] for name, card in cards.items()}
-    put(hf, devices)
-    skipped = hf._skip_keys_device_placement
-    accelerate.dispatch_model(hf, cast("Any", devices), torch.device(names[0]), skip_keys=skipped)
-
-    def refuse(*_: object) -> None:
-        raise AssertionError("a spread model is not moved or copied")
-
-    hf.to = hf.__deepcopy__ = refuse
-    return hf
-
-
-def halves(hf: Any) -> dict[str, int]:
-    """A map over two cards, none of which holds the model."""
-    size = num_bytes(hf, torch.float32)
-    found = device_map(hf, torch.float32, [0.75 * size] * 2)
-    assert found is not None
-    assert set(found.values()) == {0, 1}
-    return found
 
 
 # what goes where
@@ -221,6 +198,14 @@ def test_cards_that_are_too_small_are_one_line(
 # it reads as on one device
 
 
+def test_devices_in_name_do_not_mix():
+    with NamedDevices():
+        one, other = (torch.ones(2, device=name) for name in ("cuda:0", "cuda:1"))
+        with pytest.raises(RuntimeError, match=r"add got tensors on \['cuda:0', 'cuda:1'\]"):
+            one + other
+        assert str((one + other.to(one.device)).device) == "cuda:0"
+
+
 def check(model: HfModel, plain: Any, first: str = "cuda:0") -> None:
     """Sessions, hidden states and head give the logits of the plain pass, on the first device."""
     source = [] if model.decoder_prompt is None else SOURCE
@@ -342,7 +327,7 @@ def test_a_head_on_disk_is_one_line(tmp_path: Path):
 # real devices
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "t5", "bart"])
 def test_layers_on_a_gpu_and_on_the_cpu_give_the_logits_of_a_plain_model(architecture: str):
     hf = tiny_hf(architecture)
@@ -354,7 +339,7 @@ def test_layers_on_a_gpu_and_on_the_cpu_give_the_logits_of_a_plain_model(archite
     check(wrap_model(hf), plain, "cpu")
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs")
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "t5", "bart"])
 def test_two_gpus_give_the_logits_of_a_plain_model(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
