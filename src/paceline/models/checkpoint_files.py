@@ -11,7 +11,6 @@ import functools
 import json
 import math
 import re
-import warnings
 import zipfile
 from collections import Counter
 from dataclasses import dataclass
@@ -187,21 +186,16 @@ def auto_class(config: Any) -> Any:
 
 
 def with_weights(
-    location: ModelLocation,
-    config: Any,
-    dtype: torch.dtype,
-    place: torch.device | dict[str, int] | None = None,
+    location: ModelLocation, config: Any, dtype: torch.dtype, place: Any = None
 ) -> Any:
     """The model of transformers, if it is `within` its files; and what it says of the loading.
 
-    Weights go straight to a GPU, or to several by a `device_map`; None: to the CPU.
+    `place`: the device that weights go straight to, or a `device_map`; None: the CPU.
     """
     auto = auto_class(config)
     if isinstance(place, torch.device):
-        place = None if place.type == "cpu" else {"": place}  # pyright: ignore
-    size = within(location.name, lambda: stored_size(location.source, config))
-    with size, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The following device_map keys")  # those of buffers
+        place = None if place.type == "cpu" else {"": place}
+    with within(location.name, lambda: stored_size(location.source, config)):
         return auto.from_pretrained(
             location.source,
             config=config,

@@ -428,9 +428,7 @@ def _spread(location: ModelLocation, config: Any, dtype: torch.dtype) -> dict[st
     if count < 2 or is_worker or getattr(config, "quantization_config", None) is not None:
         return None
     hf = without_weights(location, copy.deepcopy(config))
-    first = torch.cuda.current_device()
-    cards = [first, *(card for card in range(count) if card != first)]
-    free = [_free_bytes(card) for card in cards]
+    free = [_free_bytes(card) for card in range(count)]
     rooms, size = [SHARE * each for each in free], num_bytes(hf, dtype)
     if size <= rooms[0]:
         return None
@@ -442,9 +440,9 @@ def _spread(location: ModelLocation, config: Any, dtype: torch.dtype) -> dict[st
             f"{needs}, and the GPUs have {listed} GB free, of which weights may take {SHARE:.0%}; "
             "free memory, use more or larger GPUs, or load it on the CPU (device=cpu)"
         )
-    used = ", ".join(f"cuda:{cards[number]}" for number in sorted(set(found.values())))
-    _log.info("%s and is spread over %s", needs, used)
-    return {name: cards[number] for name, number in found.items()}
+    cards = ", ".join(f"cuda:{card}" for card in sorted(set(found.values())))
+    _log.info("%s and is spread over %s", needs, cards)
+    return found
 
 
 def _free_bytes(card: int) -> int:
