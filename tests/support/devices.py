@@ -100,8 +100,8 @@ def spread(hf: Any, cards: dict[str, int], names: tuple[str, str] = ("cuda:0", "
     """Dispatch a model by accelerate; it fails if it is moved or copied."""
     devices = {name: names[card] for name, card in cards.items()}
     put(hf, devices)
-    skipped = hf._skip_keys_device_placement
-    accelerate.dispatch_model(hf, cast("Any", devices), torch.device(names[0]), skip_keys=skipped)
+    first, skipped = cast("Any", names[0]), hf._skip_keys_device_placement
+    accelerate.dispatch_model(hf, cast("Any", devices), first, skip_keys=skipped)
 
     def refuse(*_: object) -> None:
         raise AssertionError("a spread model is not moved or copied")
