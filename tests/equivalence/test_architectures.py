@@ -17,6 +17,10 @@ from record_architectures import (
     recorded,
 )
 
+from paceline.models import wrap_model
+from paceline.models.admission.twin import tiny_twin
+from support.devices import NamedDevices, halves, spread
+
 CAUSAL = {
     "llama": "RoPE",
     "gptj": "RoPE of a part of each head",
@@ -78,3 +82,18 @@ def test_a_class_that_was_equal_is_equal(architecture: Architecture):
     listed = results[architecture.model_type, architecture.class_name]
     assert listed in EQUAL.values(), "choose a class that is listed as equal"
     assert architecture.row(num_new=10, gammas=(4,)).result == listed
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The following device_map keys")  # a buffer of BART
+@pytest.mark.parametrize("architecture", FOUND, ids=lambda each: each.class_name)
+def test_a_class_is_equal_on_two_devices(architecture: Architecture):
+    """Loading compares its sessions with the pass of transformers over each text."""
+    hf = tiny_twin(architecture.in_full_size())
+    assert hf is not None
+    with NamedDevices():
+        spread(hf, halves(hf), ("cpu:1", "cpu:2"))
+        prompt = (2,) if architecture.encoder_decoder else None
+        model = wrap_model(hf, decoder_prompt=prompt)
+    results = {row[:2]: row.result for row in recorded()}
+    assert EQUAL[model.sessions] == results[architecture.model_type, architecture.class_name]

@@ -132,7 +132,7 @@ def play(
     listening = Listening(host, port)
     large = load(target)
     tokenizer_of(large, target)
-    small = load(draft, large.dtype, weights=draft_weights)
+    small = load(draft, large.dtype, str(large.device), draft_weights)
     settings = {"target": target, "draft": draft, "request": controls(meaning_of)}
     playground = Playground(large, small, settings, listening.hosts, listening.token)
     echo(listening.address)

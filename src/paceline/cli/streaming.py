@@ -119,7 +119,7 @@ def load_decoder(
     target = prepare_for_decoding(target)
     if draft is None:
         return target, AutoregressiveDecoder(target, config.sampling)
-    small = load(draft, target.dtype, weights=draft_weights)
+    small = load(draft, target.dtype, str(target.device), draft_weights)
     return target, build_decoder(config, target, small)
 
 

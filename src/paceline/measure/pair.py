@@ -210,11 +210,14 @@ def load_models(
 
 
 def load_beside(target: HfModel, path: str | Path, device: str = "auto") -> HfModel:
-    """Load a model in the target's number format.
+    """Load a model in the target's number format, on its device if `device` is "auto".
+
+    A draft is not spread over several GPUs, even if the target is.
 
     Raises:
         UsageError: the model cannot be loaded, or has another tokenizer than the target.
     """
+    device = str(target.device) if device == "auto" else device
     model = load_model(path, dtype=target.dtype, device=device)
     check_same_vocabulary(target, model)
     return model

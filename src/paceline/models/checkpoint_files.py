@@ -186,15 +186,15 @@ def auto_class(config: Any) -> Any:
 
 
 def with_weights(
-    location: ModelLocation, config: Any, dtype: torch.dtype, device: torch.device | None = None
+    location: ModelLocation, config: Any, dtype: torch.dtype, place: Any = None
 ) -> Any:
     """The model of transformers, if it is `within` its files; and what it says of the loading.
 
-    Weights go straight to a GPU; None: the CPU.
+    `place`: the device that weights go straight to, or a `device_map`; None: the CPU.
     """
     auto = auto_class(config)
-    on_cpu = device is None or device.type == "cpu"
-    placed = {} if on_cpu else {"device_map": {"": device}}
+    if isinstance(place, torch.device):
+        place = None if place.type == "cpu" else {"": place}
     with within(location.name, lambda: stored_size(location.source, config)):
         return auto.from_pretrained(
             location.source,
@@ -203,7 +203,7 @@ def with_weights(
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # refuse_incomplete has a clearer message
             trust_remote_code=False,
-            **placed,
+            device_map=place,
             **location.options,
         )
 

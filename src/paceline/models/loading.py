@@ -7,7 +7,10 @@ initialization.
 from __future__ import annotations
 
 import contextlib
+import copy
+import logging
 import re
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -36,6 +39,7 @@ from paceline.models.checkpoint_files import (
     refuse_not_finite,
     weight_files,
     with_weights,
+    without_weights,
 )
 from paceline.models.gguf import converted_gguf, is_gguf
 from paceline.models.hf.architectures import configured_prompt, is_encoder_decoder, refuse_by_name
@@ -43,6 +47,7 @@ from paceline.models.hf.causal import CausalModel
 from paceline.models.hf.draft_vocabulary import read_draft_vocabulary
 from paceline.models.hf.seq2seq import Seq2SeqModel
 from paceline.models.hf.settings import refuse_malformed, warn_of_no_end, warn_of_unused
+from paceline.models.hf.spreading import SHARE, device_map, join_ends, num_bytes
 from paceline.models.precision import choose_precision, shapes_of
 from paceline.models.silence import quiet
 
@@ -54,6 +59,8 @@ if TYPE_CHECKING:
 
     from paceline.models.contract import Model
     from paceline.models.hf.base import HfModel
+
+_log = logging.getLogger(__name__)
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -73,13 +80,15 @@ def load_model(
         path: A local directory, a `.gguf` file (converted once, then cached) or a hub id.
         dtype: "auto" is float32 or bfloat16, whichever is faster on this machine for a model of
             these shapes, as measured by `precision.choose_precision`.
-        device: "auto" is the GPU if there is one, else the CPU.
+        device: "auto" is the GPU if there is one, else the CPU. A model that the first GPU cannot
+            hold is spread over all of them.
 
     Returns:
         The model, with the tokenizer of the same path (None if there is none).
 
     Raises:
-        ModelLoadError: The model does not exist or is damaged, or its weights are not finite.
+        ModelLoadError: The model does not exist or is damaged, its weights are not finite, or
+            several GPUs cannot hold it together.
         UnsupportedModelError: The architecture is unknown, or its sessions do not give the logits
             of transformers.
         UsageError: The device does not exist.
@@ -89,12 +98,14 @@ def load_model(
         with open_model(path) as location:
             config = read_config(location)
             kind = choose_dtype(dtype, config, found_device)
-            hf, info = with_weights(location, config, kind, found_device)
+            spread = _spread(location, config, kind) if device == "auto" else None
+            hf, info = with_weights(location, config, kind, spread or found_device)
             refuse_incomplete(location, hf, info)
             refuse_integers(location, hf)
             refuse_not_finite(location.name, hf)
             tokenizer = read_tokenizer(location)
-        model = unchecked(hf.to(found_device).eval(), tokenizer)
+        # hooks move what a spread model reads: it stays where it is
+        model = unchecked((hf if spread else hf.to(found_device)).eval(), tokenizer)
         draft_vocabulary = read_draft_vocabulary(_directory_of(location), model.vocab_size)
         warn_of_unused(hf, stacklevel=2)
         warn_of_no_end(hf, stacklevel=2)
@@ -110,7 +121,8 @@ def wrap_model(
     """Wrap a transformers model, decoder-only or encoder-decoder, as a Paceline model.
 
     Args:
-        hf_model: The model.
+        hf_model: The model. If it is spread over several GPUs (device_map="auto"), its head is
+            moved to its embeddings.
         tokenizer: Its tokenizer, if texts are tokenised.
         draft_vocabulary: The only tokens it may propose, most likely first, [K]; None for all.
         decoder_prompt: Encoder-decoders only: the tokens that every decoder text begins with. None:
@@ -149,6 +161,7 @@ def unchecked(
             "AutoModelForSeq2SeqLM if it is an encoder-decoder"
         )
     refuse_malformed(hf)
+    join_ends(hf)
     if not is_encoder_decoder(hf.config):
         if decoder_prompt is not None:
             raise UsageError(
@@ -402,6 +415,39 @@ def find_device(device: str) -> torch.device:
             f"device {device!r} cannot be used ({first_line(error)}); wanted one of {known}"
         ) from None
     return found
+
+
+def _spread(location: ModelLocation, config: Any, dtype: torch.dtype) -> dict[str, int] | None:
+    """The `device_map` of a model that the first of several GPUs cannot hold; else None.
+
+    Raises:
+        ModelLoadError: They cannot hold it together.
+    """
+    count, is_worker = torch.cuda.device_count(), parent_process() is not None
+    # workers have a card each; shapes do not tell the size of quantized weights
+    if count < 2 or is_worker or getattr(config, "quantization_config", None) is not None:
+        return None
+    hf = without_weights(location, copy.deepcopy(config))
+    free = [_free_bytes(card) for card in range(count)]
+    rooms, size = [SHARE * each for each in free], num_bytes(hf, dtype)
+    if size <= rooms[0]:
+        return None
+    found = device_map(hf, dtype, rooms)
+    needs = f"{location.name} needs {size / 1e9:.1f} GB in {str(dtype).removeprefix('torch.')}"
+    if found is None:
+        listed = ", ".join(f"{each / 1e9:.1f}" for each in free)
+        raise ModelLoadError(
+            f"{needs}, and the GPUs have {listed} GB free, of which weights may take {SHARE:.0%}; "
+            "free memory, use more or larger GPUs, or load it on the CPU (device=cpu)"
+        )
+    cards = ", ".join(f"cuda:{card}" for card in sorted(set(found.values())))
+    _log.info("%s and is spread over %s", needs, cards)
+    return found
+
+
+def _free_bytes(card: int) -> int:
+    cached = torch.cuda.memory_reserved(card) - torch.cuda.memory_allocated(card)
+    return torch.cuda.mem_get_info(card)[0] + cached
 
 
 def choose_dtype(dtype: DType | torch.dtype, config: Any, device: torch.device) -> torch.dtype:

@@ -21,6 +21,7 @@ from paceline.models.admission.model import (
     warn_of_slower,
 )
 from paceline.models.hf.causal import CausalSession
+from paceline.models.hf.spreading import is_spread
 from paceline.models.llama import packing
 from paceline.models.llama.cpu import NativeLlama
 from paceline.models.llama.cpu_session import CompiledSession
@@ -93,7 +94,7 @@ def prepare_for_decoding(
     """
     if weights == "int8":
         return _in_int8(model)
-    on_cpu = model.device.type == "cpu"
+    on_cpu = _on_cpu(model)
     if weights == "packed_fp16" and not (on_cpu and model.dtype == torch.float32 and can_pack()):
         raise UsageError(
             f"packed_fp16 weights need float32 on an x86 CPU, but the model is {_dtype_of(model)} "
@@ -117,7 +118,7 @@ def prepare_for_training(model: HfModel, *, frozen: bool = False) -> HfModel:
         model: Its weights are shared, so the result follows their changes.
         frozen: The weights do not change, as those of a target.
     """
-    if model.device.type != "cpu" or not is_t5_like(model.hf):
+    if not _on_cpu(model) or not is_t5_like(model.hf):
         return model
     ready = model.reading_with(T5States(model.hf, frozen=frozen))
     fault = hidden_states_fault(model, ready)
@@ -169,7 +170,7 @@ def describe_pass(model: HfModel) -> str:
 
 def can_read_int8(model: HfModel) -> bool:
     """True if `prepare_for_decoding` supports weights="int8" for this model on this machine."""
-    possible = model.device.type == "cpu" and can_pack()
+    possible = _on_cpu(model) and can_pack()
     return possible and LlamaDecoder.supports(model.hf) and can_copy(model.hf, int8=True)
 
 
@@ -267,6 +268,11 @@ def _start_graphs(caches: GraphCaches, model: HfModel) -> ModelSession:
     return GraphSession(caches, model.vocab_size, model.max_length)
 
 
+def _on_cpu(model: HfModel) -> bool:
+    """Whether all of it is there; a model with hooks may be on several devices."""
+    return model.device.type == "cpu" and not is_spread(model.hf)
+
+
 def _dtype_of(model: HfModel) -> str:
     return str(model.dtype).removeprefix("torch.")
 
@@ -279,7 +285,7 @@ def training_writer(model: HfModel, *, bfloat16: bool = True) -> HfModel:
     Copies are released with the session, because the training step needs the memory. Other models
     are returned unchanged.
     """
-    if model.device.type == "cpu" and model.dtype == torch.float32 and is_t5_like(model.hf):
+    if _on_cpu(model) and model.dtype == torch.float32 and is_t5_like(model.hf):
         build, name, tolerance = _fused_copy, "the fused copy of a model in training", EXACT
     elif bfloat16 and _can_compile_copies(model):
         build, name, tolerance = _compiled_copy, "the compiled copy of a model in training", ROUNDED
@@ -303,7 +309,7 @@ def _fused_copy(model: HfModel) -> HfModel:
 
 
 def _can_compile_copies(model: HfModel) -> bool:
-    possible = model.device.type == "cpu" and model.banned_K is None
+    possible = _on_cpu(model) and model.banned_K is None
     return possible and LlamaDecoder.supports(model.hf) and can_copy(model.hf, in_training=True)
 
 

@@ -125,13 +125,13 @@ def _load_target(config: AlignConfig, run: TrainingRun, *, bfloat16: bool) -> Hf
     if not config.loads_target:
         return None
     sharded = run.shard.world_size > 1 and "target" in config.shard
+    device = str(run.accelerator.device)
+    if sharded:  # the full target may not fit on one device
+        device = "cpu"
+    elif device == "cuda":  # of a single process: over several GPUs if the first cannot hold it
+        device = "auto"
     load = load_head if config.data.recorded_states else load_model
-    target = load(
-        config.target,
-        dtype="bfloat16" if bfloat16 else "float32",
-        # the full target may not fit on one device
-        device="cpu" if sharded else str(run.accelerator.device),
-    )
+    target = load(config.target, dtype="bfloat16" if bfloat16 else "float32", device=device)
     return prepare_for_training(target, frozen=True)
 
 

@@ -34,6 +34,7 @@ from paceline.models.contract import pad
 from paceline.models.hf.base import evaluating, rolls_back
 from paceline.models.hf.causal import CausalModel
 from paceline.models.hf.seq2seq import Seq2SeqModel
+from paceline.models.hf.spreading import is_spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,7 +100,7 @@ def admit(model: HfModel, files: str | None = None) -> Admission:
 def _place(model: HfModel) -> tuple[str, str]:
     """Dtype and device of a model, by which results are kept."""
     name = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else ""
-    return str(model.dtype), f"{model.device} {name}"
+    return str(model.dtype), f"{model.device} {name}{' spread' * is_spread(model.hf)}"
 
 
 def _compared(model: HfModel) -> Admission:

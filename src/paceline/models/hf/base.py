@@ -214,7 +214,9 @@ class HfModel(ABC):
             factors = torch.exp2((_SATURATING / largest.clamp(min=1)).log2().round())
             factors[:, ::2] = 1
             factors = factors.to(hidden.dtype)
-            handle = head.register_forward_pre_hook(lambda _head, inputs: (factors * inputs[0],))
+            handle = head.register_forward_pre_hook(
+                lambda _head, inputs: (factors.to(inputs[0].device) * inputs[0],)
+            )
             try:
                 wanted = self.plain_logits(batch).float()
             finally:

@@ -67,7 +67,7 @@ class HfDecoder:
         logit_map(self.hf)  # measures it now: it runs a pass of its own
 
         def hear(_module: Any, _inputs: Any, output: Any) -> None:
-            listener(_for_head(output.last_hidden_state, self.hf))
+            listener(for_head(output.last_hidden_state, self.hf))
 
         return body_of(self.hf).register_forward_hook(hear).remove
 
@@ -149,7 +149,7 @@ class CausalModel(HfModel):
         hidden_BTD = body_of(self.hf)(
             input_ids=batch.tokens_BT, attention_mask=batch.attention_BT, use_cache=False
         ).last_hidden_state
-        return _for_head(hidden_BTD, self.hf)
+        return for_head(hidden_BTD, self.hf)
 
     def plain_logits(self, batch: Batch) -> Tensor:
         return self.hf(
@@ -157,8 +157,11 @@ class CausalModel(HfModel):
         ).logits
 
 
-def _for_head(hidden: Tensor, hf: Any) -> Tensor:
-    """Hidden states scaled for the head; in its type if it has 16 bits: those of Mamba have 32."""
-    dtype = hf.get_output_embeddings().weight.dtype
-    smaller = hidden.to(dtype) if dtype.itemsize < hidden.dtype.itemsize else hidden
-    return logit_map(hf).scaled(smaller)
+def for_head(hidden: Tensor, hf: Any) -> Tensor:
+    """Hidden states scaled for the head, on its device.
+
+    They get its type if it has 16 bits: those of Mamba have 32.
+    """
+    weight = hf.get_output_embeddings().weight
+    smaller = weight.dtype.itemsize < hidden.dtype.itemsize
+    return logit_map(hf).scaled(hidden.to(weight.device, weight.dtype if smaller else None))

@@ -25,7 +25,7 @@ from paceline.errors import ContextLengthError
 from paceline.models.contract import Texts, pad
 from paceline.models.hf.base import HfModel, evaluating
 from paceline.models.hf.cache import RoomyCache, cache_argument
-from paceline.models.hf.causal import CausalSession
+from paceline.models.hf.causal import CausalSession, for_head
 from paceline.models.hf.logit_map import logit_map
 from paceline.models.hf.positions import at_positions, mask_and_positions
 from paceline.models.hf.row_session import RowSession
@@ -58,7 +58,7 @@ class Seq2SeqCache(EncoderDecoderCache):
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only the sources of these rows, in this order."""
-        index = torch.tensor(rows, device=self.states_BSD.device)
+        index = torch.tensor(rows)  # on the CPU: layers may be on several devices
         attention_BS = None if self.attention_BS is None else self.attention_BS[index]
         # without the columns that no row needs any more
         width = self.states_BSD.shape[1]
@@ -72,7 +72,6 @@ class Seq2SeqCache(EncoderDecoderCache):
 
     def adopt(self, rows: Sequence[int], other: Seq2SeqCache) -> None:
         """Replace the sources of these rows by those of another cache."""
-        index = torch.tensor(rows, device=self.states_BSD.device)
         width = max(self.states_BSD.shape[1], other.states_BSD.shape[1])
 
         def joined(old: Tensor, new: Tensor, dim: int) -> Tensor:
@@ -80,7 +79,7 @@ class Seq2SeqCache(EncoderDecoderCache):
                 F.pad(x, [0, 0] * (x.ndim - 1 - dim) + [0, width - x.shape[dim]])
                 for x in (old, new)
             )
-            return next(wide).index_copy(0, index, next(wide))
+            return next(wide).index_copy(0, torch.tensor(rows, device=old.device), next(wide))
 
         self._set_attention(joined(self.attention, other.attention, 1))
         self.states_BSD = joined(self.states_BSD, other.states_BSD, 1)
@@ -143,10 +142,12 @@ class Seq2SeqPass:
         return logits if self.draft_vocabulary is None else limited(logits, self.draft_vocabulary)
 
     def listen(self, listener: Callable[[Tensor], None]) -> Callable[[], None]:
-        decoder, scaled = _part(self.hf, "decoder"), logit_map(self.hf).scaled
-        return decoder.register_forward_hook(
-            lambda _module, _inputs, output: listener(scaled(output.last_hidden_state))
-        ).remove
+        logit_map(self.hf)  # measures it now: it runs a pass of its own
+
+        def hear(_module: Any, _inputs: Any, output: Any) -> None:
+            listener(for_head(output.last_hidden_state, self.hf))
+
+        return _part(self.hf, "decoder").register_forward_hook(hear).remove
 
 
 class Seq2SeqSession(CausalSession):
@@ -221,7 +222,7 @@ class Seq2SeqModel(HfModel):
             encoder_attention_mask=source.attention_BT,
             use_cache=False,
         ).last_hidden_state
-        return logit_map(self.hf).scaled(hidden_BTD)
+        return for_head(hidden_BTD, self.hf)
 
     def plain_logits(self, batch: Batch) -> Tensor:
         source = _source_of(batch)
@@ -235,9 +236,9 @@ class Seq2SeqModel(HfModel):
 
 
 def _encoded(hf: PreTrainedModel, source: Batch) -> Tensor:
-    return _part(hf, "encoder")(
-        input_ids=source.tokens_BT, attention_mask=source.attention_BT
-    ).last_hidden_state
+    encoder, tokens_BT = _part(hf, "encoder"), source.tokens_BT
+    states_BSD = encoder(input_ids=tokens_BT, attention_mask=source.attention_BT).last_hidden_state
+    return states_BSD.to(tokens_BT.device)
 
 
 def _part(hf: PreTrainedModel, name: Literal["encoder", "decoder"]) -> nn.Module:

@@ -27,6 +27,7 @@ from paceline.models.hf.cache import cache_argument
 from paceline.models.hf.draft_vocabulary import head_of
 from paceline.models.hf.positions import at_positions, takes_positions
 from paceline.models.hf.seq2seq import EncoderOutput, Seq2SeqCache
+from paceline.models.hf.spreading import is_spread
 from paceline.models.llama.packing import merged_product
 from paceline.models.recorded import attention
 from paceline.models.recorded.compiling import CompiledModules
@@ -51,11 +52,11 @@ _READS_SOURCES = re.compile("enc|cross", re.IGNORECASE)
 def can_record(model: HfModel) -> bool:
     """Whether passes of this model may be recorded: its sessions roll back all rows together.
 
-    Rotary angles that depend on the length are computed by the host.
+    Rotary angles that depend on the length are computed by the host. A graph is on one device.
     """
     text = model.hf.config.get_text_config(decoder=True)
     lengths = any(rope.get("rope_type") in ("dynamic", "longrope") for rope in ropes_of(text))
-    return model.sessions == "batch" and not lengths
+    return model.sessions == "batch" and not lengths and not is_spread(model.hf)
 
 
 class FixedPass:

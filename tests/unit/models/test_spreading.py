@@ -1,0 +1,345 @@
+"""A model that is larger than a GPU: what goes where, and that it reads as on one device.
+
+`NamedDevices` pretends that there are several; the last tests use real ones.
+"""
+
+import copy
+import json
+import logging
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import accelerate
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from paceline.core.sampling import SamplingParams
+from paceline.decode import SpeculativeDecoder
+from paceline.errors import ModelLoadError, UnsupportedModelError, UsageError
+from paceline.models import HfModel, load_model, loading, prepare_for_decoding, wrap_model
+from paceline.models.admission.model import _place
+from paceline.models.admission.trial import play
+from paceline.models.drafts.layers import subset_layers
+from paceline.models.hf.base import recorded_hidden_states
+from paceline.models.hf.spreading import SHARE, _filled, device_map, num_bytes
+from paceline.models.prepare import prepare_for_training, training_writer, with_cuda_graphs
+from paceline.models.recorded.fixed_pass import can_record
+from support.devices import NamedDevices, device_of, halves, put, spread
+from support.models import tiny_hf, tiny_model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Json = dict[str, Any]
+SOURCE = [20, 21, 22]
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:User provided device_type of 'cuda'"),  # autocast, off
+    pytest.mark.filterwarnings("ignore:The following device_map keys"),  # a buffer of BART
+]
+
+
+def header(directory: Path) -> Json:
+    """What the file of weights says of each tensor."""
+    data = (directory / "model.safetensors").read_bytes()
+    found = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return {name: entry for name, entry in found.items() if name != "__metadata__"}
+
+
+# what goes where
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])  # a head of its own, and a tied one
+def test_layers_are_spread_in_order_and_the_rest_is_on_the_first_card(
+    architecture: str, tmp_path: Path
+):
+    hf = tiny_hf(architecture, num_hidden_layers=6)
+    hf.save_pretrained(tmp_path)
+    sizes = {name: 2 * math.prod(entry["shape"]) for name, entry in header(tmp_path).items()}
+    assert 0 <= num_bytes(hf, torch.bfloat16) - sum(sizes.values()) <= 32, "RoPE is no weight"
+    for rooms in ([0.4, 0.4, 0.4], [0.5, 0.9], [0.3, 0.6, 0.9]):
+        limits = [share * sum(sizes.values()) for share in rooms]
+        found = device_map(hf, torch.bfloat16, limits)
+        assert found is not None
+        used = [0.0] * len(rooms)
+        for name, size in sizes.items():
+            (card,) = (card for part, card in found.items() if f"{name}.".startswith(f"{part}."))
+            used[card] += size
+        assert all(each <= limit for each, limit in zip(used, limits, strict=True))
+        shares = [each / limit for each, limit in zip(used, limits, strict=True)]
+        assert max(shares) - min(shares) < 0.5, "each card has some"
+        layers = [found.pop(f"model.layers.{index}") for index in range(6)]
+        assert layers == sorted(layers)
+        assert set(found.values()) == {0}
+        assert {"model.embed_tokens", "model.norm", "lm_head"} <= found.keys()
+    assert device_map(hf, torch.bfloat16, [0.45 * sum(sizes.values())] * 2) is None
+
+
+def test_a_small_layer_does_not_go_back_to_a_card_with_room():
+    assert _filled(1, [4, 6, 1], [6, 10]) == [0, 1, 1]
+
+
+def test_a_llama_of_70b_is_on_two_cards_of_80_gb_and_not_on_one():
+    config = LlamaConfig(
+        vocab_size=128_256,
+        hidden_size=8192,
+        intermediate_size=28_672,
+        num_hidden_layers=80,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+    )
+    with torch.device("meta"):
+        hf = AutoModelForCausalLM.from_config(config)
+    layer = 2 * (2 * 8192**2 + 2 * 8192 * 1024 + 3 * 8192 * 28_672 + 2 * 8192)
+    rest = 2 * (2 * 128_256 * 8192 + 8192)
+    assert num_bytes(hf, torch.bfloat16) == pytest.approx(80 * layer + rest, rel=1e-6)
+    room = SHARE * 84e9
+    found = device_map(hf, torch.bfloat16, [room, room])
+    assert found is not None
+    count = [found[f"model.layers.{index}"] for index in range(80)].count(0)
+    # as even as whole layers allow
+    assert abs(rest + count * layer - (80 - count) * layer) <= 2 * layer
+    assert device_map(hf, torch.bfloat16, [room]) is None
+
+
+@pytest.fixture(autouse=True)
+def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPUs that are not there have a name, too."""
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "pretended")
+
+
+@pytest.fixture
+def cards(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Free bytes of GPUs that are not there; models are loaded to named devices instead."""
+    free: list[float] = []
+    plain = loading.with_weights
+
+    def placed(location: Any, config: Any, dtype: torch.dtype, place: Any) -> Any:
+        hf, info = plain(location, config, dtype)
+        return (spread(hf, place) if isinstance(place, dict) else hf), info
+
+    monkeypatch.setattr("torch.cuda.device_count", lambda: len(free))
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda card: (free[card] - 1000, 1 << 40))
+    monkeypatch.setattr("torch.cuda.memory_reserved", lambda _: 1500)
+    monkeypatch.setattr("torch.cuda.memory_allocated", lambda _: 500)
+    monkeypatch.setattr(loading, "find_device", lambda _: torch.device("cpu"))
+    monkeypatch.setattr(loading, "with_weights", placed)
+    return free
+
+
+def size_of(directory: Path) -> int:
+    return num_bytes(load_model(directory, dtype="float32", device="cpu").hf, torch.float32)
+
+
+def test_a_model_is_spread_if_the_first_card_cannot_hold_it(
+    model_directory: Path, cards: list[float], caplog: pytest.LogCaptureFixture
+):
+    size = size_of(model_directory)
+    cards += [0.7 * size, 0.7 * size]
+    with caplog.at_level(logging.INFO, "paceline"), NamedDevices():
+        model = load_model(model_directory, dtype="float32")
+        devices = [str(weight.device) for weight in model.hf.parameters()]
+    assert set(devices) == {"cuda:0", "cuda:1"}
+    assert devices[0] == devices[-1] == "cuda:0", "embeddings and head"
+    (line,) = (record.getMessage() for record in caplog.records if record.name == loading.__name__)
+    assert line == f"{model_directory} needs 0.0 GB in float32 and is spread over cuda:0, cuda:1"
+
+
+@pytest.mark.parametrize(
+    ("shares", "device", "parent"),
+    [
+        ([1.01, 0.1], "auto", None),
+        ([0.5], "auto", None),
+        ([0.6, 0.6], "cpu", None),
+        ([0.6, 0.6], "auto", "the process that started this one"),
+    ],
+    ids=["it fits the first", "there is one", "a device is named", "a worker has one"],
+)
+def test_else_it_is_on_one_device(
+    shares: list[float],
+    device: str,
+    parent: str | None,
+    model_directory: Path,
+    cards: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(loading, "parent_process", lambda: parent)
+    size = size_of(model_directory)
+    cards += [share * size / SHARE for share in shares]
+    with NamedDevices():
+        model = load_model(model_directory, dtype="float32", device=device)
+        assert {str(weight.device) for weight in model.hf.parameters()} == {"cpu"}
+
+
+@pytest.mark.parametrize("shares", [[0.5, 0.49], [0.001, 5]], ids=["all", "the first"])
+def test_cards_that_are_too_small_are_one_line(
+    model_directory: Path, cards: list[float], shares: list[float]
+):
+    size = size_of(model_directory)
+    cards += [share * size / SHARE for share in shares]
+    with pytest.raises(ModelLoadError) as caught:
+        load_model(model_directory, dtype="float32")
+    message = str(caught.value)
+    assert message.startswith(f"{model_directory} needs 0.0 GB in float32, and the GPUs have 0.0, ")
+    assert message.endswith("use more or larger GPUs, or load it on the CPU (device=cpu)")
+    assert "\n" not in message
+
+
+# it reads as on one device
+
+
+def test_devices_in_name_do_not_mix():
+    with NamedDevices():
+        one, other = (torch.ones(2, device=name) for name in ("cuda:0", "cuda:1"))
+        with pytest.raises(RuntimeError, match=r"add got tensors on \['cuda:0', 'cuda:1'\]"):
+            one + other
+        assert str((one + other.to(one.device)).device) == "cuda:0"
+
+
+def check(model: HfModel, plain: Any, first: str = "cuda:0") -> None:
+    """Sessions, hidden states and head give the logits of the plain pass, on the first device."""
+    source = [] if model.decoder_prompt is None else SOURCE
+    text = [*(model.decoder_prompt or ()), 3, 4, 5, 6, 7]
+    encoded = {"input_ids": torch.tensor([source])} if source else {}
+    name = "decoder_input_ids" if source else "input_ids"
+    with torch.no_grad():
+        wanted_TV = plain(**encoded, **{name: torch.tensor([text])}, use_cache=False).logits[0]
+
+    def close(got: torch.Tensor, wanted: torch.Tensor) -> None:
+        assert str(device_of(got) if hasattr(got, "_named") else got.device) == first
+        torch.testing.assert_close(got.cpu(), wanted, rtol=1e-4, atol=3e-5)
+
+    assert str(model.hf.device) == first
+    assert play(model).largest < 1e-3
+    head = model.head
+    session, batch = model.start_session(), model.trial_batch(text[1:] if source else text, source)
+    with torch.inference_mode(), recorded_hidden_states(model) as seen:
+        if source:
+            session.prefill([SOURCE[::-1], SOURCE])
+        else:
+            session.prefill([[9, 8, 7], text[:1]])
+        session.extend(torch.tensor([[9, 9, 9], text[1:4]]))
+        session.rollback([2, 1])
+        session.keep_rows([1])
+        close(session.extend(torch.tensor([text[3:]]))[0], wanted_TV[3:])
+        close(head.logits(seen[-1][0]), wanted_TV[3:])
+        close(head.logits(model.hidden(batch))[0], wanted_TV)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "gpt2", "gemma2", "t5", "bart"])
+def test_a_spread_model_gives_the_logits_of_a_plain_one(architecture: str):
+    hf = tiny_hf(architecture)
+    plain = copy.deepcopy(hf)
+    with NamedDevices():
+        check(wrap_model(spread(hf, halves(hf))), plain)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "share", "ends"),
+    [
+        ("llama", 0.75, ["model.norm", "lm_head"]),
+        ("t5", 0.5, ["encoder.final_layer_norm", "decoder.block"]),
+    ],
+)
+def test_a_map_of_the_user_may_put_the_ends_elsewhere(
+    architecture: str, share: float, ends: list[str]
+):
+    """`device_map="auto"` fills the cards in order, so the last parts are on the last one."""
+    hf = tiny_hf(architecture)
+    plain, size = copy.deepcopy(hf), num_bytes(hf, torch.float32)
+    cards = accelerate.infer_auto_device_map(
+        hf, {0: int(share * size), 1: size}, no_split_module_classes=hf._no_split_modules
+    )
+    assert [cards.get(each) for each in ends] == [1] * len(ends), cards
+    with NamedDevices():
+        check(wrap_model(spread(hf, cast("Any", cards))), plain)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "t5"])
+def test_hooks_without_several_devices_are_left_alone(architecture: str):
+    hf = tiny_hf(architecture)
+    plain = copy.deepcopy(hf)
+    accelerate.dispatch_model(hf, {"": "cpu"}, force_hooks=True)
+    model = wrap_model(hf)
+    check(model, plain, "cpu")
+    check_unprepared(model)
+
+
+def check_unprepared(model: HfModel) -> None:
+    """No faster pass is made of the model, and no draft of its layers."""
+    prepare: list[Callable[[HfModel], HfModel]] = [
+        *(prepare_for_decoding, prepare_for_training, training_writer, with_cuda_graphs)
+    ]
+    assert all(make(model) is model for make in prepare)
+    assert not can_record(model)
+    for weights in ("int8", "packed_fp16"):
+        with pytest.raises(UsageError, match=f"{weights} weights need"):
+            prepare_for_decoding(model, weights)
+    with pytest.raises(UnsupportedModelError, match="spread over several devices"):
+        subset_layers(model, [0])
+
+
+def test_a_draft_decodes_with_a_spread_target():
+    def texts(target: Any) -> list[list[int]]:
+        draft = wrap_model(tiny_hf("llama", seed=1, num_hidden_layers=1))
+        decoder = SpeculativeDecoder(target, draft, gamma=3, sampling=SamplingParams())
+        return [each.tokens for each in decoder.generate([[3, 4, 5], [6, 7]], 12, seed=1)]
+
+    hf = tiny_hf("llama")
+    with NamedDevices():
+        got = texts(wrap_model(spread(hf, halves(hf))))
+    assert got == texts(tiny_model("llama"))
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "t5"])
+def test_no_faster_pass_is_made_of_a_spread_model(architecture: str):
+    hf = tiny_hf(architecture)
+    with NamedDevices():
+        check_unprepared(wrap_model(spread(hf, halves(hf))))
+
+
+def test_what_was_compared_on_one_card_is_compared_again_on_several():
+    hf, whole = tiny_hf("llama"), tiny_hf("llama")
+    with NamedDevices():
+        put(whole, {"model": "cuda:0", "lm_head": "cuda:0"})
+        places = [_place(wrap_model(each)) for each in (whole, spread(hf, halves(hf)))]
+    assert places == [("torch.float32", f"cuda:0 pretended{more}") for more in ("", " spread")]
+
+
+def test_a_head_on_disk_is_one_line(tmp_path: Path):
+    hf = tiny_hf("llama")
+    cards = {"model": "cpu", "lm_head": "disk"}
+    accelerate.dispatch_model(hf, cast("Any", cards), cast("Any", "cpu"), offload_dir=tmp_path)
+    with pytest.raises(UnsupportedModelError, match="weights in host memory or on disk"):
+        wrap_model(hf)
+
+
+# real devices
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "t5", "bart"])
+def test_layers_on_a_gpu_and_on_the_cpu_give_the_logits_of_a_plain_model(architecture: str):
+    hf = tiny_hf(architecture)
+    plain, cards = copy.deepcopy(hf), halves(hf)
+    devices: Any = {name: 0 if card else "cpu" for name, card in cards.items()}
+    skipped = hf._skip_keys_device_placement
+    accelerate.dispatch_model(hf, devices, cast("Any", "cpu"), skip_keys=skipped)
+    assert {weight.device.type for weight in hf.parameters()} == {"cpu", "cuda"}
+    check(wrap_model(hf), plain, "cpu")
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "t5", "bart"])
+def test_two_gpus_give_the_logits_of_a_plain_model(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    hf = tiny_hf(architecture)
+    hf.save_pretrained(tmp_path)
+    size = num_bytes(hf, torch.float32)
+    monkeypatch.setattr(loading, "_free_bytes", lambda _card: 0.75 * size / SHARE)
+    model = load_model(tmp_path, dtype="float32")
+    assert {str(weight.device) for weight in model.hf.parameters()} == {"cuda:0", "cuda:1"}
+    check(model, hf, "cuda:0")
