@@ -46,9 +46,7 @@ class FixedLayer(CacheLayerMixin):
     ) -> tuple[Tensor, Tensor]:
         """Write the keys and values of new tokens; returns all that are visible."""
         if self.columns_BN is None:
-            rows, _, count, _ = key_states.shape
-            self.keys[:rows, :, :count] = key_states
-            self.values[:rows, :, :count] = value_states
+            self.write(slice(len(key_states)), key_states, value_states)
             return key_states, value_states
         # not scatter_: Inductor would copy the whole buffer
         rows_B1 = torch.arange(len(self.columns_BN), device=self.keys.device)[:, None]
@@ -57,6 +55,11 @@ class FixedLayer(CacheLayerMixin):
             self.values.dtype
         )
         return self.keys, self.values
+
+    def write(self, rows: slice | Tensor, keys: Tensor, values: Tensor) -> None:
+        """Write keys and values, [R, K, N, D], to the first columns of these rows."""
+        self.keys[rows, :, : keys.shape[2]] = keys
+        self.values[rows, :, : values.shape[2]] = values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return (query_length if self.columns_BN is None else self.keys.shape[2]), 0
@@ -121,8 +124,8 @@ class FixedCache(Cache):
         source = torch.tensor(rows, device=self.ones_BW.device)
         goal = torch.tensor(own_rows or range(len(rows)), device=self.ones_BW.device)
         for mine, theirs in zip(self.layers, other.layers, strict=True):
-            mine.keys[goal, :, :width] = theirs.keys[source, :, :width]
-            mine.values[goal, :, :width] = theirs.values[source, :, :width]
+            keys, values = (part[source, :, :width] for part in (theirs.keys, theirs.values))
+            mine.write(goal, keys, values)
         if self.sources is not None and other.sources is not None:
             self.sources.copy_rows(other.sources, source, goal)
 
@@ -149,8 +152,7 @@ class FixedSources(Cache):
         self.attention_BS[:rows] = 0
         self.attention_BS[:rows, :width] = attention_BS
         for mine, given in zip(self.layers, layers, strict=True):
-            mine.keys[:rows, :, :width] = given.keys
-            mine.values[:rows, :, :width] = given.values
+            mine.write(slice(rows), given.keys, given.values)
 
     def copy_rows(self, other: FixedSources, rows_R: Tensor, own_rows_R: Tensor) -> None:
         """Copy rows of other sources, which have at most as many columns (may be these)."""
@@ -159,8 +161,7 @@ class FixedSources(Cache):
         self.attention_BS[own_rows_R] = 0
         self.attention_BS[own_rows_R, :width] = copied_RS
         for mine, theirs in zip(self.layers, other.layers, strict=True):
-            mine.keys[own_rows_R, :, :width] = theirs.keys[rows_R]
-            mine.values[own_rows_R, :, :width] = theirs.values[rows_R]
+            mine.write(own_rows_R, theirs.keys[rows_R], theirs.values[rows_R])
 
 
 class WithSources(EncoderDecoderCache):

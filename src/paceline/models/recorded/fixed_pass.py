@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("q", "k", "v"))
 """Linear layers of one module that get the same input, in the order of their calls."""
 _READS_SOURCES = re.compile("enc|cross", re.IGNORECASE)
-"""Names of attention whose keys and values are those of another text."""
+"""How names of attention begin whose keys and values are those of another text."""
 
 
 def can_record(model: HfModel) -> bool:
@@ -241,7 +241,7 @@ def _working_copy(hf: PreTrainedModel, draft_vocabulary: Tensor | None) -> Any:
             module.compute_bias = functools.partial(_bias_by_row, module.compute_bias)
         for names in _TOGETHER:
             layers = [getattr(module, name, None) for name in names]
-            reads_sources = _READS_SOURCES.search(path.rpartition(".")[2])
+            reads_sources = _READS_SOURCES.match(path.rpartition(".")[2])
             if all(type(layer) is nn.Linear for layer in layers) and not reads_sources:
                 first = _First(layers)
                 parts = [first, *(_Later(first, index) for index in range(len(names) - 1))]

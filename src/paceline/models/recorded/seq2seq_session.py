@@ -43,8 +43,7 @@ class GraphSeq2SeqSession(GraphSession):
         cache.sources.fill(encoded.cross_attention_cache.layers, attention_BS)
         for index, mine in enumerate(cache.layers):
             keys, values = (part[:, :, :width] for part in reading.cache.layer(index).buffers)
-            mine.keys[: len(tokens), :, :width] = keys
-            mine.values[: len(tokens), :, :width] = values
+            mine.write(slice(len(tokens)), keys, values)
         return logits_BV
 
     def _fresh(self) -> GraphSeq2SeqSession:
