@@ -7,7 +7,6 @@ one start of its server, so intervals of its rows leave out the variation betwee
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from contextlib import contextmanager
 from functools import partial
@@ -97,11 +96,11 @@ def _is_alone(decoding: DecodingConfig) -> bool:
 
 def _baselines(row: Row, prompts: PromptSet) -> Baselines:
     """Times of the timed answers of the target alone."""
-    parts = (row.sums[name] for name in ("seconds", "first_seconds", "tokens"))
+    parts = (row.sums[name] for name in ("seconds", "first_seconds", "tokens", "first_tokens"))
     times = enumerate(zip(*parts, strict=True))
     return {
-        number: Times(seconds or 0.0, first or 0.0, int(tokens or 0), 1)
-        for number, (seconds, first, tokens) in times
+        number: Times(seconds or 0.0, first or 0.0, int(tokens or 0), int(num_first or 0))
+        for number, (seconds, first, tokens, num_first) in times
         if number in prompts.timed
     }
 
@@ -122,7 +121,7 @@ def _run(
             for number in range(len(prompts.examples)):
                 baseline = baselines.get(number)
                 if _is_alone(decoding) and number in prompts.timed:
-                    baseline = dataclasses.replace(ask(number).times, num_first_tokens=1)
+                    baseline = ask(number).times
                 cell.answer(number)
                 cell.set_alone(number, baseline)
                 if cell.has_failed:

@@ -95,7 +95,7 @@ def _part(
     # two families whose best setting is lossless decoding are equal at 1, which is a result
     is_tie = test.statistic == "quality_at_cost" and there[0].first > 0
     if all(one.is_untried for one in there) and not is_tie:
-        return f"{name}: no setting of either family reaches the quality"
+        return f"{name}: no setting but lossless decoding reaches the quality"
     difference_R = there[0].difference_R
     for other in there[1:]:
         difference_R = difference_R - other.difference_R
