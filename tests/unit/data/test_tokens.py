@@ -50,8 +50,24 @@ def test_prompts_that_fit_are_whole_and_silent(tmp_path: Path, tokenizer: Any):
 
 def test_a_token_that_the_tokenizer_does_not_have_is_refused(tmp_path: Path, tokenizer: Any):
     path = write(tmp_path / "a.jsonl", {"tokens": [1, 266]})
-    with pytest.raises(PromptError, match=r"line 1 has the token 266, but the tokenizer has 266"):
+    with pytest.raises(PromptError, match="has the token 266, but the tokenizer's last is 265"):
         read_prompts(path, tokenizer)
+
+
+def test_given_tokens_may_be_any_of_a_vocabulary_with_gaps(tmp_path: Path):
+    vocabulary = {"a": 0, "b": 1, "z": 9}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(vocabulary)))
+    path = write(tmp_path / "a.jsonl", {"tokens": [1, max(vocabulary.values())]})
+    assert read_prompts(path, tokenizer) == [[1, 9]]
+
+
+def test_given_tokens_are_taken_without_asking_for_the_vocabulary(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+):
+    path = write(tmp_path / "a.jsonl", *[{"tokens": [1, 265]}] * 3)
+    # it takes 25 ms for 49,152 tokens, and a run reads thousands of texts
+    monkeypatch.setattr(type(tokenizer), "get_vocab", lambda _: pytest.fail("asked"))
+    assert read_prompts(path, tokenizer) == [[1, 265]] * 3
 
 
 def test_a_text_too_long_to_tokenise_at_once_is_refused_by_its_place(
