@@ -153,6 +153,11 @@ class ShardStore:
         """Names of all completed files."""
         return {path.name for path in self.directory.glob("*.parquet")}
 
+    @property
+    def has_begun(self) -> bool:
+        """True if there are completed files, or answers of a file that is not complete."""
+        return bool(self.written()) or any(self.directory.glob(".partial/*"))
+
     def holds(self, name: str, num_records: int) -> bool:
         """True if the file exists, is readable and has this number of records."""
         try:
@@ -199,6 +204,10 @@ class ShardStore:
         chosen = sorted(self.written() if names is None else names)
         tables = (parquet.read_table(self.directory / name) for name in chosen)
         return [Answer(**row) for table in tables for row in table.to_pylist()]
+
+    def columns(self, name: str, *columns: str) -> list[dict[str, Any]]:
+        """These columns of a file's records; the others, such as hidden states, are not read."""
+        return parquet.read_table(self.directory / name, columns=list(columns)).to_pylist()
 
     def sweep(self) -> None:
         """Remove incomplete files of workers that were killed."""
