@@ -149,12 +149,9 @@ def test_a_token_that_ends_within_a_character_has_no_candidates(folder: Path, tm
         assert [len(each) for each in top] == [0] + [TOP] * (len(answer.completion_tokens) - 1)
 
 
-def test_a_failed_run_keeps_its_answers_and_asks_for_the_others_only(
-    folder: Path, tmp_path: Path, served: Served, url: str
-):
-    whole = answers(generate_data(config(folder, tmp_path / "whole", url)))
-    served.bodies.clear()
-    made = config(folder, tmp_path / "run", url, writer={"concurrency": 1})
+@contextmanager
+def stopping(served: Served) -> Iterator[str]:
+    """The URL of a server that refuses all requests after the sixth; it refuses none at the end."""
     complete = served.complete
 
     def stop_at_the_seventh(body: dict[str, Any]) -> Answer:
@@ -163,16 +160,42 @@ def test_a_failed_run_keeps_its_answers_and_asks_for_the_others_only(
         return complete(body)
 
     served.complete = stop_at_the_seventh  # pyright: ignore[reportAttributeAccessIssue]
-    with serving(served.routes) as stopping, pytest.raises(UsageError, match="no more today"):
-        generate_data(
-            made.model_copy(update={"writer": made.writer.model_copy(update={"url": stopping})})
-        )
+    with serving(served.routes) as url:
+        yield url
     served.complete = complete
+
+
+def test_a_failed_run_keeps_its_answers_and_asks_for_the_others_only(
+    folder: Path, tmp_path: Path, served: Served, url: str
+):
+    whole = answers(generate_data(config(folder, tmp_path / "whole", url)))
+    served.bodies.clear()
+    one = {"concurrency": 1}
+    with stopping(served) as other, pytest.raises(UsageError, match="no more today"):
+        generate_data(config(folder, tmp_path / "run", other, writer=one))
     assert len(served.bodies) == 6
-    generate_data(made, resume=True)  # at another address
+    # at another address
+    generate_data(config(folder, tmp_path / "run", url, writer=one), resume=True)
     assert len(served.bodies) == 22
     assert [a.model_dump() for a in answers(tmp_path / "run")] == [a.model_dump() for a in whole]
     assert not list((tmp_path / "run/data/.partial").iterdir())
+
+
+def test_answers_of_a_file_that_is_not_complete_are_not_mixed_with_those_of_other_settings(
+    folder: Path, tmp_path: Path, served: Served, url: str
+):
+    large = {"writer": {"concurrency": 1}, "shard_size": 512}
+    with stopping(served) as other, pytest.raises(UsageError, match="no more today"):
+        generate_data(config(folder, tmp_path / "run", other, **large))
+    assert not list((tmp_path / "run/data").glob("*.parquet"))
+    (journal,) = (tmp_path / "run/data/.partial").iterdir()
+    kept = journal.read_text()
+    assert len(kept.splitlines()) == 6
+    with pytest.raises(ConfigError, match="already holds a run"):
+        generate_data(config(folder, tmp_path / "run", url, max_new_tokens=9, **large))
+    with pytest.raises(ConfigError, match="another max_new_tokens"):
+        generate_data(config(folder, tmp_path / "run", url, max_new_tokens=9, **large), resume=True)
+    assert journal.read_text() == kept
 
 
 def test_requests_go_to_all_servers_and_on_when_one_dies(folder: Path, tmp_path: Path):
