@@ -121,12 +121,12 @@ class Record:
     hidden: bytes | None = None
 
     @property
-    def content(self) -> str:
-        """The text without location and id; equal for duplicates."""
-        parts: list[Any] = [self.text, self.completion, self.messages]
-        if self.tools or self.template_kwargs:
-            parts += [self.tools, self.template_kwargs]
-        return json.dumps(parts)
+    def asked(self) -> str:
+        """The text or messages without the answer; equal for all answers to a prompt."""
+        messages = self.messages
+        if messages and messages[-1]["role"] == "assistant":
+            messages = messages[:-1]
+        return json.dumps([self.text, messages])
 
     @property
     def answers(self) -> list[int]:

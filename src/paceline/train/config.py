@@ -160,8 +160,8 @@ class AlignData(StrictModel):
     Attributes:
         train: Documents, prompts, or prompts with completions.
         held_out: Prompts for evaluation; the target completes them once.
-        held_out_from_train: Instead of `held_out`, remove N texts and their duplicates from
-            `train`, chosen by the run's seed. No evaluation if both are None.
+        held_out_from_train: Instead of `held_out`, remove N documents or prompts with all
+            their answers from `train`, chosen by the run's seed. No evaluation if both are None.
         train_document_prompts: Also train on the first tokens of documents used as fixed text.
         pack_documents: Concatenate documents before splitting them into rows, without padding.
         pretraining: Text that the draft was pretrained on, mixed in against forgetting. It is used

@@ -57,16 +57,16 @@ def records_of(config: AlignConfig) -> tuple[list[Record], list[Record] | None]:
         return train, read_records(data.held_out)
     if data.held_out_from_train is None:
         return train, None
-    unique = list({record.content: record for record in reversed(train)}.values())
+    unique = list({record.asked: record for record in reversed(train)}.values())
     if data.held_out_from_train >= len(unique):
         raise ConfigError(
             f"data.held_out_from_train is {data.held_out_from_train}, but {data.train.path} has "
-            f"{len(unique)} different texts; hold out fewer, or set data.held_out"
+            f"{len(unique)} different prompts; hold out fewer, or set data.held_out"
         )
     order = torch.randperm(len(unique), generator=named_generator(config.seed, "held out"))
     held_out = [unique[index] for index in order[: data.held_out_from_train].tolist()]
-    taken = {record.content for record in held_out}
-    return [record for record in train if record.content not in taken], held_out
+    taken = {record.asked for record in held_out}
+    return [record for record in train if record.asked not in taken], held_out
 
 
 def stream_of(
