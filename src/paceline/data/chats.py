@@ -63,9 +63,9 @@ def chat_answer(
 
 
 def warn_of_unused(records: Iterable[Record], tokenizer: PreTrainedTokenizerBase) -> None:
-    """Warn once of what records give to the template that it does not read."""
+    """Warn once of what chats give to the template that it does not read."""
     counts: Counter[str] = Counter()
-    for record in records:
+    for record in (each for each in records if each.kind == "chat"):
         thoughts = {"reasoning_content" for m in record.messages if m.keys() & REASONING}
         counts.update([*record.template_kwargs, *thoughts, *(["tools"] if record.tools else [])])
     own = ("chat_template", "documents")

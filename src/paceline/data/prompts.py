@@ -52,9 +52,10 @@ class CorpusConfig(StrictModel):
             a README.md in a directory is not read.
         prompt_field: Column with the prompt, if not `prompt`; `a.b` names a nested column.
         completion_field: Column with the completion; used only together with `prompt_field`.
-        tools: Tools for the template of every chat whose row has no column `tools`.
-        chat_template_kwargs: Arguments for the template of every chat, such as `{enable_thinking:
-            false}`; those of a row's column `chat_template_kwargs` take precedence.
+        tools: Tools for the template of every chat whose row has no column `tools`. A text that is
+            asked as a chat, as by `format: chat`, gets them too.
+        chat_template_kwargs: Arguments for the template, such as `{enable_thinking: false}`, as
+            for `tools`; those of a chat's column `chat_template_kwargs` take precedence.
         limit: Read only the first N texts.
     """
 
@@ -99,8 +100,8 @@ class Record:
     A document has `text`, a prompt has `text` and optionally `completion`, a chat has `messages`.
 
     Attributes:
-        tools: Tools for the chat's template.
-        template_kwargs: Further arguments of the chat's template.
+        tools: Tools for the template of a chat, or of the chat that a text may become.
+        template_kwargs: Further arguments of the template.
         where: File and line, or data set and row, for error messages.
         id: The row's own id, if it has one.
         open_ended: Append no end-of-text token: the text is truncated or already has one.
@@ -240,9 +241,13 @@ def _matching(corpus: CorpusConfig) -> Iterator[CorpusConfig]:
 def _record(row: Mapping[str, Any], where: str, corpus: CorpusConfig) -> Record:
     record = _content(row, where, corpus)
     name, stop_reason = row.get("id"), row.get("stop_reason")
-    exact_tokens = stop_reason is not None and isinstance(record.completion, list)
+    recorded = stop_reason, record.top, record.hidden
+    exact_tokens = isinstance(record.completion, list) and any(x is not None for x in recorded)
     return dataclasses.replace(
         record,
+        # a text may become a chat
+        tools=record.tools if record.kind == "chat" else tools_of(corpus.tools, where),
+        template_kwargs=(corpus.chat_template_kwargs or {}) | dict(record.template_kwargs),
         id=str(name) if isinstance(name, str | int) else None,
         open_ended=exact_tokens or stop_reason in _TRUNCATED,
     )
@@ -282,13 +287,12 @@ def _content(row: Mapping[str, Any], where: str, corpus: CorpusConfig) -> Record
 
 def _chat(row: Mapping[str, Any], messages: Any, where: str, corpus: CorpusConfig) -> Record:
     tools = corpus.tools if row.get("tools") is None else row["tools"]
-    arguments = template_kwargs_of(row.get("chat_template_kwargs"), where)
     return Record(
         where,
         "chat",
         messages=messages_of(messages, where),
         tools=tools_of(tools, where),
-        template_kwargs=(corpus.chat_template_kwargs or {}) | arguments,
+        template_kwargs=template_kwargs_of(row.get("chat_template_kwargs"), where),
     )
 
 

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from paceline.data import CorpusConfig
+from paceline.data.tokens import encode_prompt
 from paceline.errors import PromptError, UsageError
 from paceline.tasks import Chat
+from support.texts import CHAT_FAMILIES, TOOL, tokenizer_of
 
 USER = {"role": "user", "content": "Why is the sky blue?"}
 ANSWER = {"role": "assistant", "content": "Because."}
@@ -39,6 +41,17 @@ def test_a_record_is_a_message_of_the_user(
     assert list(example.record.messages) == messages
     assert (example.record.text, example.record.completion, example.reference) == ("", None, "")
     assert example.record.where.endswith("a.jsonl line 1")
+
+
+def test_a_message_has_the_tools_and_arguments_of_its_corpus(tmp_path: Path):
+    tokenizer = tokenizer_of(next(family for family in CHAT_FAMILIES if family.name == "qwen3"))
+    corpus = write(tmp_path / "a.jsonl", {"prompt": USER["content"]})
+    arguments = {"enable_thinking": False}
+    given = corpus.model_copy(update={"tools": [TOOL], "chat_template_kwargs": arguments})
+    (example,) = Chat(corpus=given).examples("test", 1)
+    assert encode_prompt(example.record, tokenizer) == tokenizer.apply_chat_template(
+        [USER], tools=[TOOL], add_generation_prompt=True, return_dict=False, **arguments
+    )
 
 
 def test_tokens_cannot_be_a_message(tmp_path: Path):
