@@ -243,11 +243,11 @@ def _record(row: Mapping[str, Any], where: str, corpus: CorpusConfig) -> Record:
     name, stop_reason = row.get("id"), row.get("stop_reason")
     recorded = stop_reason, record.top, record.hidden
     exact_tokens = isinstance(record.completion, list) and any(x is not None for x in recorded)
+    # a text may become a chat
+    settings = {} if record.kind == "chat" else template_settings(corpus, where)
     return dataclasses.replace(
         record,
-        # a text may become a chat
-        tools=record.tools if record.kind == "chat" else tools_of(corpus.tools, where),
-        template_kwargs=(corpus.chat_template_kwargs or {}) | dict(record.template_kwargs),
+        **settings,
         id=str(name) if isinstance(name, str | int) else None,
         open_ended=exact_tokens or stop_reason in _TRUNCATED,
     )
@@ -287,13 +287,22 @@ def _content(row: Mapping[str, Any], where: str, corpus: CorpusConfig) -> Record
 
 def _chat(row: Mapping[str, Any], messages: Any, where: str, corpus: CorpusConfig) -> Record:
     tools = corpus.tools if row.get("tools") is None else row["tools"]
+    arguments = template_kwargs_of(row.get("chat_template_kwargs"), where)
     return Record(
         where,
         "chat",
         messages=messages_of(messages, where),
         tools=tools_of(tools, where),
-        template_kwargs=template_kwargs_of(row.get("chat_template_kwargs"), where),
+        template_kwargs=(corpus.chat_template_kwargs or {}) | arguments,
     )
+
+
+def template_settings(corpus: CorpusConfig | None, where: str) -> dict[str, Any]:
+    """The fields of a record that the template of a chat gets from its corpus."""
+    if corpus is None:
+        return {}
+    arguments = corpus.chat_template_kwargs or {}
+    return {"tools": tools_of(corpus.tools, where), "template_kwargs": arguments}
 
 
 def _asked_and_answered(row: Mapping[str, Any], asked: list[Any]) -> list[Any]:
