@@ -150,6 +150,7 @@ class TargetRounds:
         prompts = self._prompts_of(number, count)
         rng = named_generator(self.stream.seed, "target round", number)
         uniforms_BN = self.stream.my_uniforms(self.rounds.rows, self.max_new_tokens, rng)
+        uniforms_BN = uniforms_BN[: len(prompts)]  # fewer in a partial round
         rows: list[TokenRow] = []
         # a model that reads texts one by one records the states of each text for itself
         size = _BATCH_ROWS if self.model.sessions == "batch" else 1

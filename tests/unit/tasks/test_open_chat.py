@@ -10,8 +10,7 @@ import pytest
 from paceline.data import CorpusConfig
 from paceline.data.tokens import encode_prompt
 from paceline.errors import PromptError, UsageError
-from paceline.tasks import Chat, Code, Questions
-from paceline.tasks.base import Split
+from paceline.tasks import Chat, Code, Questions, Split
 from support.texts import CHAT_FAMILIES, TOOL, tokenizer_of
 
 USER = {"role": "user", "content": "Why is the sky blue?"}
