@@ -98,7 +98,7 @@ class TrainSettings(StrictModel):
         shard: Models whose weights are sharded over processes instead of replicated.
         precision: Precision of forward and backward passes; weights and sums are float32. `auto`
             times both when the run begins and uses the faster one for the whole run.
-        device: `auto` uses an accelerator if there is one.
+        device: `auto` is the GPU if there is one, else the CPU.
         track: Experiment trackers that get the metrics: tensorboard, wandb, trackio, mlflow.
     """
 
