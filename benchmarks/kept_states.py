@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import functools
 from pathlib import Path
-from typing import cast
 
 from accelerate import Accelerator
 
@@ -43,7 +42,6 @@ def main() -> None:
         read_records(config.data.train),
         target.tokenizer,
         Lengths(config.max_prompt_tokens, config.max_completion_tokens),
-        eos_token_id=cast("int | None", target.tokenizer.eos_token_id),
     )[: options.steps * config.batch_size]
     streams = [ExampleStream(examples, config.batch_size, seed=0) for _ in range(2)]
     recomputed, cached = FixedText(streams[0]), ReadText(streams[1], target, limit_gb=100)

@@ -6,7 +6,7 @@ For an encoder-decoder this is supervised fine-tuning on pairs of source and tar
 # N trained positions, D hidden
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -313,7 +313,6 @@ def _examples(config: PretrainConfig, records: Sequence[Record], model: HfModel)
         records,
         tokenizer,
         Lengths(config.max_prompt_tokens, config.max_completion_tokens),
-        eos_token_id=cast("int | None", tokenizer.eos_token_id),
         eos_token_ids=model.eos_token_ids,
         pack_documents=config.data.pack_documents,
         decoder_prompt=model.decoder_prompt,

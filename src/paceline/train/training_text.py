@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -80,7 +80,6 @@ def stream_of(
         records,
         tokenizer,
         lengths_of(config),
-        eos_token_id=cast("int | None", tokenizer.eos_token_id),
         eos_token_ids=reader.eos_token_ids,
         train_document_prompts=config.data.train_document_prompts,
         pack_documents=config.data.pack_documents,
@@ -184,7 +183,6 @@ def packed_text(
         tokenizer,
         sum(lengths),
         rows,
-        eos_token_id=cast("int | None", tokenizer.eos_token_id),
         eos_token_ids=model.eos_token_ids,
         seed=run.config.seed,
         shard=run.shard,

@@ -36,7 +36,6 @@ def build(record: Record, tokenizer: Any, stops: str = "") -> list[Example]:
         [record],
         tokenizer,
         Lengths(1000, 1000),
-        eos_token_id=tokenizer.eos_token_id,
         eos_token_ids=tokenizer.convert_tokens_to_ids(stops.split()),
     )
 

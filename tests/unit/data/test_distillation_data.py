@@ -272,7 +272,7 @@ def test_records_are_read_for_alignment_to_the_token(folder: Path, tmp_path: Pat
             answer.prompt_tokens,
             answer.completion_tokens,
         )
-        (example,) = build_examples([record], tokenizer, Lengths(8, 40), eos_token_id=1)
+        (example,) = build_examples([record], tokenizer, Lengths(8, 40))
         # a text that was cut off teaches no end of text
         assert list(example.tokens) == [*answer.prompt_tokens, *answer.completion_tokens]
 

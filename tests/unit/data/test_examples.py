@@ -5,6 +5,7 @@ import pytest
 from paceline.data.examples import Lengths, build_examples
 from paceline.data.prompts import Record
 from paceline.errors import PromptError
+from support.models import tiny_tokenizer
 
 EOS = 1
 LIMITS = Lengths(prompt=3, completion=4)
@@ -17,7 +18,7 @@ def document(tokens: list[int]) -> Record:
 def build(
     tokenizer: Any, *records: Record, **options: Any
 ) -> list[tuple[list[int], int, int | None]]:
-    examples = build_examples(records, tokenizer, LIMITS, **{"eos_token_id": EOS, **options})
+    examples = build_examples(records, tokenizer, LIMITS, **options)
     return [(list(e.tokens), e.prompt_length, e.trained_from) for e in examples]
 
 
@@ -90,9 +91,11 @@ def test_document_prompts_carry_no_loss_where_that_is_asked(tokenizer: Any):
 
 
 def test_a_document_shorter_than_a_prompt_leaves_its_end_to_be_written(tokenizer: Any):
-    assert build(tokenizer, document([10])) == [([10, EOS], 1, 1)]
+    assert build(endless, document([10])) == [([10, EOS], 1, 1)]
 
 
-def test_nothing_to_learn_from_is_an_error(tokenizer: Any):
+def test_nothing_to_learn_from_is_an_error():
+    endless = tiny_tokenizer()
+    endless.eos_token = None
     with pytest.raises(PromptError, match="no text from d on can be trained"):
-        build(tokenizer, document([10]), eos_token_id=None)
+        build(tokenizer, document([10]))
