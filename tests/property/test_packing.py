@@ -124,13 +124,13 @@ def test_a_chat_that_ends_with_its_user_is_refused_and_no_end_is_taught(tmp_path
     asked = [{"role": "user", "content": "hi"}]
     answered = [*asked, {"role": "assistant", "content": "yo"}]
     path = tmp_path / "chats.jsonl"
+    whole = [*tokenizer("[user]hi[assistant]yo")["input_ids"], EOS]
 
     def packed(messages: list[dict[str, str]]) -> list[int]:
         path.write_text(json.dumps({"messages": messages}) + "\n")
-        corpus, whole = CorpusConfig(path=str(path)), tokenizer.apply_chat_template(answered)
-        length = len(whole["input_ids"]) + 1
-        return rows(PackedText(corpus, tokenizer, length, batch_size=1, seed=0), 1)[0]
+        corpus = CorpusConfig(path=str(path))
+        return rows(PackedText(corpus, tokenizer, len(whole), batch_size=1, seed=0), 1)[0]
 
-    assert tokenizer.decode(packed(answered)) == "[user]hi[assistant]yo" + str(tokenizer.eos_token)
+    assert packed(answered) == whole
     with pytest.raises(PromptError, match="line 1 is a chat without a last answer; add it"):
         packed(asked)

@@ -91,11 +91,11 @@ def test_document_prompts_carry_no_loss_where_that_is_asked(tokenizer: Any):
 
 
 def test_a_document_shorter_than_a_prompt_leaves_its_end_to_be_written(tokenizer: Any):
-    assert build(endless, document([10])) == [([10, EOS], 1, 1)]
+    assert build(tokenizer, document([10])) == [([10, EOS], 1, 1)]
 
 
 def test_nothing_to_learn_from_is_an_error():
     endless = tiny_tokenizer()
     endless.eos_token = None
     with pytest.raises(PromptError, match="no text from d on can be trained"):
-        build(tokenizer, document([10]))
+        build(endless, document([10]))
