@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import pyarrow
 import torch
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from paceline.core.fused import chunks
 from paceline.core.sampling import SamplingParams
+from paceline.data.chats import AnswerEnd
 from paceline.data.collate import collate
 from paceline.data.prompts import TopTokens
 from paceline.data.requests import ModelWriter
@@ -319,7 +320,7 @@ class ServerAnswerer:
     def __init__(self, config: GenerateDataConfig, writer: OpenAIWriter) -> None:
         self.config = config
         self.tokenizer = load_tokenizer(config.target, alone=True)
-        self.end = cast("int | None", self.tokenizer.eos_token_id)
+        self.end = AnswerEnd(self.tokenizer)
         self.servers = TextServers(writer, partial(tokens_of, tokenizer=self.tokenizer))
 
     def answer(self, shard: Shard, journal: Journal) -> list[Answer]:
@@ -347,7 +348,8 @@ class ServerAnswerer:
     def _record(self, request: Request, written: Written) -> Answer:
         ended = written.stop_reason == "eos"
         tokens = written.tokens_by(
-            lambda text: tokens_behind(self.tokenizer, request.tokens, text), self.end
+            lambda text: tokens_behind(self.tokenizer, request.tokens, text),
+            self.end.behind(request.tokens),
         )
         has_end = ended and tokens[-1:] and tokens[-1] in self.tokenizer.all_special_ids
         completion = written.text

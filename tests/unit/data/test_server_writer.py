@@ -24,6 +24,7 @@ from paceline.errors import ConfigError, EngineError, PacelineError, SlowerWarni
 from paceline.permissions import given
 from support.engines import Answer, Served, serving, top_of
 from support.runs import write_corpus
+from support.texts import CHAT_FAMILIES, tokenizer_of
 
 _WORDS = ("cat", "hat", "pan", "tin", "inn", "hen", "rain", "river", "thread", "barn", "sat")
 KEY = "a-secret-key-1234"
@@ -320,6 +321,24 @@ def test_a_key_is_sent_and_written_nowhere(
     files = [path for path in run.rglob("*") if path.is_file()]
     assert len(files) > 5
     assert not any(KEY.encode() in path.read_bytes() for path in files)
+
+
+@pytest.mark.parametrize(("form", "end"), [("chat", "<end_of_turn>"), ("plain", "<eos>")])
+def test_a_text_without_tokens_ends_as_the_template_ends_an_answer(
+    folder: Path, tmp_path: Path, form: str, end: str
+):
+    tokenizer = tokenizer_of(next(each for each in CHAT_FAMILIES if each.name == "gemma"))
+    tokenizer.save_pretrained(tmp_path / "gemma")
+    served = Served(folder, kind="other")
+    served.tokens_of = tokenizer
+    choice = {"text": "a cat", "finish_reason": "stop"}
+    served.complete = lambda _: (200, {"choices": [choice]})  # pyright: ignore[reportAttributeAccessIssue]
+    with serving(served.routes) as url:
+        made = config(folder, tmp_path / "run", url, target=str(tmp_path / "gemma"), format=form)
+        found = answers(generate_data(made.model_copy(update={"max_prompt_tokens": 100})))
+    wanted = tokenizer(f"a cat{end}", add_special_tokens=False)["input_ids"]
+    assert {tuple(answer.completion_tokens) for answer in found} == {tuple(wanted)}
+    assert {answer.completion for answer in found} == {"a cat"}
 
 
 def test_another_tokenizer_another_model_and_no_server_are_one_line(
