@@ -314,6 +314,11 @@ class AlignConfig(TrainSettings):
         return self.fixed_fraction < 1 and self.draft_fraction < 1
 
     @property
+    def draft_writes(self) -> bool:
+        """True if some of the text is the draft's."""
+        return self.fixed_fraction < 1 and self.draft_fraction > 0
+
+    @property
     def loads_target(self) -> bool:
         """True if the target's weights are needed."""
         return bool(self.target_readers)
@@ -339,9 +344,8 @@ class AlignConfig(TrainSettings):
     @model_validator(mode="before")
     @classmethod
     def _fill_in_recipe(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("recipe") in RECIPES:
-            return RECIPES[values["recipe"]] | values
-        return values
+        name = values.get("recipe") if isinstance(values, dict) else None
+        return RECIPES[name] | values if isinstance(name, str) and name in RECIPES else values
 
     @field_validator("objective", mode="before")
     @classmethod
@@ -379,10 +383,16 @@ class AlignConfig(TrainSettings):
                 "data.keep_states_gb is set, but fixed_fraction is 0, so no text is used again; "
                 "unset keep_states_gb"
             )
-        if not reads_target(self.objective) and self.fixed_fraction < 1 and self.draft_fraction > 0:
+        if self.target_rounds is not None and not self.target_writes:
+            raise ValueError(
+                "target_rounds is set, but no text is the target's; lower fixed_fraction or "
+                "draft_fraction, or unset target_rounds"
+            )
+        parts = [self.objective] if self.finish is None else [self.objective, self.finish.objective]
+        if self.draft_writes and not all(map(reads_target, parts)):
             raise ValueError(
                 "cross_entropy alone is no training signal on text that the draft generated; "
-                "set draft_fraction to 0, or use a divergence as objective"
+                "set draft_fraction to 0, or use a divergence as objective and in finish"
             )
         return self
 
@@ -442,8 +452,7 @@ class AlignConfig(TrainSettings):
     def _check_writer(self) -> None:
         served = isinstance(self.writer, OpenAIWriter)
         recorded = served and self.writer.top_logprobs > 0
-        by_draft = self.fixed_fraction < 1 and self.draft_fraction > 0
-        unrecorded = by_draft or (self.target_writes and not recorded)
+        unrecorded = self.draft_writes or (self.target_writes and not recorded)
         if reads_top(self.terms) and (unrecorded or self.data.pretraining is not None):
             raise ValueError(
                 "top_k_tail needs recorded log probabilities of every text; set fixed_fraction to "

@@ -131,8 +131,7 @@ def _mixture(
         "max_new_tokens": config.max_completion_tokens,
         "eos_token_ids": target.eos_token_ids,
     }
-    by_draft = config.fixed_fraction < 1 and config.draft_fraction > 0
-    draft_writer = run.writer_of(draft) if by_draft else draft
+    draft_writer = run.writer_of(draft) if config.draft_writes else draft
     by_target = _text_of_target(config, run, stream, target, generation, writing)
     limit_gb = config.data.keep_states_gb
     fixed = FixedText(stream)
