@@ -1,6 +1,7 @@
 from typing import Any
 
 import pytest
+from tokenizers.normalizers import Replace
 
 from paceline.data.examples import Lengths, build_examples
 from paceline.data.prompts import Record
@@ -25,6 +26,15 @@ def build(
 def test_a_pair_ends_with_its_end_token_and_trains_the_completion_only(tokenizer: Any):
     pair = Record("p", "prompt", text=[5, 6], completion=[7, 8])
     assert build(tokenizer, pair) == [([5, 6, 7, 8, EOS], 2, 2)]
+
+
+def test_of_a_completion_that_is_normalised_to_nothing_the_end_is_left():
+    """As of the zero-width spaces in parallel corpora, in the tokenizers of T5 and Marian."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = Replace("\u200b", "")
+    prompt = tokenizer("hi")["input_ids"]
+    pair = Record("p", "prompt", text="hi", completion="\u200b")
+    assert build(tokenizer, pair) == [([*prompt, EOS], len(prompt), len(prompt))]
 
 
 def test_an_end_token_that_is_there_is_not_doubled(tokenizer: Any):

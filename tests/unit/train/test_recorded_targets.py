@@ -160,6 +160,16 @@ def test_what_was_not_recorded_is_one_line(folder: Path, tmp_path: Path):
     refused(UsageError, "a tokenizer and no model, but evaluation", "few", **evaluated)
 
 
+def test_records_without_a_stop_reason_are_their_own_tokens_alone(folder: Path, tmp_path: Path):
+    rows = [json.loads(line) for line in (folder / "few.jsonl").read_text().splitlines()]
+    for row in rows:
+        del row["stop_reason"]
+    path = write_corpus(tmp_path / "bare.jsonl", rows)
+    alone = {"target": str(folder / "tokenizer"), "objective": "top_k_tail", "num_steps": 4}
+    found = run(folder, tmp_path / "run", "few", data={"train": str(path)}, **alone)
+    assert losses(found) == losses(run(folder, tmp_path / "named", "few", **alone))
+
+
 @pytest.mark.parametrize(
     ("change", "match"),
     [

@@ -90,6 +90,18 @@ def test_a_run_without_held_out_prompts_is_judged_by_its_own_text(folder: Path, 
     assert len(losses(run)) == 10
 
 
+def test_only_prompts_that_are_evaluated_are_tokenised(folder: Path, tmp_path: Path):
+    """A warning, which is an error here, would count those that are too long."""
+    rows = [{"prompt": text} for text in ("a", "the", *TEXTS)]
+    path = write_corpus(tmp_path / "prompts.jsonl", rows)
+    data = {"train": str(folder / "corpus.jsonl"), "held_out": str(path)}
+    small = {"num_prompts": 2, "max_prompt_tokens": 4, "max_new_tokens": 6, "gamma": 2}
+    run = align(align_config(folder, tmp_path / "run", data=data, evaluation=small, num_steps=1))
+    tokenizer = load_tokenizer(folder / "target")
+    wanted = [tokenizer(row["prompt"])["input_ids"] for row in rows[:2]]
+    assert [row["prompt"] for row in read_jsonl(run / "held_out.jsonl")] == wanted
+
+
 def test_holding_out_everything_is_refused(folder: Path, tmp_path: Path):
     with pytest.raises(ConfigError, match=r"is 6, but .* has 6 different prompts; hold out fewer"):
         align(align_config(folder, tmp_path / "run", **changes(folder, 6)))
