@@ -87,6 +87,8 @@ class TrainSettings(StrictModel):
         num_steps: Budget in optimizer steps. Without max_seconds, the run is deterministic.
         max_seconds: Budget in seconds, without set-up and the evaluations before and after. With
             both budgets, the schedule follows the one that ends first.
+        max_prompt_tokens: Maximum length of prompts. Documents are cut to max_prompt_tokens +
+            max_completion_tokens.
         batch_size: Sequences per optimizer step, over all processes and accumulation steps.
         gradient_accumulation_steps: Split each step into N parts to save memory; the result is the
             same.
@@ -107,6 +109,8 @@ class TrainSettings(StrictModel):
     optimizer: Optimizer = Adafactor()
     num_steps: int | None = Field(default=None, ge=1)
     max_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    max_prompt_tokens: int = Field(default=64, ge=1)
+    max_completion_tokens: int = Field(default=64, ge=1)
     batch_size: int = Field(default=32, ge=1)
     gradient_accumulation_steps: int = Field(default=1, ge=1)
     max_gradient_norm: float | None = Field(default=1.0, gt=0, allow_inf_nan=False)
@@ -118,6 +122,11 @@ class TrainSettings(StrictModel):
     seed: int = 0
     checkpoints: Checkpoints = Checkpoints()
     track: tuple[TrackerName, ...] = ()
+
+    @property
+    def lengths(self) -> Lengths:
+        """Maximum lengths of prompts and completions."""
+        return Lengths(self.max_prompt_tokens, self.max_completion_tokens)
 
     @model_validator(mode="after")
     def _consistent(self) -> TrainSettings:
@@ -297,8 +306,6 @@ class AlignConfig(TrainSettings):
     sampling: SamplingParams = SamplingParams()
     writer: Annotated[ModelWriter | OpenAIWriter, Field(discriminator="kind")] = ModelWriter()
     target_rounds: Rounds | None = None
-    max_prompt_tokens: int = Field(default=64, ge=1)
-    max_completion_tokens: int = Field(default=64, ge=1)
     freeze_embeddings: bool = False
     freeze_layers: int = Field(default=0, ge=0)
     evaluation: Evaluation = Evaluation()
@@ -408,9 +415,9 @@ class AlignConfig(TrainSettings):
         checks.key(self.writer)
         draft, target, tokenizer = self._check_models(checks)
         check_texts(checks, self.data, "train", "held_out", "pretraining")
-        lengths = Lengths(self.max_prompt_tokens, self.max_completion_tokens)
         recorded = reads_top(self.terms) if self.fixed_fraction > 0 else None
-        check_trained(checks, self.data, tokenizer, target or draft, lengths, recorded=recorded)
+        reader = target or draft
+        check_trained(checks, self.data, tokenizer, reader, self.lengths, recorded=recorded)
         return draft
 
     def _check_models(self, checks: InputChecks) -> tuple[ModelFacts, ModelFacts | None, Any]:

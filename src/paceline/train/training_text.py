@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paceline.data.examples import Lengths, build_examples
+from paceline.data.examples import build_examples
 from paceline.data.packing import PackedText
 from paceline.data.prompts import read_records
 from paceline.data.replay import Rounds, ServedRounds, TargetRounds, WritingClock
@@ -38,10 +38,6 @@ if TYPE_CHECKING:
 
 
 _SERVED_BATCHES = 16  # of training, in a round that servers write if none is configured
-
-
-def lengths_of(config: AlignConfig) -> Lengths:
-    return Lengths(config.max_prompt_tokens, config.max_completion_tokens)
 
 
 def records_of(config: AlignConfig) -> tuple[list[Record], list[Record] | None]:
@@ -79,7 +75,7 @@ def stream_of(
     examples = build_examples(
         records,
         tokenizer,
-        lengths_of(config),
+        config.lengths,
         eos_token_ids=reader.eos_token_ids,
         train_document_prompts=config.data.train_document_prompts,
         pack_documents=config.data.pack_documents,
@@ -113,8 +109,8 @@ def text_of(
     reader, writing = target or draft, WritingClock()
     source: BatchSource = _mixture(config, run, stream, draft, reader, writing)
     if config.data.pretraining is not None:
-        own = config.data.pretraining, reader, config.target, lengths_of(config)
-        source = BlendedText(source, stream, packed_text(run, *own, config.pretraining_rows))
+        own = config.data.pretraining, reader, config.target, config.pretraining_rows
+        source = BlendedText(source, stream, packed_text(run, *own))
     return TrainingText(source, stream, writing)
 
 
@@ -173,14 +169,14 @@ def _text_of_target(
 
 
 def packed_text(
-    run: TrainingRun, corpus: CorpusConfig, model: HfModel, path: str, lengths: Lengths, rows: int
+    run: TrainingRun, corpus: CorpusConfig, model: HfModel, path: str, rows: int
 ) -> PackedText:
     """A corpus that is streamed, as packed documents; `path` is the model's, for errors."""
     tokenizer = tokenizer_of(model, path)
     return PackedText(
         corpus,
         tokenizer,
-        sum(lengths),
+        sum(run.config.lengths),
         rows,
         eos_token_ids=model.eos_token_ids,
         seed=run.config.seed,
