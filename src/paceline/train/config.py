@@ -87,8 +87,8 @@ class TrainSettings(StrictModel):
         num_steps: Budget in optimizer steps. Without max_seconds, the run is deterministic.
         max_seconds: Budget in seconds, without set-up and the evaluations before and after. With
             both budgets, the schedule follows the one that ends first.
-        max_prompt_tokens: Maximum length of prompts. Documents are cut to max_prompt_tokens +
-            max_completion_tokens.
+        max_prompt_tokens: Maximum prompt tokens; prompts keep their last ones. Documents are cut to
+            max_prompt_tokens + max_completion_tokens.
         batch_size: Sequences per optimizer step, over all processes and accumulation steps.
         gradient_accumulation_steps: Split each step into N parts to save memory; the result is the
             same.

@@ -332,7 +332,8 @@ def test_a_text_without_tokens_ends_as_the_template_ends_an_answer(
     served = Served(folder, kind="other")
     served.tokens_of = tokenizer
     choice = {"text": "a cat", "finish_reason": "stop"}
-    served.complete = lambda _: (200, {"choices": [choice]})  # pyright: ignore[reportAttributeAccessIssue]
+    answer = 200, {"choices": [choice]}
+    served.complete = lambda _: answer  # pyright: ignore[reportAttributeAccessIssue]
     with serving(served.routes) as url:
         made = config(folder, tmp_path / "run", url, target=str(tmp_path / "gemma"), format=form)
         found = answers(generate_data(made.model_copy(update={"max_prompt_tokens": 100})))
