@@ -71,7 +71,7 @@ def test_a_loss_near_zero_does_not_explode_by_rounding(median: float):
         assert guard.calm
     for step in (21, 22):
         guard.check(step, figures(0.5), SAVED)
-    with pytest.raises(TrainingError, match="exploded: 0.5 at step 23"):
+    with pytest.raises(TrainingError, match=r"exploded: 0\.5 at step 23"):
         guard.check(23, figures(0.5), SAVED)
 
 

@@ -23,9 +23,7 @@ def folder(folder: Path) -> Path:
     return folder
 
 
-def changes(
-    folder: Path, count: int, train: str = "corpus.jsonl", **more: Any
-) -> dict[str, Any]:
+def changes(folder: Path, count: int, train: str = "corpus.jsonl", **more: Any) -> dict[str, Any]:
     data = {"train": str(folder / train), "held_out_from_train": count}
     small = {"max_prompt_tokens": 4, "max_new_tokens": 6, "gamma": 2}
     return {"data": data, "evaluation": small} | more
