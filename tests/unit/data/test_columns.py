@@ -76,5 +76,5 @@ def test_a_text_is_checked_once_for_each_of_its_columns(tmp_path: Path):
     for name in ("data.train", "data.held_out"):
         checks.text(name, named)
     assert [line.partition(":")[0] for line in checks.lines] == ["data.train"]
-    with pytest.raises(PromptError, match="line 1 has no column qestion; its columns are question"):
-        checks.text("data.held_out", CorpusConfig(path=str(path), prompt_field="qestion"))
+    with pytest.raises(PromptError, match="line 1 has no column topic; its columns are question"):
+        checks.text("data.held_out", CorpusConfig(path=str(path), prompt_field="topic"))

@@ -145,9 +145,7 @@ def test_a_record_names_the_system_prompt_that_was_there(tmp_path: Path):
 
 
 def test_system_prompts_without_a_chat_are_refused(tmp_path: Path):
-    with pytest.raises(
-        ConfigError, match=r"system_prompts is set, but .* has no chats; set"
-    ):
+    with pytest.raises(ConfigError, match=r"system_prompts is set, but .* has no chats; set"):
         planned(tmp_path, PROMPTS, system_prompts=["be brief"])
 
 
