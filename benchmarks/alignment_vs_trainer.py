@@ -166,10 +166,7 @@ def pairs_of(options: argparse.Namespace) -> Pairs:
     wanted = options.batch * (options.steps + options.warm_up)
     if len(records) < wanted:
         raise SystemExit(f"{options.pairs} has {len(records)} pairs, wanted {wanted}")
-    eos = load_model(options.target).eos_token_ids[0]
-    examples = build_examples(
-        records[:wanted], tokenizer, limits, eos_token_id=eos, decoder_prompt=[0]
-    )
+    examples = build_examples(records[:wanted], tokenizer, limits, decoder_prompt=[0])
     return [(example.prompt, list(example.tokens[1:])) for example in examples]
 
 

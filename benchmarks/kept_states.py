@@ -11,13 +11,12 @@ from __future__ import annotations
 import argparse
 import functools
 from pathlib import Path
-from typing import cast
 
 from accelerate import Accelerator
 
 from paceline.config import load_config
 from paceline.data import read_records
-from paceline.data.examples import Lengths, build_examples
+from paceline.data.examples import build_examples
 from paceline.data.sources import BatchSource, ExampleStream, FixedText, ReadText
 from paceline.models import load_model
 from paceline.models.compatibility import check_same_vocabulary
@@ -42,8 +41,7 @@ def main() -> None:
     examples = build_examples(
         read_records(config.data.train),
         target.tokenizer,
-        Lengths(config.max_prompt_tokens, config.max_completion_tokens),
-        eos_token_id=cast("int | None", target.tokenizer.eos_token_id),
+        config.lengths,
     )[: options.steps * config.batch_size]
     streams = [ExampleStream(examples, config.batch_size, seed=0) for _ in range(2)]
     recomputed, cached = FixedText(streams[0]), ReadText(streams[1], target, limit_gb=100)

@@ -6,6 +6,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from paceline.data.packing import PackedText
 from paceline.data.prompts import CorpusConfig
 from paceline.data.sources import Shard
 from paceline.data.tokens import last_turn
+from paceline.errors import PromptError
 from support.models import tiny_tokenizer
 
 EOS = 1
@@ -28,7 +30,7 @@ class Corpus:
         self.path.write_text("".join(json.dumps({"tokens": text}) + "\n" for text in texts))
 
     def stream(self, length: int, **changes: Any) -> PackedText:
-        values = {"batch_size": 1, "eos_token_id": EOS, "seed": 3, "block_size": 4} | changes
+        values = {"batch_size": 1, "seed": 3, "block_size": 4} | changes
         return PackedText(CorpusConfig(path=str(self.path)), TOKENIZER, length, **values)
 
 
@@ -111,3 +113,24 @@ def test_documents_are_shuffled_anew_every_epoch(tmp_path: Path):
     first, second = (sorted(got[start : start + 20]) for start in (0, 20))
     assert first == second == [[*text, EOS] for text in texts]
     assert got[:20] != got[20:] != sorted(got[20:])
+
+
+def test_a_chat_that_ends_with_its_user_is_refused_and_no_end_is_taught(tmp_path: Path):
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    asked = [{"role": "user", "content": "hi"}]
+    answered = [*asked, {"role": "assistant", "content": "yo"}]
+    path = tmp_path / "chats.jsonl"
+    whole = [*tokenizer("[user]hi[assistant]yo")["input_ids"], EOS]
+
+    def packed(messages: list[dict[str, str]]) -> list[int]:
+        path.write_text(json.dumps({"messages": messages}) + "\n")
+        corpus = CorpusConfig(path=str(path))
+        return rows(PackedText(corpus, tokenizer, len(whole), batch_size=1, seed=0), 1)[0]
+
+    assert packed(answered) == whole
+    with pytest.raises(PromptError, match="line 1 is a chat without a last answer; add it"):
+        packed(asked)

@@ -190,6 +190,7 @@ def sample(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     Sums in float64 and scales the uniform to the row's sum, so that a token of probability 0 is
     never drawn.
     """
+    assert len(probs_BV) == len(uniforms_B), "one uniform a row"
     result = registered().sample(probs_BV, uniforms_B)
     if result is not None:
         return result

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import pyarrow
 import torch
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from paceline.core.fused import chunks
 from paceline.core.sampling import SamplingParams
+from paceline.data.chats import AnswerEnd
 from paceline.data.collate import collate
 from paceline.data.prompts import TopTokens
 from paceline.data.requests import ModelWriter
@@ -153,6 +154,11 @@ class ShardStore:
         """Names of all completed files."""
         return {path.name for path in self.directory.glob("*.parquet")}
 
+    @property
+    def has_begun(self) -> bool:
+        """True if there are completed files, or answers of a file that is not complete."""
+        return bool(self.written()) or any(self.directory.glob(".partial/*"))
+
     def holds(self, name: str, num_records: int) -> bool:
         """True if the file exists, is readable and has this number of records."""
         try:
@@ -199,6 +205,10 @@ class ShardStore:
         chosen = sorted(self.written() if names is None else names)
         tables = (parquet.read_table(self.directory / name) for name in chosen)
         return [Answer(**row) for table in tables for row in table.to_pylist()]
+
+    def columns(self, name: str, *columns: str) -> list[dict[str, Any]]:
+        """These columns of a file's records; the others, such as hidden states, are not read."""
+        return parquet.read_table(self.directory / name, columns=list(columns)).to_pylist()
 
     def sweep(self) -> None:
         """Remove incomplete files of workers that were killed."""
@@ -310,7 +320,7 @@ class ServerAnswerer:
     def __init__(self, config: GenerateDataConfig, writer: OpenAIWriter) -> None:
         self.config = config
         self.tokenizer = load_tokenizer(config.target, alone=True)
-        self.end = cast("int | None", self.tokenizer.eos_token_id)
+        self.end = AnswerEnd(self.tokenizer)
         self.servers = TextServers(writer, partial(tokens_of, tokenizer=self.tokenizer))
 
     def answer(self, shard: Shard, journal: Journal) -> list[Answer]:
@@ -338,7 +348,8 @@ class ServerAnswerer:
     def _record(self, request: Request, written: Written) -> Answer:
         ended = written.stop_reason == "eos"
         tokens = written.tokens_by(
-            lambda text: tokens_behind(self.tokenizer, request.tokens, text), self.end
+            lambda text: tokens_behind(self.tokenizer, request.tokens, text),
+            self.end.behind(request.tokens),
         )
         has_end = ended and tokens[-1:] and tokens[-1] in self.tokenizer.all_special_ids
         completion = written.text

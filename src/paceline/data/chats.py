@@ -7,11 +7,12 @@ import itertools
 import re
 import warnings
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from paceline.errors import PromptError
 from paceline.models import rendering
-from paceline.models.chat_text import REASONING, ChatRendering, reads, text_of
+from paceline.models.chat_text import REASONING, ChatRendering, Messages, reads, text_of
+from paceline.models.prompt_text import tokens_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -62,10 +63,36 @@ def chat_answer(
     return _Rendering(record, tokenizer).answer(index, prompt, tuple(eos_token_ids))
 
 
+class AnswerEnd:
+    """The token that ends an answer of which only the text is known."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._text = cast("int | None", tokenizer.eos_token_id)
+        self._turn = _end_of_turn(tokenizer)
+
+    def behind(self, prompt: Sequence[int]) -> int | None:
+        """The token that ends turns, if it ends one in the prompt; else the end of a text."""
+        return self._turn if self._turn in prompt else self._text
+
+
+def _end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The first special token that the template puts behind an answer."""
+    answer = "An answer."
+    turns = {"user": "A question?", "assistant": answer}
+    messages = tuple({"role": role, "content": content} for role, content in turns.items())
+    try:
+        chat = ChatRendering(Messages("a chat", messages), tokenizer)
+        text = chat.text(messages, open_turn=False)
+    except PromptError:  # there is no template, or it is for other chats
+        return None
+    _, end = _divided(text, answer, _ends_of(tokenizer, (), len(tokenizer)))
+    return None if end is None else tokens_of(end, tokenizer)[-1]
+
+
 def warn_of_unused(records: Iterable[Record], tokenizer: PreTrainedTokenizerBase) -> None:
-    """Warn once of what records give to the template that it does not read."""
+    """Warn once of what chats give to the template that it does not read."""
     counts: Counter[str] = Counter()
-    for record in records:
+    for record in (each for each in records if each.kind == "chat"):
         thoughts = {"reasoning_content" for m in record.messages if m.keys() & REASONING}
         counts.update([*record.template_kwargs, *thoughts, *(["tools"] if record.tools else [])])
     own = ("chat_template", "documents")

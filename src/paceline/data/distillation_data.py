@@ -64,8 +64,7 @@ def generate_data(
     shards = _shards(config)
     digest = _digest(config, shards)
     inputs = {"plan": digest}
-    begun = bool(store.written())
-    run.check(config, begun=begun, resume=resume, may_change=_MAY_CHANGE, inputs=inputs)
+    run.check(config, begun=store.has_begun, resume=resume, may_change=_MAY_CHANGE, inputs=inputs)
     with run.alone():
         _generate(config, run, store, shards, digest, progress)
     return run.path
@@ -103,7 +102,8 @@ def _generate(
     began = time.monotonic() - _elapsed_s(run)
     progress("generating", done, total)
     for shard in _write(config, missing, store):
-        num_tokens = sum(len(answer.completion_tokens) for answer in store.read([shard.name]))
+        rows = store.columns(shard.name, "completion_tokens")
+        num_tokens = sum(len(row["completion_tokens"]) for row in rows)
         row = {"file": shard.name, "num_tokens": num_tokens}
         append_jsonl(run.metrics, {**row, "elapsed_s": round(time.monotonic() - began, 3)})
         done += len(shard.requests)
@@ -165,10 +165,10 @@ def _result(run: RunDirectory, store: ShardStore, shards: Sequence[Shard]) -> di
     temperatures: Counter[str] = Counter()
     num_tokens = 0
     for shard in shards:
-        for answer in store.read([shard.name]):
-            num_tokens += len(answer.completion_tokens)
-            stop_reasons[answer.stop_reason] += 1
-            temperatures[f"{answer.temperature:g}"] += 1
+        for row in store.columns(shard.name, "completion_tokens", "stop_reason", "temperature"):
+            num_tokens += len(row["completion_tokens"])
+            stop_reasons[row["stop_reason"]] += 1
+            temperatures[f"{row['temperature']:g}"] += 1
     elapsed_s = _elapsed_s(run)
     timed = sum(row["num_tokens"] for row in read_jsonl(run.metrics))
     return {

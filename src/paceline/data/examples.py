@@ -67,7 +67,6 @@ def build_examples(
     tokenizer: PreTrainedTokenizerBase,
     lengths: Lengths,
     *,
-    eos_token_id: int | None,
     eos_token_ids: Sequence[int] = (),
     train_document_prompts: bool = True,
     pack_documents: bool = False,
@@ -87,8 +86,8 @@ def build_examples(
     `train_document_prompts` is False. `pack_documents` concatenates the documents before splitting
     them, which avoids padding; a chunk may then span two documents.
 
-    Documents and untruncated completions end with the end-of-text token `eos_token_id`, and answers
-    of chats with the first of the model's stop tokens, `eos_token_ids`, that their template puts
+    Documents and untruncated completions end with the tokenizer's end-of-text token, and answers of
+    chats with the first of the model's stop tokens, `eos_token_ids`, that their template puts
     there. `recorded_states`: every record needs the target's hidden states, which the examples then
     have.
     """
@@ -100,7 +99,7 @@ def build_examples(
         if record.kind == "document" and not encoder:
             if recorded_states:
                 _hidden_states(record, 0)
-            text = append_eos(encode_prompt(record, tokenizer), eos_token_id)
+            text = append_eos(encode_prompt(record, tokenizer), tokenizer)
             if pack_documents:
                 packed += text
             else:
@@ -109,7 +108,7 @@ def build_examples(
         for turn in turns(record, tokenizer, eos_token_ids=eos_token_ids, encoder=encoder):
             cut.add(turn, record)
             prompt = truncated(turn.prompt, lengths.prompt, record, tokenizer, encoder=encoder)
-            text = _completion(turn, record, lengths, eos_token_id)
+            text = _completion(turn, record, lengths, tokenizer)
             found = turn._replace(prompt=prompt, completion=text)
             examples.append(
                 _example(record, found, decoder_prompt, recorded_states=recorded_states)
@@ -136,21 +135,20 @@ def record_examples(
         [record],
         tokenizer,
         Lengths(sys.maxsize // 2, sys.maxsize // 2),
-        eos_token_id=cast("int | None", tokenizer.eos_token_id),
         eos_token_ids=eos_token_ids,
         decoder_prompt=decoder_prompt,
     )
 
 
 def _completion(
-    turn: Turn, record: Record, lengths: Lengths, eos_token_id: int | None
+    turn: Turn, record: Record, lengths: Lengths, tokenizer: PreTrainedTokenizerBase
 ) -> list[int] | None:
     """The completion with its end, up to the maximum length."""
     text = turn.completion
     if text is None:
         return None
     if not (record.open_ended or turn.ended):
-        text = append_eos(text, eos_token_id)
+        text = append_eos(text, tokenizer)
     return text[: turn.given + lengths.completion]
 
 
@@ -244,11 +242,10 @@ def _hidden_states(record: Record, count: int) -> Tensor:
     return values.view(num_tokens, width)[:count].clone()
 
 
-def append_eos(tokens: list[int], eos_token_id: int | None) -> list[int]:
-    """Append the end-of-text token unless it is already the last token."""
-    if eos_token_id is None or tokens[-1:] == [eos_token_id]:
-        return tokens
-    return [*tokens, eos_token_id]
+def append_eos(tokens: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Append the end-of-text token, if there is one, unless it is already the last token."""
+    end = cast("int | None", tokenizer.eos_token_id)
+    return tokens if end is None or tokens[-1:] == [end] else [*tokens, end]
 
 
 def _cut(tokens: list[int], lengths: Lengths, where: str, *, whole: bool) -> Iterator[Example]:

@@ -85,7 +85,7 @@ class InputChecks:
         self.headers: dict[str, Header] = {}
         self.example: tuple[Example, Any] | None = None
         self._models: dict[str, ModelFacts] = {}
-        self._texts: set[str] = set()
+        self._texts: list[CorpusConfig] = []
 
     def device(self, name: str) -> None:
         """Check that the device exists; raises UsageError."""
@@ -161,9 +161,9 @@ class InputChecks:
     def text(self, name: str, corpus: CorpusConfig | str) -> None:
         """Check that a text can be read, up to a number of records; raises PromptError."""
         corpus = corpus if isinstance(corpus, CorpusConfig) else CorpusConfig(path=corpus)
-        if corpus.path in self._texts:
+        if corpus in self._texts:
             return
-        self._texts.add(corpus.path)
+        self._texts.append(corpus)
         count = sum(1 for _ in first_records(corpus, _MAX_RECORDS))
         bound = "" if count < (corpus.limit or _MAX_RECORDS) else "at least "
         self.lines.append(f"{name}: {corpus.path}, {bound}{count:,} texts")

@@ -17,6 +17,7 @@ from paceline.data.examples import append_eos
 from paceline.data.prompts import stream_records
 from paceline.data.sources import Shard, TextBatch
 from paceline.data.tokens import last_turn
+from paceline.errors import PromptError
 from paceline.records import append_jsonl, read_jsonl
 from paceline.rng import named_generator
 
@@ -49,7 +50,7 @@ class PackedText:
     each block, so that a resumed run skips earlier blocks; the rows do not depend on it.
 
     Raises:
-        PromptError: the corpus is missing or empty.
+        PromptError: the corpus is missing or empty, or a chat ends without an answer.
     """
 
     def __init__(
@@ -59,7 +60,6 @@ class PackedText:
         row_length: int,
         batch_size: int,
         *,
-        eos_token_id: int | None,
         eos_token_ids: Sequence[int] = (),
         seed: int,
         shard: Shard | None = None,
@@ -70,7 +70,6 @@ class PackedText:
         self.tokenizer = tokenizer
         self.row_length = row_length
         self.batch_size = batch_size
-        self.eos_token_id = eos_token_id
         self.eos_token_ids = eos_token_ids
         self.seed = seed
         self.shard = shard or Shard()
@@ -123,9 +122,13 @@ class PackedText:
 
     def _tokens(self, record: Record) -> list[int]:
         turn = last_turn(record, self.tokenizer, eos_token_ids=self.eos_token_ids)
+        if turn.completion is None and record.kind == "chat":  # it ends with an open answer
+            raise PromptError(
+                f"{record.where} is a chat without a last answer; add it, or leave the line out"
+            )
         text = turn.prompt + (turn.completion or [])
         ended = record.open_ended or turn.ended
-        return text if ended else append_eos(text, self.eos_token_id)
+        return text if ended else append_eos(text, self.tokenizer)
 
     def _remember(self, mark: _Mark) -> None:
         if _position(mark) > _position(self._known[-1]):

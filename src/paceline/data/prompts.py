@@ -52,9 +52,10 @@ class CorpusConfig(StrictModel):
             a README.md in a directory is not read.
         prompt_field: Column with the prompt, if not `prompt`; `a.b` names a nested column.
         completion_field: Column with the completion; used only together with `prompt_field`.
-        tools: Tools for the template of every chat whose row has no column `tools`.
-        chat_template_kwargs: Arguments for the template of every chat, such as `{enable_thinking:
-            false}`; those of a row's column `chat_template_kwargs` take precedence.
+        tools: Tools for the template of every chat whose row has no column `tools`. A text that is
+            asked as a chat, as by `format: chat`, gets them too.
+        chat_template_kwargs: Arguments for the template, such as `{enable_thinking: false}`, as
+            for `tools`; those of a chat's column `chat_template_kwargs` take precedence.
         limit: Read only the first N texts.
     """
 
@@ -99,8 +100,8 @@ class Record:
     A document has `text`, a prompt has `text` and optionally `completion`, a chat has `messages`.
 
     Attributes:
-        tools: Tools for the chat's template.
-        template_kwargs: Further arguments of the chat's template.
+        tools: Tools for the template of a chat, or of the chat that a text may become.
+        template_kwargs: Further arguments of the template.
         where: File and line, or data set and row, for error messages.
         id: The row's own id, if it has one.
         open_ended: Append no end-of-text token: the text is truncated or already has one.
@@ -121,12 +122,12 @@ class Record:
     hidden: bytes | None = None
 
     @property
-    def content(self) -> str:
-        """The text without location and id; equal for duplicates."""
-        parts: list[Any] = [self.text, self.completion, self.messages]
-        if self.tools or self.template_kwargs:
-            parts += [self.tools, self.template_kwargs]
-        return json.dumps(parts)
+    def asked(self) -> str:
+        """The text or messages without the answer; equal for all answers to a prompt."""
+        messages = self.messages
+        if messages and messages[-1]["role"] == "assistant":
+            messages = messages[:-1]
+        return json.dumps([self.text, messages])
 
     @property
     def answers(self) -> list[int]:
@@ -240,9 +241,13 @@ def _matching(corpus: CorpusConfig) -> Iterator[CorpusConfig]:
 def _record(row: Mapping[str, Any], where: str, corpus: CorpusConfig) -> Record:
     record = _content(row, where, corpus)
     name, stop_reason = row.get("id"), row.get("stop_reason")
-    exact_tokens = stop_reason is not None and isinstance(record.completion, list)
+    recorded = stop_reason, record.top, record.hidden
+    exact_tokens = isinstance(record.completion, list) and any(x is not None for x in recorded)
+    # a text may become a chat
+    settings = {} if record.kind == "chat" else template_settings(corpus, where)
     return dataclasses.replace(
         record,
+        **settings,
         id=str(name) if isinstance(name, str | int) else None,
         open_ended=exact_tokens or stop_reason in _TRUNCATED,
     )
@@ -290,6 +295,14 @@ def _chat(row: Mapping[str, Any], messages: Any, where: str, corpus: CorpusConfi
         tools=tools_of(tools, where),
         template_kwargs=(corpus.chat_template_kwargs or {}) | arguments,
     )
+
+
+def template_settings(corpus: CorpusConfig | None, where: str) -> dict[str, Any]:
+    """The fields of a record that the template of a chat gets from its corpus."""
+    if corpus is None:
+        return {}
+    arguments = corpus.chat_template_kwargs or {}
+    return {"tools": tools_of(corpus.tools, where), "template_kwargs": arguments}
 
 
 def _asked_and_answered(row: Mapping[str, Any], asked: list[Any]) -> list[Any]:

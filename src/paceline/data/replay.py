@@ -21,6 +21,7 @@ from pydantic import Field
 from torch import Tensor
 
 from paceline.config import StrictModel
+from paceline.data.chats import AnswerEnd
 from paceline.data.examples import top_scores_of
 from paceline.data.prompts import TopTokens
 from paceline.data.sources import ExampleStream, TextBatch, rows_of, sample_completions
@@ -150,6 +151,7 @@ class TargetRounds:
         prompts = self._prompts_of(number, count)
         rng = named_generator(self.stream.seed, "target round", number)
         uniforms_BN = self.stream.my_uniforms(self.rounds.rows, self.max_new_tokens, rng)
+        uniforms_BN = uniforms_BN[: len(prompts)]  # fewer in a partial round
         rows: list[TokenRow] = []
         # a model that reads texts one by one records the states of each text for itself
         size = _BATCH_ROWS if self.model.sessions == "batch" else 1
@@ -222,7 +224,7 @@ class ServedRounds(TargetRounds):
             UsageError: the client's package or the key's variable is missing.
         """
         super().__init__(*arguments, **named)
-        self._tokenizer = tokenizer
+        self._end = AnswerEnd(tokenizer)
         self._tokenize = partial(tokens_of, tokenizer=tokenizer)
         self._servers = TextServers(writer, self._tokenize)
 
@@ -242,13 +244,13 @@ class ServedRounds(TargetRounds):
 
         self._servers.write(requests, keep)
         answers = [written[index] for index in range(len(requests))]
-        completions = [self._completion(answer) for answer in answers]
+        completions = list(map(self._completion, prompts, answers))
         rows = rows_of(self.model, prompts, completions)
         return [_with_top(row, answer) for row, answer in zip(rows, answers, strict=True)]
 
-    def _completion(self, answer: Written) -> list[int]:
-        """The answer's tokens; of an empty one, the end-of-text token."""
-        end = cast("int | None", self._tokenizer.eos_token_id)
+    def _completion(self, prompt: Sequence[int], answer: Written) -> list[int]:
+        """The answer's tokens; of an empty one, the token that ends it."""
+        end = self._end.behind(prompt)
         tokens = answer.tokens_by(self._tokenize, end)[: self.max_new_tokens]
         if not tokens and end is None:
             raise EngineError(

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from pydantic import AliasChoices, Field, field_validator, model_validator
 
 from paceline.config import StrictModel
+from paceline.data.chats import warn_of_unused
 from paceline.data.input_checks import InputChecks
 from paceline.data.prompts import CorpusConfig, Record, read_records
 from paceline.data.tokens import encode_prompt, truncated, warn_of_cut_prompts
 from paceline.engines.texts import EngineWriter, OpenAIWriter
-from paceline.errors import PromptError
+from paceline.errors import ConfigError, PromptError
 from paceline.models.chat_text import text_of
 from paceline.models.compatibility import check_fits
 
@@ -181,6 +182,7 @@ def plan_shards(
 
     Raises:
         PromptError: no prompts, a malformed one, a duplicate id, or no chat template.
+        ConfigError: system prompts, but no prompt is a chat.
     """
     requests = plan_requests(config, read_records(config.prompts), tokenizer, encoder=encoder)
     parts: list[tuple[Request, ...]] = []
@@ -200,6 +202,13 @@ def plan_requests(
     encoder: bool = False,
 ) -> list[Request]:
     """The requests in the order of the prompts, without duplicates of greedy answers."""
+    asked = [_as_prompt(record, "", config.format)[1] for record in records]
+    if config.system_prompts and all(record.kind != "chat" for record in asked):
+        raise ConfigError(
+            f"system_prompts is set, but {config.prompts.path} has no chats; set format to chat, "
+            "or unset system_prompts"
+        )
+    warn_of_unused(asked, tokenizer)
     requests: list[Request] = []
     limit, lengths = config.max_prompt_tokens, list[int]()
     num_temperatures = len(config.temperatures)
@@ -254,25 +263,22 @@ def _named(records: Iterable[Record]) -> Iterable[tuple[str, Record]]:
 
 
 def _as_prompt(record: Record, system: str, form: str) -> tuple[str, Record]:
-    """System prompt in use, and the record in the requested format without its completion."""
+    """System prompt in use, and the record in the requested format."""
+    if record.kind != "chat" and form == "plain":
+        return "", record
     messages = record.messages
-    if record.kind == "chat":
-        if messages[-1]["role"] == "assistant":
-            messages = messages[:-1]
-    elif form == "plain":
-        return "", dataclasses.replace(record, completion=None)
-    elif isinstance(record.text, str):
+    if record.kind != "chat":
+        if not isinstance(record.text, str):
+            raise PromptError(
+                f"{record.where} has tokens, and format chat needs text; give text, or set "
+                "format to plain"
+            )
         messages = ({"role": "user", "content": record.text},)
-    else:
-        raise PromptError(
-            f"{record.where} has tokens, and format chat needs text; give text, or set format to "
-            "plain"
-        )
     if messages[0]["role"] == "system":
         system = text_of(messages[0]["content"])
     elif system:
         messages = ({"role": "system", "content": system}, *messages)
-    return system, dataclasses.replace(record, kind="chat", messages=messages, completion=None)
+    return system, dataclasses.replace(record, kind="chat", messages=messages)
 
 
 def _seed(seed: int, name: str) -> int:

@@ -281,7 +281,8 @@ class _Encoding:
             else:
                 tokens = inner_tokens(text, completion, self.tokenizer)
             tokens = _ended(tokens, ends, self.tokenizer)
-        return Turn(prompt, tokens, ended=tokens[-1] in ends)
+        # a normalizer may leave nothing of a completion
+        return Turn(prompt, tokens, ended=bool(tokens) and tokens[-1] in ends)
 
     def prompt(self, text: Text) -> list[int]:
         """The tokens of a prompt with the tokenizer's special tokens."""

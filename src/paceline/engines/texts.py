@@ -214,7 +214,7 @@ class Written(NamedTuple):
     top: list[TopTokens] | None
 
     def tokens_by(self, tokenize: Callable[[str], list[int]], end: int | None) -> list[int]:
-        """The tokens; if the server gave text alone, of its text and the end-of-text token."""
+        """The tokens; if the server gave text alone, of its text and the token `end`."""
         if self.tokens is not None:
             return self.tokens
         tokens = tokenize(self.text)

@@ -160,9 +160,11 @@ def _message(value: Any, where: str) -> Message:
     if calls := message.pop("tool_calls", None):
         message["tool_calls"] = _tool_calls(calls, where)
     message["content"] = _message_content(message, where)
-    if any("\ud800" <= each <= "\udfff" for each in json.dumps(message, ensure_ascii=False)):
+    # further keys may hold dates, which are no JSON
+    text = json.dumps(message, ensure_ascii=False, default=str)
+    if any("\ud800" <= each <= "\udfff" for each in text):
         raise PromptError(f"{where} has half of a UTF-16 pair in a message; repair the text")
-    return message
+    return json.loads(text)
 
 
 def _message_content(message: Message, where: str) -> str | list[dict[str, str]]:

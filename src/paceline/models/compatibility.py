@@ -62,12 +62,15 @@ def check_same_vocabulary(target: Model, draft: Model) -> int:
 def check_same_tokenizer(target: PreTrainedTokenizerBase, draft: Model) -> int:
     """`check_same_vocabulary` for a target of which only the tokenizer is here.
 
+    Both tokenizers may have tokens beyond the last logit.
+
     Raises:
         VocabularyMismatchError: A token has different ids, or the draft lacks a token.
     """
-    target_ids, draft_ids = target.get_vocab(), _token_ids(draft, draft.vocab_size)
-    if draft_ids is not None and target_ids != draft_ids:
-        raise VocabularyMismatchError(_difference(target_ids, draft_ids))
+    if draft.tokenizer is not None:
+        ids = [written_vocabulary(each) for each in (target, draft.tokenizer)]
+        if ids[0] != ids[1]:
+            raise VocabularyMismatchError(_difference(*ids))
     return draft.vocab_size
 
 

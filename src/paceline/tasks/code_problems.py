@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from paceline.data.prompts import CorpusConfig, Record, read_columns
+from paceline.data.prompts import CorpusConfig, Record, read_columns, template_settings
 from paceline.errors import PromptError, UsageError
 from paceline.tasks import scoring
 from paceline.tasks.base import TaskExample, TaskModel, pick
@@ -175,9 +175,11 @@ class Code(TaskModel):
             for name, value in values.items():
                 if not isinstance(value, str):
                     raise PromptError(f"{where} has no text in column {name}; fill it")
-            yield self._example(values, where)
+            yield self._example(values, where, corpus)
 
-    def _example(self, problem: dict[str, str], where: str) -> TaskExample:
+    def _example(
+        self, problem: dict[str, str], where: str, corpus: CorpusConfig | None = None
+    ) -> TaskExample:
         reference = f"{problem['test']}\ncheck({problem['entry_point']})"
         prompt, solution = problem["prompt"], problem.get(_SOLUTION)
         if not self.chat:
@@ -187,4 +189,5 @@ class Code(TaskModel):
         if solution is not None:
             shown = f"```python\n{prompt}{solution}```"
             messages.append({"role": "assistant", "content": shown})
-        return TaskExample(Record(where, "chat", messages=tuple(messages)), reference)
+        settings = template_settings(corpus, where)
+        return TaskExample(Record(where, "chat", messages=tuple(messages), **settings), reference)

@@ -39,9 +39,9 @@ class Corpora(TaskModel):
         if split == "train":
             if self.train_corpus is None:
                 raise UsageError(f"no training text besides {name}; name a train_corpus")
-            tested = {_prompt_of(record) for record in records}
+            tested = {record.asked for record in records}
             name = f"{self.train_corpus.path}, without the prompts of {name},"
-            records = [r for r in read_records(self.train_corpus) if _prompt_of(r) not in tested]
+            records = [r for r in read_records(self.train_corpus) if r.asked not in tested]
         found = {json.dumps(as_row(r)): TaskExample(r, reference_of(r)) for r in records}
         return pick(found, count, seed, name, "request fewer or give more text")
 
@@ -151,13 +151,6 @@ def corpus_version(corpus: CorpusConfig) -> dict[str, str]:
         found = corpus_fingerprint(corpus)
         return {"corpus": found} if found else {}
     return {"corpus": short_hash([path.read_bytes()])}
-
-
-def _prompt_of(record: Record) -> str:
-    messages = list(record.messages)
-    if messages and messages[-1]["role"] == "assistant":
-        messages.pop()
-    return json.dumps([record.text, messages])
 
 
 class Chat(Unscored):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import torch
 from pydantic import Field, field_validator, model_validator
 
-from paceline.data.prompts import CorpusConfig, Record, read_columns
+from paceline.data.prompts import CorpusConfig, Record, read_columns, template_settings
 from paceline.errors import PromptError, UsageError
 from paceline.fingerprints import short_hash
 from paceline.tasks import scoring
@@ -110,13 +110,14 @@ class RowTask(TaskModel):
         shots = learnt[: self.num_shots]
         match split:
             case "train":
-                chosen = learnt[self.num_shots :]
+                chosen, corpus = learnt[self.num_shots :], self.train_corpus
             case "test":
                 keys = numbered(map(_key, test))
                 found = dict(zip(keys, test, strict=True))
                 name, remedy = self.corpus.path, "request fewer or give more rows"
+                corpus = self.corpus
                 chosen = pick(found, count, seed, name, remedy, kind="examples")
-        return [self._example(item, shots) for item in chosen]
+        return [self._example(item, shots, corpus) for item in chosen]
 
     def versions(self) -> dict[str, str]:
         """Version of the task and fingerprints of its data."""
@@ -170,11 +171,14 @@ class RowTask(TaskModel):
             prompt = _PLACEHOLDER.sub(lambda found, texts=texts: texts[found[1]], self.prompt)
             yield Item(where, prompt, self.read_references(values[answer], answer, where))
 
-    def _example(self, item: Item, shots: Sequence[Item]) -> TaskExample:
+    def _example(
+        self, item: Item, shots: Sequence[Item], corpus: CorpusConfig | None
+    ) -> TaskExample:
         if self.chat:
             asked = [exchange(s.where, s.prompt, s.references[0]) for s in (*shots, item)]
             turns = [message for chat in asked for message in chat.messages]
-            record = Record(item.where, "chat", messages=tuple(turns))
+            settings = template_settings(corpus, item.where)
+            record = Record(item.where, "chat", messages=tuple(turns), **settings)
         else:
             before = [f"{s.prompt}{self.separator}{s.references[0]}{SHOT_BREAK}" for s in shots]
             text = "".join(before) + item.prompt

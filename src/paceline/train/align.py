@@ -30,7 +30,7 @@ from paceline.train.loss import LossVocabulary, StepPlan, VocabularySample
 from paceline.train.objectives import UnderRule
 from paceline.train.run import open_run
 from paceline.train.step import Stepper
-from paceline.train.training_text import lengths_of, records_of, stream_of, text_of
+from paceline.train.training_text import records_of, stream_of, text_of
 from paceline.train.weights import freeze_embeddings, freeze_layers, train_all
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def _check_pair(config: AlignConfig, target: HfModel | None, draft: HfModel) -> 
 
 def _check_lengths(config: AlignConfig, target: HfModel | None, draft: HfModel) -> None:
     settings = config.evaluation
-    longest = {("max_prompt_tokens", "max_completion_tokens"): lengths_of(config)}
+    longest = {("max_prompt_tokens", "max_completion_tokens"): config.lengths}
     if config.data.evaluates:
         names = ("evaluation.max_prompt_tokens", "max_new_tokens")
         longest[names] = Lengths(settings.max_prompt_tokens, settings.max_new_tokens)

@@ -87,6 +87,8 @@ class TrainSettings(StrictModel):
         num_steps: Budget in optimizer steps. Without max_seconds, the run is deterministic.
         max_seconds: Budget in seconds, without set-up and the evaluations before and after. With
             both budgets, the schedule follows the one that ends first.
+        max_prompt_tokens: Maximum prompt tokens; prompts keep their last ones. Documents are cut to
+            max_prompt_tokens + max_completion_tokens.
         batch_size: Sequences per optimizer step, over all processes and accumulation steps.
         gradient_accumulation_steps: Split each step into N parts to save memory; the result is the
             same.
@@ -98,7 +100,7 @@ class TrainSettings(StrictModel):
         shard: Models whose weights are sharded over processes instead of replicated.
         precision: Precision of forward and backward passes; weights and sums are float32. `auto`
             times both when the run begins and uses the faster one for the whole run.
-        device: `auto` uses an accelerator if there is one.
+        device: `auto` is the GPU if there is one, else the CPU.
         track: Experiment trackers that get the metrics: tensorboard, wandb, trackio, mlflow.
     """
 
@@ -107,6 +109,8 @@ class TrainSettings(StrictModel):
     optimizer: Optimizer = Adafactor()
     num_steps: int | None = Field(default=None, ge=1)
     max_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    max_prompt_tokens: int = Field(default=64, ge=1)
+    max_completion_tokens: int = Field(default=64, ge=1)
     batch_size: int = Field(default=32, ge=1)
     gradient_accumulation_steps: int = Field(default=1, ge=1)
     max_gradient_norm: float | None = Field(default=1.0, gt=0, allow_inf_nan=False)
@@ -118,6 +122,11 @@ class TrainSettings(StrictModel):
     seed: int = 0
     checkpoints: Checkpoints = Checkpoints()
     track: tuple[TrackerName, ...] = ()
+
+    @property
+    def lengths(self) -> Lengths:
+        """Maximum lengths of prompts and completions."""
+        return Lengths(self.max_prompt_tokens, self.max_completion_tokens)
 
     @model_validator(mode="after")
     def _consistent(self) -> TrainSettings:
@@ -160,8 +169,8 @@ class AlignData(StrictModel):
     Attributes:
         train: Documents, prompts, or prompts with completions.
         held_out: Prompts for evaluation; the target completes them once.
-        held_out_from_train: Instead of `held_out`, remove N texts and their duplicates from
-            `train`, chosen by the run's seed. No evaluation if both are None.
+        held_out_from_train: Instead of `held_out`, remove N documents or prompts with all
+            their answers from `train`, chosen by the run's seed. No evaluation if both are None.
         train_document_prompts: Also train on the first tokens of documents used as fixed text.
         pack_documents: Concatenate documents before splitting them into rows, without padding.
         pretraining: Text that the draft was pretrained on, mixed in against forgetting. It is used
@@ -297,8 +306,6 @@ class AlignConfig(TrainSettings):
     sampling: SamplingParams = SamplingParams()
     writer: Annotated[ModelWriter | OpenAIWriter, Field(discriminator="kind")] = ModelWriter()
     target_rounds: Rounds | None = None
-    max_prompt_tokens: int = Field(default=64, ge=1)
-    max_completion_tokens: int = Field(default=64, ge=1)
     freeze_embeddings: bool = False
     freeze_layers: int = Field(default=0, ge=0)
     evaluation: Evaluation = Evaluation()
@@ -312,6 +319,11 @@ class AlignConfig(TrainSettings):
     def target_writes(self) -> bool:
         """True if some of the text is the target's."""
         return self.fixed_fraction < 1 and self.draft_fraction < 1
+
+    @property
+    def draft_writes(self) -> bool:
+        """True if some of the text is the draft's."""
+        return self.fixed_fraction < 1 and self.draft_fraction > 0
 
     @property
     def loads_target(self) -> bool:
@@ -339,9 +351,8 @@ class AlignConfig(TrainSettings):
     @model_validator(mode="before")
     @classmethod
     def _fill_in_recipe(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("recipe") in RECIPES:
-            return RECIPES[values["recipe"]] | values
-        return values
+        name = values.get("recipe") if isinstance(values, dict) else None
+        return RECIPES[name] | values if isinstance(name, str) and name in RECIPES else values
 
     @field_validator("objective", mode="before")
     @classmethod
@@ -379,10 +390,16 @@ class AlignConfig(TrainSettings):
                 "data.keep_states_gb is set, but fixed_fraction is 0, so no text is used again; "
                 "unset keep_states_gb"
             )
-        if not reads_target(self.objective) and self.fixed_fraction < 1 and self.draft_fraction > 0:
+        if self.target_rounds is not None and not self.target_writes:
+            raise ValueError(
+                "target_rounds is set, but no text is the target's; lower fixed_fraction or "
+                "draft_fraction, or unset target_rounds"
+            )
+        parts = [self.objective] if self.finish is None else [self.objective, self.finish.objective]
+        if self.draft_writes and not all(map(reads_target, parts)):
             raise ValueError(
                 "cross_entropy alone is no training signal on text that the draft generated; "
-                "set draft_fraction to 0, or use a divergence as objective"
+                "set draft_fraction to 0, or use a divergence as objective and in finish"
             )
         return self
 
@@ -398,9 +415,9 @@ class AlignConfig(TrainSettings):
         checks.key(self.writer)
         draft, target, tokenizer = self._check_models(checks)
         check_texts(checks, self.data, "train", "held_out", "pretraining")
-        lengths = Lengths(self.max_prompt_tokens, self.max_completion_tokens)
         recorded = reads_top(self.terms) if self.fixed_fraction > 0 else None
-        check_trained(checks, self.data, tokenizer, target or draft, lengths, recorded=recorded)
+        reader = target or draft
+        check_trained(checks, self.data, tokenizer, reader, self.lengths, recorded=recorded)
         return draft
 
     def _check_models(self, checks: InputChecks) -> tuple[ModelFacts, ModelFacts | None, Any]:
@@ -442,8 +459,7 @@ class AlignConfig(TrainSettings):
     def _check_writer(self) -> None:
         served = isinstance(self.writer, OpenAIWriter)
         recorded = served and self.writer.top_logprobs > 0
-        by_draft = self.fixed_fraction < 1 and self.draft_fraction > 0
-        unrecorded = by_draft or (self.target_writes and not recorded)
+        unrecorded = self.draft_writes or (self.target_writes and not recorded)
         if reads_top(self.terms) and (unrecorded or self.data.pretraining is not None):
             raise ValueError(
                 "top_k_tail needs recorded log probabilities of every text; set fixed_fraction to "

@@ -21,7 +21,7 @@ from paceline.core.text_scores import TextScores, score_tokens
 from paceline.data.collate import batches_of_like_length, collate
 from paceline.data.sources import rows_of, sample_completions
 from paceline.data.tokens import encode_prompts
-from paceline.models.loading import fingerprint
+from paceline.models.loading import fingerprint, tokenizer_of
 from paceline.records import atomic_write_text, locked, read_jsonl
 from paceline.rng import named_generator
 
@@ -52,22 +52,19 @@ def held_out_evaluator(
     target: HfModel,
     vocab_size: int,
     texts: Path | None,
-) -> AgreementEvaluator | None:
-    """Evaluator on the target's answers to these records; None if it has no tokenizer.
+) -> AgreementEvaluator:
+    """Evaluator on the target's answers to these records.
 
     `texts` is a directory of answers that several runs share; None: of this run only.
     """
     settings = config.evaluation
-    if target.tokenizer is None:
-        return None
     prompts = encode_prompts(
-        records,
-        target.tokenizer,
+        records[: settings.num_prompts],
+        tokenizer_of(target, config.target),
         max_tokens=settings.max_prompt_tokens,
         encoder=target.decoder_prompt is not None,
         setting="evaluation.max_prompt_tokens",
     )
-    prompts = prompts[: settings.num_prompts]
     shared = None
     if texts is not None:
         name = text_name(config.target, target, prompts, settings, config.seed)

@@ -119,6 +119,8 @@ class DraftConfig(StrictModel):
             raise ValueError("give layers, search_layers, a width such as hidden_size, or params")
         if self.params is None and self.num_layers is not None:
             raise ValueError("num_layers needs params; use search_layers to keep N layers")
+        if self.params is None and self.embeddings != "target":
+            raise ValueError(f"embeddings {self.embeddings} needs params; leave embeddings out")
         needs = {
             "search_layers": self.search_layers is not None,
             "search_encoder_layers": self.search_encoder_layers is not None,

@@ -19,7 +19,7 @@ from paceline.errors import DivergedError, EngineError, PromptError, StoppedErro
 from paceline.models.drafts.save import save_draft
 from paceline.models.loading import load_model
 from paceline.records import append_jsonl, read_jsonl
-from paceline.train.checkpoint import read_optimizer, read_state, rewind_metrics
+from paceline.train.checkpoint import read_optimizer, read_state, rewind_metrics, saved_model
 from paceline.train.optim import learning_rate
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 _WINDOW = 50  # steps of the running median
 _SETTLED = 20  # minimum number of losses for a median
+_NEGLIGIBLE = 1e-3  # nats; a smaller median is rounding, or a draft that equals its target
 _PATIENCE = 3  # consecutive bad steps, so that one outlier batch does not end the run
 
 Figures = dict[str, float]
@@ -261,10 +262,7 @@ class TrainingLoop:
         if not (self.guard.calm or always):
             return
         if not self.stepper.is_finite():
-            raise DivergedError(
-                f"the weights are not finite after step {self.state.step}; the last good "
-                f"checkpoint is {self.saved}; restart with a smaller optimizer.learning_rate"
-            )
+            raise _failure(f"the weights are not finite after step {self.state.step}", self.saved)
         model, optimizer = self.stepper.whole()
         if self.run.is_main:
             self.state.recent_losses, self.state.phase = list(self.guard.recent), self.guard.phase
@@ -361,7 +359,7 @@ class LossGuard:
             self.phase = phase
             self.recent.clear()
         median = statistics.median(self.recent) if len(self.recent) >= _SETTLED else math.inf
-        high = figures.loss > self.max_ratio * median
+        high = figures.loss > self.max_ratio * max(median, _NEGLIGIBLE)
         self.num_high = self.num_high + 1 if high else 0
         if self.num_high >= _PATIENCE:
             raise _failure(
@@ -372,8 +370,9 @@ class LossGuard:
 
 
 def _failure(what: str, saved: Path | None) -> DivergedError:
-    where = f"the last good checkpoint is {saved}" if saved else "no checkpoint was saved yet"
-    remedy = "restart from it" if saved else "restart"
+    where, remedy = "no checkpoint was saved yet", "restart"
+    if saved is not None:
+        where, remedy = f"the last good checkpoint is {saved_model(saved)}", "restart from it"
     return DivergedError(f"{what}; {where}; {remedy} with a smaller optimizer.learning_rate")
 
 

@@ -133,7 +133,6 @@ def learning_rate(config: Optimizer, step: int, progress: float) -> float:
 
 
 def _factor(schedule: Schedule, progress: float) -> float:
-    progress = min(progress, 1.0)
     match schedule:
         case Constant():
             return 1.0

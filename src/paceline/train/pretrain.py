@@ -6,7 +6,7 @@ For an encoder-decoder this is supervised fine-tuning on pairs of source and tar
 # N trained positions, D hidden
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -16,7 +16,7 @@ from paceline.core.divergences import Mean
 from paceline.core.fused import chunks
 from paceline.core.text_scores import nats_of
 from paceline.data.collate import TokenRow, collate
-from paceline.data.examples import Lengths, build_examples
+from paceline.data.examples import build_examples
 from paceline.data.input_checks import InputChecks
 from paceline.data.prompts import (
     CorpusConfig,
@@ -95,7 +95,6 @@ class PretrainConfig(TrainSettings):
         model: Architecture of a new model; or hub id, directory or GGUF file of a model to
             continue from, which is not changed.
         tokenizer: Tokenizer of a new model: trained on the text, or that of the named model.
-        max_prompt_tokens: Documents are cut to max_prompt_tokens + max_completion_tokens.
         evaluate_every: Steps between evaluations; None: only before and after training.
         num_evaluated: Maximum number of held-out texts.
         stored_dtype: Data type of the saved weights of a new model.
@@ -104,8 +103,6 @@ class PretrainConfig(TrainSettings):
     model: AnyNewModel
     tokenizer: NewTokenizer | str = NewTokenizer()
     data: Annotated[PretrainData, Options("train")]
-    max_prompt_tokens: int = Field(default=64, ge=1)
-    max_completion_tokens: int = Field(default=64, ge=1)
     evaluate_every: int | None = Field(default=None, ge=1)
     num_evaluated: Annotated[int, Field(ge=1)] = 256
     stored_dtype: Literal["float32", "bfloat16"] = "bfloat16"
@@ -132,8 +129,7 @@ class PretrainConfig(TrainSettings):
             checks.model("tokenizer", self.tokenizer)
         check_texts(checks, self.data, "train", "held_out")
         if start is not None:
-            lengths = Lengths(self.max_prompt_tokens, self.max_completion_tokens)
-            check_trained(checks, self.data, start.tokenizer, start, lengths)
+            check_trained(checks, self.data, start.tokenizer, start, self.lengths)
         self.check_output(checks, start)
         return checks
 
@@ -255,9 +251,8 @@ def _text(
     config: PretrainConfig, run: TrainingRun, records: Sequence[Record], model: HfModel
 ) -> TrainingText:
     if config.data.streaming:
-        lengths = Lengths(config.max_prompt_tokens, config.max_completion_tokens)
         path = str(config.model)
-        packed = packed_text(run, config.data.train, model, path, lengths, config.batch_size)
+        packed = packed_text(run, config.data.train, model, path, config.batch_size)
         return TrainingText(packed, packed, WritingClock())
     examples = _examples(config, records, model)
     stream = ExampleStream(examples, config.batch_size, seed=config.seed, shard=run.shard)
@@ -298,7 +293,7 @@ def _stored_dtype(config: PretrainConfig) -> torch.dtype | None:
 
 def _check_length(config: PretrainConfig, model: HfModel) -> None:
     names = ("max_prompt_tokens", "max_completion_tokens")
-    check_fits(model, config.max_prompt_tokens, config.max_completion_tokens, names, "the model")
+    check_fits(model, *config.lengths, names, "the model")
     if model.decoder_prompt is not None and (config.data.streaming or config.shard):
         name = "shard" if config.shard else "data.streaming"
         raise ConfigError(
@@ -312,8 +307,7 @@ def _examples(config: PretrainConfig, records: Sequence[Record], model: HfModel)
     return build_examples(
         records,
         tokenizer,
-        Lengths(config.max_prompt_tokens, config.max_completion_tokens),
-        eos_token_id=cast("int | None", tokenizer.eos_token_id),
+        config.lengths,
         eos_token_ids=model.eos_token_ids,
         pack_documents=config.data.pack_documents,
         decoder_prompt=model.decoder_prompt,

@@ -16,7 +16,7 @@ from accelerate.utils import broadcast_object_list, parse_flag_from_env
 from paceline.data.input_checks import checked
 from paceline.data.sources import Shard
 from paceline.errors import ConfigError, PacelineError
-from paceline.models.loading import load_model, model_directory
+from paceline.models.loading import find_device, load_model, model_directory
 from paceline.models.precision import choose_precision
 from paceline.models.prepare import choose_writer, training_writer
 from paceline.native import compiled
@@ -138,7 +138,9 @@ def open_run(
         StorageError: a file could not be written.
     """
     _check_launcher()
-    accelerator = Accelerator(cpu=config.device == "cpu", mixed_precision="no")
+    # accelerate also takes accelerators without float64, such as those of Apple
+    on_cpu = find_device(config.device).type == "cpu"
+    accelerator = Accelerator(cpu=on_cpu, mixed_precision="no")
     progress = progress if accelerator.is_main_process else silent
     directory = RunDirectory(config.output)
     inputs = check_run_directory(directory, config, inputs, resume=resume)

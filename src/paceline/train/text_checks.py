@@ -44,7 +44,6 @@ def check_trained(
         list(first_records(data.train, _TRAINED)),
         tokenizer,
         lengths,
-        eos_token_id=tokenizer.eos_token_id,
         eos_token_ids=model.eos_token_ids,
         decoder_prompt=model.decoder_prompt,
         recorded_states=getattr(data, "recorded_states", False),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paceline.data.examples import Lengths, build_examples
+from paceline.data.examples import build_examples
 from paceline.data.packing import PackedText
 from paceline.data.prompts import read_records
 from paceline.data.replay import Rounds, ServedRounds, TargetRounds, WritingClock
@@ -40,10 +40,6 @@ if TYPE_CHECKING:
 _SERVED_BATCHES = 16  # of training, in a round that servers write if none is configured
 
 
-def lengths_of(config: AlignConfig) -> Lengths:
-    return Lengths(config.max_prompt_tokens, config.max_completion_tokens)
-
-
 def records_of(config: AlignConfig) -> tuple[list[Record], list[Record] | None]:
     """Training records and held-out records (None: no evaluation).
 
@@ -57,16 +53,16 @@ def records_of(config: AlignConfig) -> tuple[list[Record], list[Record] | None]:
         return train, read_records(data.held_out)
     if data.held_out_from_train is None:
         return train, None
-    unique = list({record.content: record for record in reversed(train)}.values())
+    unique = list({record.asked: record for record in reversed(train)}.values())
     if data.held_out_from_train >= len(unique):
         raise ConfigError(
             f"data.held_out_from_train is {data.held_out_from_train}, but {data.train.path} has "
-            f"{len(unique)} different texts; hold out fewer, or set data.held_out"
+            f"{len(unique)} different prompts; hold out fewer, or set data.held_out"
         )
     order = torch.randperm(len(unique), generator=named_generator(config.seed, "held out"))
     held_out = [unique[index] for index in order[: data.held_out_from_train].tolist()]
-    taken = {record.content for record in held_out}
-    return [record for record in train if record.content not in taken], held_out
+    taken = {record.asked for record in held_out}
+    return [record for record in train if record.asked not in taken], held_out
 
 
 def stream_of(
@@ -79,8 +75,7 @@ def stream_of(
     examples = build_examples(
         records,
         tokenizer,
-        lengths_of(config),
-        eos_token_id=cast("int | None", tokenizer.eos_token_id),
+        config.lengths,
         eos_token_ids=reader.eos_token_ids,
         train_document_prompts=config.data.train_document_prompts,
         pack_documents=config.data.pack_documents,
@@ -114,8 +109,8 @@ def text_of(
     reader, writing = target or draft, WritingClock()
     source: BatchSource = _mixture(config, run, stream, draft, reader, writing)
     if config.data.pretraining is not None:
-        own = config.data.pretraining, reader, config.target, lengths_of(config)
-        source = BlendedText(source, stream, packed_text(run, *own, config.pretraining_rows))
+        own = config.data.pretraining, reader, config.target, config.pretraining_rows
+        source = BlendedText(source, stream, packed_text(run, *own))
     return TrainingText(source, stream, writing)
 
 
@@ -132,8 +127,7 @@ def _mixture(
         "max_new_tokens": config.max_completion_tokens,
         "eos_token_ids": target.eos_token_ids,
     }
-    by_draft = config.fixed_fraction < 1 and config.draft_fraction > 0
-    draft_writer = run.writer_of(draft) if by_draft else draft
+    draft_writer = run.writer_of(draft) if config.draft_writes else draft
     by_target = _text_of_target(config, run, stream, target, generation, writing)
     limit_gb = config.data.keep_states_gb
     fixed = FixedText(stream)
@@ -175,16 +169,15 @@ def _text_of_target(
 
 
 def packed_text(
-    run: TrainingRun, corpus: CorpusConfig, model: HfModel, path: str, lengths: Lengths, rows: int
+    run: TrainingRun, corpus: CorpusConfig, model: HfModel, path: str, rows: int
 ) -> PackedText:
     """A corpus that is streamed, as packed documents; `path` is the model's, for errors."""
     tokenizer = tokenizer_of(model, path)
     return PackedText(
         corpus,
         tokenizer,
-        sum(lengths),
+        sum(run.config.lengths),
         rows,
-        eos_token_id=cast("int | None", tokenizer.eos_token_id),
         eos_token_ids=model.eos_token_ids,
         seed=run.config.seed,
         shard=run.shard,

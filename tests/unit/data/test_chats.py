@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from paceline.data.chats import AnswerEnd
 from paceline.data.examples import Example, Lengths, build_examples, record_examples
 from paceline.data.prompts import CorpusConfig, Record, read_records
 from paceline.data.tokens import encode_prompts
@@ -36,7 +37,6 @@ def build(record: Record, tokenizer: Any, stops: str = "") -> list[Example]:
         [record],
         tokenizer,
         Lengths(1000, 1000),
-        eos_token_id=tokenizer.eos_token_id,
         eos_token_ids=tokenizer.convert_tokens_to_ids(stops.split()),
     )
 
@@ -67,6 +67,20 @@ def test_every_answer_is_trained_behind_its_prompt_up_to_the_end_of_the_turn(
     row = {"messages": family.messages, "chat_template_kwargs": dict(family.arguments)}
     examples = build(read(tmp_path / "a.jsonl", row), tokenizer, family.stops)
     assert [marked(example, tokenizer) for example in examples] == turns_of(family.talk)
+
+
+@pytest.mark.parametrize("family", CHAT_FAMILIES, ids=CHAT_FAMILY_NAMES)
+def test_the_end_of_an_answer_is_that_of_the_family_s_chats(family: Family):
+    tokenizer = tokenizer_of(family)
+    prompt = tokenizer.apply_chat_template(
+        family.messages[:-1], add_generation_prompt=True, return_dict=False, **family.arguments
+    )
+    talk = family.talk if isinstance(family.talk, str) else family.talk[-1]
+    whole = tokenizer(re.sub("[«»]", "", talk), add_special_tokens=False)["input_ids"]
+    end = AnswerEnd(tokenizer)
+    assert end.behind(prompt) == whole[-1]
+    plain = tokenizer("hi", add_special_tokens=False)["input_ids"]
+    assert end.behind(plain) == tokenizer.convert_tokens_to_ids(family.special.split()[1])
 
 
 @pytest.mark.parametrize("family", CHAT_FAMILIES, ids=CHAT_FAMILY_NAMES)

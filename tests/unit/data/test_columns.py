@@ -8,6 +8,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from paceline.data.input_checks import InputChecks
 from paceline.data.prompts import CorpusConfig, read_columns
 from paceline.errors import PromptError
 
@@ -65,3 +66,15 @@ def test_no_rows_and_files_of_several_kinds_are_one_line(tmp_path: Path):
     (tmp_path / "b.txt").write_text("x")
     with pytest.raises(PromptError, match="files of several kinds"):
         list(read_columns(CorpusConfig(path=str(tmp_path)), []))
+
+
+def test_a_text_is_checked_once_for_each_of_its_columns(tmp_path: Path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"question": "hi"}\n')
+    named = CorpusConfig(path=str(path), prompt_field="question")
+    checks = InputChecks()
+    for name in ("data.train", "data.held_out"):
+        checks.text(name, named)
+    assert [line.partition(":")[0] for line in checks.lines] == ["data.train"]
+    with pytest.raises(PromptError, match="line 1 has no column topic; its columns are question"):
+        checks.text("data.held_out", CorpusConfig(path=str(path), prompt_field="topic"))

@@ -93,6 +93,19 @@ def test_records_are_what_the_target_writes_with_the_seed_that_they_name(
     assert result["temperatures"] == {"0": 11, "1": 11}
 
 
+def test_tokens_are_counted_without_reading_the_hidden_states(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delattr(ShardStore, "read")
+    writer = {"kind": "model", "hidden_states": True}
+    run = generate_data(config(folder, tmp_path / "run", writer=writer))
+    result = json.loads((run / "result.json").read_text())
+    table = parquet.read_table(run / "data")
+    completions = table["completion_tokens"].to_pylist()
+    assert result["num_tokens"] == sum(map(len, completions))
+    assert sum(result["stop_reasons"].values()) == table.num_rows == 22
+
+
 def test_a_draft_only_changes_how_fast_it_goes(folder: Path, tmp_path: Path):
     plain = answers(generate_data(config(folder, tmp_path / "plain", temperatures=[0])))
     drafted = answers(
@@ -259,7 +272,7 @@ def test_records_are_read_for_alignment_to_the_token(folder: Path, tmp_path: Pat
             answer.prompt_tokens,
             answer.completion_tokens,
         )
-        (example,) = build_examples([record], tokenizer, Lengths(8, 40), eos_token_id=1)
+        (example,) = build_examples([record], tokenizer, Lengths(8, 40))
         # a text that was cut off teaches no end of text
         assert list(example.tokens) == [*answer.prompt_tokens, *answer.completion_tokens]
 

@@ -1,5 +1,6 @@
 """Prompts of all kinds of files, and the messages of chats."""
 
+import datetime
 import gzip
 import json
 from pathlib import Path
@@ -395,3 +396,17 @@ def test_a_parquet_file_has_the_chats_that_json_lines_have(tmp_path: Path):
 def test_arguments_that_paceline_sets_are_refused_in_a_configuration():
     with pytest.raises(ConfigError, match="has add_generation_prompt in chat_template_kwargs"):
         validate(CorpusConfig, {"path": "a", "chat_template_kwargs": {"add_generation_prompt": 1}})
+
+
+def test_dates_and_bytes_beside_the_text_of_a_message_are_read(tmp_path: Path):
+    """As in WildChat: each message has a timestamp."""
+    when = datetime.datetime(2024, 5, 17, 8, 30)
+    message = {"role": "user", "content": "hi", "timestamp": when, "hash": b"\x00a"}
+    path = tmp_path / "chats.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist([{"messages": [message]}] * 2), path)
+    first, second = read_records(str(path))
+    (found,) = first.messages
+    assert (found["role"], found["content"]) == ("user", "hi")
+    assert found["timestamp"] == str(when)
+    assert first.asked == second.asked
+    json.dumps(first.messages)  # for servers, and for the process that renders templates

@@ -11,7 +11,7 @@ from paceline.data.requests import GenerateDataConfig, Request, plan_shards
 from paceline.errors import ConfigError, PromptError
 from support.models import tiny_tokenizer
 from support.runs import write_corpus
-from support.texts import TOKENIZER_FAMILIES, wrapped
+from support.texts import CHAT_FAMILIES, TOKENIZER_FAMILIES, TOOL, tokenizer_of, wrapped
 
 _TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
 
@@ -142,6 +142,41 @@ def test_a_record_names_the_system_prompt_that_was_there(tmp_path: Path):
     assert [request.system_prompt for request in shard] == ["", "own", "be brief"]
     with pytest.raises(PromptError, match="line 1 has tokens, and format chat needs text"):
         planned(tmp_path, [{"tokens": [5, 6]}], format="chat")
+
+
+def test_system_prompts_without_a_chat_are_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"system_prompts is set, but .* has no chats; set"):
+        planned(tmp_path, PROMPTS, system_prompts=["be brief"])
+
+
+@pytest.mark.parametrize("form", ["chat", "plain"])
+@pytest.mark.parametrize("name", ["prompt", "text"])
+def test_a_text_that_is_asked_as_a_chat_has_the_tools_and_arguments_of_its_corpus(
+    tmp_path: Path, name: str, form: str
+):
+    tokenizer = tokenizer_of(next(each for each in CHAT_FAMILIES if each.name == "qwen3"))
+    arguments = {"enable_thinking": False}
+    path = write_corpus(tmp_path / "prompts.jsonl", [{name: "yo"}])
+    prompts = {"path": str(path), "tools": [TOOL], "chat_template_kwargs": arguments}
+    values = {"target": "t", "output": str(tmp_path / "out"), "prompts": prompts, "format": form}
+    (shard,) = plan_shards(validate(GenerateDataConfig, values | {"temperatures": [1]}), tokenizer)
+    (request,) = shard.requests
+    wanted = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "yo"}],
+        tools=[TOOL],
+        add_generation_prompt=True,
+        return_dict=False,
+        **arguments,
+    )
+    assert list(request.tokens) == (wanted if form == "chat" else tokenizer("yo")["input_ids"])
+
+
+def test_a_template_that_does_not_read_an_argument_is_named(tmp_path: Path):
+    path = write_corpus(tmp_path / "few.jsonl", PROMPTS)
+    prompts = {"path": str(path), "chat_template_kwargs": {"enable_thinking": False}}
+    with pytest.warns(UserWarning, match=r"does not read enable_thinking \(5 chats\)"):
+        planned(tmp_path, PROMPTS, prompts=prompts, format="chat")
+    planned(tmp_path, PROMPTS, prompts=prompts)  # no chat, no warning
 
 
 PROMPT, ANSWER = "def f(x):\n", "return y"

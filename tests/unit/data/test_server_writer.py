@@ -5,6 +5,7 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from paceline.errors import ConfigError, EngineError, PacelineError, SlowerWarni
 from paceline.permissions import given
 from support.engines import Answer, Served, serving, top_of
 from support.runs import write_corpus
+from support.texts import CHAT_FAMILIES, tokenizer_of
 
 _WORDS = ("cat", "hat", "pan", "tin", "inn", "hen", "rain", "river", "thread", "barn", "sat")
 KEY = "a-secret-key-1234"
@@ -148,12 +150,9 @@ def test_a_token_that_ends_within_a_character_has_no_candidates(folder: Path, tm
         assert [len(each) for each in top] == [0] + [TOP] * (len(answer.completion_tokens) - 1)
 
 
-def test_a_failed_run_keeps_its_answers_and_asks_for_the_others_only(
-    folder: Path, tmp_path: Path, served: Served, url: str
-):
-    whole = answers(generate_data(config(folder, tmp_path / "whole", url)))
-    served.bodies.clear()
-    made = config(folder, tmp_path / "run", url, writer={"concurrency": 1})
+@contextmanager
+def stopping(served: Served) -> Iterator[str]:
+    """The URL of a server that refuses all requests after the sixth; it refuses none at the end."""
     complete = served.complete
 
     def stop_at_the_seventh(body: dict[str, Any]) -> Answer:
@@ -162,16 +161,42 @@ def test_a_failed_run_keeps_its_answers_and_asks_for_the_others_only(
         return complete(body)
 
     served.complete = stop_at_the_seventh  # pyright: ignore[reportAttributeAccessIssue]
-    with serving(served.routes) as stopping, pytest.raises(UsageError, match="no more today"):
-        generate_data(
-            made.model_copy(update={"writer": made.writer.model_copy(update={"url": stopping})})
-        )
+    with serving(served.routes) as url:
+        yield url
     served.complete = complete
+
+
+def test_a_failed_run_keeps_its_answers_and_asks_for_the_others_only(
+    folder: Path, tmp_path: Path, served: Served, url: str
+):
+    whole = answers(generate_data(config(folder, tmp_path / "whole", url)))
+    served.bodies.clear()
+    one = {"concurrency": 1}
+    with stopping(served) as other, pytest.raises(UsageError, match="no more today"):
+        generate_data(config(folder, tmp_path / "run", other, writer=one))
     assert len(served.bodies) == 6
-    generate_data(made, resume=True)  # at another address
+    # at another address
+    generate_data(config(folder, tmp_path / "run", url, writer=one), resume=True)
     assert len(served.bodies) == 22
     assert [a.model_dump() for a in answers(tmp_path / "run")] == [a.model_dump() for a in whole]
     assert not list((tmp_path / "run/data/.partial").iterdir())
+
+
+def test_answers_of_a_file_that_is_not_complete_are_not_mixed_with_those_of_other_settings(
+    folder: Path, tmp_path: Path, served: Served, url: str
+):
+    large = {"writer": {"concurrency": 1}, "shard_size": 512}
+    with stopping(served) as other, pytest.raises(UsageError, match="no more today"):
+        generate_data(config(folder, tmp_path / "run", other, **large))
+    assert not list((tmp_path / "run/data").glob("*.parquet"))
+    (journal,) = (tmp_path / "run/data/.partial").iterdir()
+    kept = journal.read_text()
+    assert len(kept.splitlines()) == 6
+    with pytest.raises(ConfigError, match="already holds a run"):
+        generate_data(config(folder, tmp_path / "run", url, max_new_tokens=9, **large))
+    with pytest.raises(ConfigError, match="another max_new_tokens"):
+        generate_data(config(folder, tmp_path / "run", url, max_new_tokens=9, **large), resume=True)
+    assert journal.read_text() == kept
 
 
 def test_requests_go_to_all_servers_and_on_when_one_dies(folder: Path, tmp_path: Path):
@@ -296,6 +321,25 @@ def test_a_key_is_sent_and_written_nowhere(
     files = [path for path in run.rglob("*") if path.is_file()]
     assert len(files) > 5
     assert not any(KEY.encode() in path.read_bytes() for path in files)
+
+
+@pytest.mark.parametrize(("form", "end"), [("chat", "<end_of_turn>"), ("plain", "<eos>")])
+def test_a_text_without_tokens_ends_as_the_template_ends_an_answer(
+    folder: Path, tmp_path: Path, form: str, end: str
+):
+    tokenizer = tokenizer_of(next(each for each in CHAT_FAMILIES if each.name == "gemma"))
+    tokenizer.save_pretrained(tmp_path / "gemma")
+    served = Served(folder, kind="other")
+    served.tokens_of = tokenizer
+    choice = {"text": "a cat", "finish_reason": "stop"}
+    answer = 200, {"choices": [choice]}
+    served.complete = lambda _: answer  # pyright: ignore[reportAttributeAccessIssue]
+    with serving(served.routes) as url:
+        made = config(folder, tmp_path / "run", url, target=str(tmp_path / "gemma"), format=form)
+        found = answers(generate_data(made.model_copy(update={"max_prompt_tokens": 100})))
+    wanted = tokenizer(f"a cat{end}", add_special_tokens=False)["input_ids"]
+    assert {tuple(answer.completion_tokens) for answer in found} == {tuple(wanted)}
+    assert {answer.completion for answer in found} == {"a cat"}
 
 
 def test_another_tokenizer_another_model_and_no_server_are_one_line(

@@ -14,7 +14,7 @@ from paceline.data.tokens import turns
 from paceline.decode import SpeculativeDecoder
 from paceline.errors import VocabularyMismatchError
 from paceline.models import HfModel, load_model
-from paceline.models.compatibility import check_same_vocabulary
+from paceline.models.compatibility import check_same_tokenizer, check_same_vocabulary
 from support.models import tiny_hf
 
 LINES = ["the cat sat on the mat and the dog", "hello world this is a test"]
@@ -106,3 +106,7 @@ def test_a_draft_with_another_target_vocabulary_is_refused(model: HfModel, tmp_p
     (other / "target_vocab.json").write_text(json.dumps(known))
     with pytest.raises(VocabularyMismatchError, match="differ in 2 of"):
         check_same_vocabulary(model, load_model(other, dtype="float32"))
+    tokenizer: Any = model.tokenizer
+    with pytest.raises(VocabularyMismatchError, match="differ in 2 of"):
+        check_same_tokenizer(tokenizer, load_model(other, dtype="float32"))
+    assert check_same_tokenizer(tokenizer, model) == 38

@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 
 from paceline.errors import (
     ConfigError,
@@ -23,12 +24,14 @@ from paceline.models import load_model
 from paceline.models.drafts.restricted_head import limit_vocabulary
 from paceline.models.drafts.save import save_draft
 from paceline.native.kernels import losses_and_slopes
+from paceline.progress import silent
 from paceline.records import RunDirectory, read_jsonl
 from paceline.train import align, loop
 from paceline.train.checkpoint import TrainingState, has_begun
 from paceline.train.loop import TrainingLoop
 from paceline.train.loss import VocabularySample
 from paceline.train.objectives import token_losses
+from paceline.train.run import open_run
 from paceline.train.step import Stepper
 from support.runs import align_config, held_out, losses, write_corpus, write_pair
 
@@ -191,7 +194,7 @@ def test_a_loss_that_is_no_number_names_step_and_last_good_checkpoint(
     poison("token_losses", token_losses)
     poison("losses_and_slopes", losses_and_slopes)
     config = align_config(folder, tmp_path / "run", checkpoints={"every_steps": 2})
-    with pytest.raises(TrainingError, match=r"nan at step 6; .*step-00000004;") as caught:
+    with pytest.raises(TrainingError, match=r"nan at step 6; .*step-00000004/model;") as caught:
         align(config)
     assert "\n" not in str(caught.value)
 
@@ -390,3 +393,17 @@ def test_a_launcher_that_deals_weights_out_itself_is_refused(
     with pytest.raises(ConfigError, match=rf"configured for {name}.* set shard to shard"):
         align(align_config(folder, tmp_path / "run"))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_takes_the_device_that_every_other_command_takes(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Accelerate would take Apple's GPU, which has no float64."""
+    monkeypatch.setattr("accelerate.state.is_mps_available", lambda *_: True)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    config = align_config(folder, tmp_path / "run", device="auto")
+    with open_run(config, {}, resume=False, progress=silent) as run:
+        assert run is not None
+        device = run.accelerator.device
+    AcceleratorState._reset_state(reset_partial_state=True)
+    assert device.type == ("cuda" if torch.cuda.is_available() else "cpu")

@@ -82,6 +82,8 @@ def test_a_configuration_survives_yaml_with_overrides(tmp_path: Path):
         ({"objective": "kl"}, "forward_kl"),
         ({"objective": {"kind": "tvd", "weight": 0}}, "greater than 0"),
         ({"recipe": "skd"}, "supervised_kd"),
+        ({"recipe": ["gkd"]}, "recipe"),
+        ({"recipe": {"gkd": 1}}, "recipe"),
         ({"num_steps": None}, "set num_steps or max_seconds"),
         ({"fixed_fraction": 1.1}, "less than or equal to 1"),
         (
@@ -90,6 +92,9 @@ def test_a_configuration_survives_yaml_with_overrides(tmp_path: Path):
         ),
         ({"optimizer": {"kind": "adamw", "warmup_steps": 101}}, "more than num_steps"),
         ({"recipe": "seq_kd", "draft_fraction": 0.5}, "that the draft generated"),
+        ({"recipe": "gkd", "finish": {"objective": "cross_entropy"}}, "that the draft generated"),
+        ({"target_rounds": {"rows": 32}}, "target_rounds is set, but no text is the target"),
+        ({"recipe": "gkd", "target_rounds": {"rows": 32}}, "but no text is the target's"),
         ({"evaluation": {"sampling": {"repetition_penalty": 1.2}}}, "repetition_penalty must be 1"),
         (
             {"fixed_fraction": 0, "data": {"train": "x.jsonl", "keep_states_gb": 1}},

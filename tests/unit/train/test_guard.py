@@ -63,6 +63,24 @@ def test_the_median_moves_with_the_run():
         guard.check(step, figures(1.01**step), SAVED)
 
 
+@pytest.mark.parametrize("median", [-1e-9, 0.0, 1e-7])
+def test_a_loss_near_zero_does_not_explode_by_rounding(median: float):
+    guard = LossGuard(10.0, [median] * 30)
+    for step in range(20):
+        guard.check(step, figures(2e-6), SAVED)
+        assert guard.calm
+    for step in (21, 22):
+        guard.check(step, figures(0.5), SAVED)
+    with pytest.raises(TrainingError, match=r"exploded: 0\.5 at step 23"):
+        guard.check(23, figures(0.5), SAVED)
+
+
+def test_a_run_can_begin_with_the_model_that_the_message_names(tmp_path: Path):
+    (tmp_path / "step-00000040" / "model").mkdir(parents=True)
+    with pytest.raises(TrainingError, match=r"checkpoint is .*step-00000040/model; restart from"):
+        settled().check(41, figures(float("nan")), tmp_path / "step-00000040")
+
+
 def test_a_loss_of_another_objective_is_compared_with_losses_of_its_own():
     guard = settled()
     for step in range(1, 31):  # a hundred times the first objective's

@@ -57,6 +57,7 @@ def test_searched_layers_come_out_in_order(folder: Path):
         ({"params": 0.1, "hidden_size": 16}, "got both params .random weights. and a width"),
         ({"layers": [0], "search_layers": 1}, "got both layers and search_layers"),
         ({"layers": [0], "num_layers": 1}, "num_layers needs params; use search_layers"),
+        ({"layers": [0], "embeddings": "random"}, "embeddings random needs params"),
         ({"search_layers": 1}, "search_layers needs text"),
         ({"hidden_size": 16}, "a width needs text"),
         ({"layers": [0], "vocabulary": 9}, "vocabulary needs text"),

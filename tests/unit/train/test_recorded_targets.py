@@ -1,6 +1,7 @@
 """Alignment from recorded log-probabilities: a target of which only the tokenizer is here."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,16 @@ def test_what_was_not_recorded_is_one_line(folder: Path, tmp_path: Path):
     refused(UsageError, "a tokenizer and no model, but evaluation", "few", **evaluated)
 
 
+def test_records_without_a_stop_reason_are_their_own_tokens_alone(folder: Path, tmp_path: Path):
+    rows = [json.loads(line) for line in (folder / "few.jsonl").read_text().splitlines()]
+    for row in rows:
+        del row["stop_reason"]
+    path = write_corpus(tmp_path / "bare.jsonl", rows)
+    alone = {"target": str(folder / "tokenizer"), "objective": "top_k_tail", "num_steps": 4}
+    found = run(folder, tmp_path / "run", "few", data={"train": str(path)}, **alone)
+    assert losses(found) == losses(run(folder, tmp_path / "named", "few", **alone))
+
+
 @pytest.mark.parametrize(
     ("change", "match"),
     [
@@ -182,3 +193,17 @@ def test_another_tokenizer_is_one_line(folder: Path, tmp_path: Path):
     other.save_pretrained(tmp_path / "other")
     with pytest.raises(VocabularyMismatchError, match=r"'a token of its own' is token .* missing"):
         run(folder, tmp_path / "run", "few", target=str(tmp_path / "other"), objective="top_k_tail")
+
+
+@pytest.mark.filterwarnings("ignore:.*the tokenizer has 1 tokens beyond the model")
+def test_a_token_beyond_the_last_logit_is_no_difference(folder: Path, tmp_path: Path):
+    """As the padding token that copies of Llama 2 add to their tokenizer alone."""
+    shutil.copytree(folder / "draft", tmp_path / "draft")
+    longer: Any = load_model(folder / "draft").tokenizer
+    longer.add_tokens(["<more>"])
+    for name in ("draft", "target"):
+        longer.save_pretrained(tmp_path / name)
+    pair = {name: str(tmp_path / name) for name in ("draft", "target")}
+    found = run(folder, tmp_path / "run", "answers", objective="top_k_tail", **pair)
+    plain = {"target": str(folder / "tokenizer"), "objective": "top_k_tail"}
+    assert losses(found) == losses(run(folder, tmp_path / "plain", "answers", **plain))
