@@ -17,7 +17,9 @@ from pydantic import BaseModel
 from paceline.core.sampling import SamplingParams
 from paceline.engines import client, text_servers
 from paceline.engines.client import Client, api_key, certificates, root_of, transport
+from paceline.engines.commands import EngineChoice, Setup, server_environment
 from paceline.engines.contract import Request
+from paceline.engines.kinds import Capacity
 from paceline.engines.process import ServerProcess
 from paceline.engines.text_servers import TextServers
 from paceline.engines.texts import OpenAIWriter
@@ -310,6 +312,19 @@ def test_counters_that_are_no_numbers_are_one_line(value: str):
         block_counts(f"vllm:spec_decode_num_drafts_total {value}\n", "vllm:")
     with pytest.raises(EngineError, match="more than 4,194,304 characters"):
         block_counts("#" * (4 << 20) + "\n", "vllm:")
+
+
+def test_a_server_gets_the_users_own_setting_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    setup = Setup("target", None, Capacity(8))
+    command = [sys.executable, "-c", "import os; print(os.environ['HF_HUB_OFFLINE'])"]
+    given = server_environment(EngineChoice(engine="vllm"), setup)
+    with ServerProcess(command, 1, tmp_path / "log", given) as server:
+        while not server.last_words():
+            pass  # it waits
+    assert (tmp_path / "log").read_text() == "0\n"
 
 
 def test_the_log_replaces_a_link_and_follows_none(tmp_path: Path):
