@@ -235,7 +235,8 @@ def test_a_server_that_refuses_for_now_is_not_taken_for_another(folder: Path, tm
     routes = served.routes | {"/version": lambda _: (404, "none")}
     routes |= {path: first_refused(path, routes[path]) for path in refused}
     with serving(routes) as url:
-        found = answers(generate_data(config(folder, tmp_path / "run", url, writer={"patience_s": 60})))
+        made = config(folder, tmp_path / "run", url, writer={"patience_s": 60})
+        found = answers(generate_data(made))
     assert not any(refused.values())
     assert {answer.server for answer in found} == {"llama.cpp b1-abc"}
 
