@@ -229,7 +229,7 @@ def notes_of(sources: Sources, launch: Launch | None) -> list[str]:
 
 
 def _launch_notes(sources: Sources, launch: Launch) -> list[str]:
-    config, measurement = sources.config, sources.measurement
+    measurement = sources.measurement
     notes: list[str] = []
     if not launch.measured:
         notes.append(

@@ -212,15 +212,15 @@ def test_requests_that_wait_for_a_server_that_fails_go_to_the_others(
         return 503, "stopping"
 
     with serving({"/version": version, "/v1/models": models}) as failing:
-        writer = OpenAIWriter(url=(failing, url), concurrency=16)
+        writer = OpenAIWriter(url=(failing, url), concurrency=6)
         servers = TextServers(
             writer, lambda text: served.tokens_of(text, add_special_tokens=False)["input_ids"]
         )
-        requests = [Request((5, 6), 4, SamplingParams(temperature=0), n) for n in range(16)]
+        requests = [Request((5, 6), 4, SamplingParams(temperature=0), n) for n in range(6)]
         done: list[int] = []
         for _ in range(2):  # the second call knows that it failed
             servers.write(requests, lambda index, _: done.append(index))
-    assert sorted(done) == sorted([*range(16)] * 2)
+    assert sorted(done) == sorted([*range(6)] * 2)
     assert len(asked) == 1
 
 
