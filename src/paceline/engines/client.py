@@ -27,6 +27,8 @@ Shape = TypeVar("Shape", bound=BaseModel)
 
 SECONDS = 600.0
 """Timeout of a request in seconds: until its answer begins, and again until it has ended."""
+CONNECT_SECONDS = 10.0
+"""Timeout of a connection; a machine that drops packets would hold it for minutes."""
 _OWN_KEY = re.compile(r"PACELINE_\w+_KEY")
 _OPENAI = "https://api.openai.com"
 _KEYS: set[str] = set()  # API keys, which no error shows
@@ -35,6 +37,7 @@ MOST_BYTES = 64 << 20  # of an answer
 UNCOMPRESSED = {"Accept-Encoding": "identity"}  # a few bytes could stand for very many
 _ASKED = ("accept", "accept-encoding", "authorization", "connection", "content-length")
 _ASKED += ("content-type", "host", "user-agent")
+_ENDPOINT = re.compile(r"/v1(/(chat/)?completions|/models)?$")  # of a path
 _EVENT = "data: "  # of a stream of server-sent events
 _ADVICE = {
     401: "the API key is wrong or missing; name its variable with --set {key_setting}=NAME",
@@ -69,6 +72,10 @@ KeyVariable = Annotated[str | None, BeforeValidator(_named_by_the_user)]
 """A setting: the environment variable that holds an API key."""
 
 
+class UnavailableError(EngineError):
+    """The server does not answer, or refuses for now."""
+
+
 class StatusError(EngineError):
     """The server answered with an HTTP status other than 200, given by `status`."""
 
@@ -85,9 +92,18 @@ class Client:
     """
 
     def __init__(
-        self, url: str, api_key: str | None = None, *, key_setting: str = "engine.api_key_env"
+        self,
+        url: str,
+        api_key: str | None = None,
+        *,
+        key_setting: str = "engine.api_key_env",
+        seconds: float | None = None,
     ) -> None:
-        """Connect to `url`; `key_setting` is the setting that names the key's variable."""
+        """Connect to `url`.
+
+        `key_setting`: the setting that names the key's variable. `seconds`: timeout of a request;
+        None: `SECONDS`.
+        """
         check_packages()
         import httpx2
 
@@ -95,12 +111,13 @@ class Client:
         if api_key is not None:
             _refuse_plain_http(self.url)
         self._key_setting = key_setting
+        self._seconds = SECONDS if seconds is None else seconds
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._http = httpx2.Client(
             base_url=self.url,
             headers=headers | UNCOMPRESSED,
-            timeout=SECONDS,
-            event_hooks={"response": [limiting(SECONDS)]},
+            timeout=timeouts(self._seconds),
+            event_hooks={"response": [limiting(self._seconds)]},
             limits=httpx2.Limits(max_connections=None),  # one per concurrent request
             **transport(self.url),
         )
@@ -135,17 +152,18 @@ class Client:
                     if line.startswith(_EVENT):
                         yield line.removeprefix(_EVENT)
         except httpx2.HTTPError as error:
-            raise EngineError(unreachable(where, error, SECONDS)) from error
+            raise UnavailableError(unreachable(where, error, self._seconds)) from error
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> str:
         import httpx2
 
+        where = f"{self.url}{path}"
         try:
             answer = self._http.request(method, path, json=body)
         except httpx2.HTTPError as error:
-            raise EngineError(unreachable(f"{self.url}{path}", error, SECONDS)) from error
+            raise UnavailableError(unreachable(where, error, self._seconds)) from error
         if answer.status_code != 200:
-            raise self._refusal(f"{self.url}{path}", answer)
+            raise self._refusal(where, answer)
         return answer.text
 
     def _refusal(self, where: str, answer: httpx2.Response) -> StatusError:
@@ -157,14 +175,20 @@ def api_key(variable: str | None, urls: Sequence[str]) -> str | None:
     """The API key in an environment variable, to send to these servers.
 
     Raises:
-        UsageError: it is not set, or a server of another machine is asked without encryption.
+        UsageError: it is not set or holds no key, or a server of another machine is asked without
+            encryption.
     """
     if variable is None:
         return None
-    key = os.environ.get(variable)
+    key = os.environ.get(variable, "").strip()  # files of Windows leave a carriage return
     if not key:
         raise UsageError(
             f"the environment variable {variable} is not set; set it to the API key of the server"
+        )
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise UsageError(
+            f"the environment variable {variable} holds spaces or characters beyond ASCII, which "
+            "no API key has; set it to the API key of the server alone"
         )
     for url in urls:
         _refuse_plain_http(root_of(url))
@@ -207,7 +231,7 @@ def root_of(url: str) -> str:
             "the URL holds a user name or a password, which results would record; put the API key "
             "into an environment variable and name it with --set engine.api_key_env=NAME"
         )
-    path = parts.path.partition("/v1")[0].rstrip("/")
+    path = _ENDPOINT.sub("", parts.path.rstrip("/")).rstrip("/")
     return f"{parts.scheme}://{parts.netloc}{path}"
 
 
@@ -233,12 +257,13 @@ def certificates(*, trust_env: bool) -> ssl.SSLContext:
 
 
 def is_loopback(url: str) -> bool:
-    """True if the URL is one of this machine."""
+    """True if the URL is one of this machine, as is 0.0.0.0, which servers log as their own."""
     host = urlsplit(url).hostname or ""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        address = ipaddress.ip_address(host)
     except ValueError:
         return host == "localhost"
+    return address.is_loopback or address.is_unspecified
 
 
 def advice_for(status: int, key_setting: str) -> str:
@@ -251,11 +276,13 @@ def unreachable(where: str, error: BaseException, seconds: float, advice: str = 
     """The message for a request without an answer; `advice`: how to avoid a timeout."""
     import httpx2
 
-    if isinstance(error, httpx2.TimeoutException):
+    is_connected = not isinstance(error, httpx2.ConnectTimeout)
+    if isinstance(error, httpx2.TimeoutException) and is_connected:
         return f"{where} did not answer in {seconds:.0f} s; the server may be overloaded{advice}"
+    said = shorten(str(error)) or type(error).__name__
     return (
-        f"{where} cannot be reached or closed the connection ({shorten(str(error))}); check that "
-        "the server runs and that this is its URL"
+        f"{where} cannot be reached or closed the connection ({said}); check that the server runs "
+        "and that this is its URL"
     )
 
 
@@ -301,6 +328,13 @@ def transport(url: str) -> dict[str, Any]:
     return {"verify": certificates(trust_env=trust_env), "trust_env": trust_env}
 
 
+def timeouts(seconds: float) -> httpx2.Timeout:
+    """The timeouts of a client; `seconds`: of a request."""
+    import httpx2
+
+    return httpx2.Timeout(seconds, connect=min(seconds, CONNECT_SECONDS))
+
+
 async def drop_other_headers(request: httpx2.Request) -> None:
     """A hook of a client: drop the headers that a library adds from the environment."""
     for name in set(request.headers) - set(_ASKED):
@@ -310,7 +344,7 @@ async def drop_other_headers(request: httpx2.Request) -> None:
 def limiting(seconds: float) -> Callable[[httpx2.Response], None]:
     """A hook of a client: reading an answer raises EngineError beyond the limits.
 
-    `seconds`: from the end of its headers to its end.
+    `seconds`: from the end of its headers to its end; beyond them the error is UnavailableError.
     """
 
     def limit(answer: httpx2.Response) -> None:
@@ -360,7 +394,7 @@ class _Limited:
                 "check that the URL is that of the engine"
             )
         if time.monotonic() > self._ends_at:
-            raise EngineError(
+            raise UnavailableError(
                 f"{self._where} did not end its answer in {self._seconds:.0f} s; the server may be "
                 "overloaded"
             )

@@ -120,7 +120,7 @@ def server_command(choice: EngineChoice, setup: Setup, port: int) -> list[str]:
 
 def server_environment(choice: EngineChoice, setup: Setup) -> Mapping[str, str]:
     """Return the environment variables to set for the server."""
-    found = {"HF_HUB_OFFLINE": "1"} if os.environ.get("HF_HUB_OFFLINE") else {}
+    found: dict[str, str] = {}
     if setup.gpu is not None:
         visible = os.environ.get(_GPUS)
         found[_GPUS] = visible.split(",")[setup.gpu] if visible else str(setup.gpu)

@@ -118,6 +118,7 @@ class EngineKind:
     processes_twice: bool = False  # temperature and filters apply to the draft twice
     one_at_a_time: bool = False  # it drafts for one text at a time
     loads_gguf: bool = False  # and no directories
+    always_ties: tuple[str, ...] = ()  # model types of which it reads no head, but the embedding
     encodes: bool = False  # it drafts for encoder-decoders
     refuses_stateful: bool = False  # models that transformers calls stateful
     code: Callable[[str, str, int, str], str] | None = None
@@ -248,6 +249,9 @@ def _code_of_transformers(target: str, draft: str, gamma: int, kind: str) -> str
     )
 
 
+_TIED = ("cohere", "cohere2", "gemma", "gemma2")  # in vLLM's and SGLang's gemma2.py, for one
+
+
 _KINDS = (
     EngineKind(
         name="vllm",
@@ -265,6 +269,7 @@ _KINDS = (
             path="/v1/completions",
             body=vllm_text_body,
         ),
+        always_ties=_TIED,
         other_methods=("eagle-", "eagle3", "dflash", "dspark"),
         runs_rules=True,
         samples_drafts=True,
@@ -282,6 +287,7 @@ _KINDS = (
         target_flags=("--model-path",),
         draft=_drafted_by_sglang,
         capacity=_flags("--context-length", "--max-running-requests"),
+        always_ties=_TIED,
         reasons="another data type, acceptance thresholds below 1, or another number of steps",
         advice="start it with --speculative-algorithm STANDALONE",
     ),

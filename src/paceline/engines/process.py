@@ -189,8 +189,8 @@ def find_program(name: str) -> str:
     program = shutil.which(name)
     if program is None:
         raise UsageError(
-            f"{name} is not installed here, or not on the PATH; install the engine, give its "
-            "program with --set engine.program=/path/to/it, or give --url"
+            f"{name} is not installed here, or not on the PATH; install the engine, or give its "
+            "program with --set engine.program=/path/to/it; to measure a running server, give --url"
         )
     return program
 

@@ -30,10 +30,12 @@ from paceline.engines.client import (
     UNCOMPRESSED,
     Client,
     StatusError,
+    UnavailableError,
     api_key,
     drop_other_headers,
     limiting,
     shorten,
+    timeouts,
     transport,
     unreachable,
 )
@@ -44,9 +46,9 @@ from paceline.engines.texts import (
     NEUTRAL_FORMS,
     AnswerError,
     RefusedError,
-    UnavailableError,
     Written,
     by_status,
+    may_pass,
     processed,
     read_answer,
     refused,
@@ -197,6 +199,8 @@ class _Pool:
 
     def _pause(self, server: _Server, error: UnavailableError) -> None:
         now = time.monotonic()
+        if server.resumes_at > now:  # another request has found the same failure
+            return
         if all(each.pause_s for each in self._servers) and now - self._answered > self._patience_s:
             raise EngineError(
                 f"{error}; no server answered for {now - self._answered:.0f} s"
@@ -204,10 +208,9 @@ class _Pool:
         if not server.is_reported:
             server.is_reported = True
             warnings.warn(f"{error}; it gets no requests for now", SlowerWarning, stacklevel=2)
-        if server.resumes_at <= now:  # else another request has found the same failure
-            server.pause_s = min(max(2 * server.pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
-            server.resumes_at = now + server.pause_s
-            server.forget()
+        server.pause_s = min(max(2 * server.pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+        server.resumes_at = now + server.pause_s
+        server.forget()
 
 
 class _Server:
@@ -244,7 +247,7 @@ class _Server:
         import openai
 
         self._lock = asyncio.Lock()
-        self.num_busy, self.pause_s, self.resumes_at = 0, 0.0, 0.0
+        self.num_busy = 0
         limit = limiting(self._writer.timeout_s)
 
         async def limit_answer(answer: httpx2.Response) -> None:
@@ -253,7 +256,7 @@ class _Server:
         self._client = openai.AsyncOpenAI(
             base_url=f"{self._url}/v1",
             api_key=self._key or "none",
-            timeout=self._writer.timeout_s,
+            timeout=timeouts(self._writer.timeout_s),
             max_retries=_RETRIES,
             default_headers=UNCOMPRESSED,
             http_client=openai.DefaultAsyncHttpxClient(
@@ -281,8 +284,10 @@ class _Server:
             UnavailableError: The server does not answer, or refuses for now.
         """
         async with self._lock:
+            if self.resumes_at > time.monotonic():
+                raise UnavailableError(f"{self._url} failed while this request waited for it")
             if self._known is None:
-                given = self._key, self._writer.model, self._tokenize
+                given = self._key, self._writer.model, self._tokenize, self._writer.timeout_s
                 self._known = await asyncio.to_thread(identify, self._url, *given)
                 self._check_model(self._known[0])
             known = self._known
@@ -330,8 +335,10 @@ class _Server:
             cause, seconds = error.__cause__ or error, self._writer.timeout_s
             advice = ": lower writer.concurrency or raise writer.timeout_s"
             raise UnavailableError(unreachable(where, cause, seconds, advice)) from None
-        except EngineError as error:  # a limit
-            raise UnavailableError(str(error)) from None
+        except UnavailableError:
+            raise
+        except EngineError as error:  # too long, or compressed
+            raise AnswerError(str(error)) from None
         return answer.text
 
     def _check_model(self, model: str) -> None:
@@ -353,7 +360,9 @@ class _Tokens(BaseModel):
     tokens: list[int]
 
 
-def identify(url: str, key: str | None, wanted: str | None, tokenize: Tokenize) -> tuple[str, str]:
+def identify(
+    url: str, key: str | None, wanted: str | None, tokenize: Tokenize, seconds: float
+) -> tuple[str, str]:
     """The model's name, and the server's name and version.
 
     Args:
@@ -361,12 +370,13 @@ def identify(url: str, key: str | None, wanted: str | None, tokenize: Tokenize) 
         key: API key; None: the server needs none.
         wanted: Name of the model; None: the only one that the server serves.
         tokenize: Token ids of a text without special tokens, which must be the server's.
+        seconds: Timeout of each request.
 
     Raises:
         UsageError: It does not serve this model, has another tokenizer, or refuses the key.
         UnavailableError: It does not answer, or refuses for now.
     """
-    client = Client(url, key, key_setting=KEY_SETTING)
+    client = Client(url, key, key_setting=KEY_SETTING, seconds=seconds)
     try:
         name, tokenizing = _program(client)
         model = _served_model(client, wanted)
@@ -382,8 +392,6 @@ def identify(url: str, key: str | None, wanted: str | None, tokenize: Tokenize) 
                 )
     except StatusError as error:
         raise by_status(str(error), error.status) from None
-    except UsageError:
-        raise
     except EngineError as error:
         raise UnavailableError(str(error)) from None
     finally:
@@ -394,10 +402,16 @@ def identify(url: str, key: str | None, wanted: str | None, tokenize: Tokenize) 
 def _program(client: Client) -> tuple[str, dict[str, Any] | None]:
     """Name and version, and the body of a request that tokenizes the probe."""
     for form in (kind.texts for kind in KINDS.values() if kind.texts is not None):
-        with contextlib.suppress(EngineError):
+        try:
             (value,) = client.get(*form.version).model_dump().values()
-            if value:
-                return f"{form.program} {value}", form.tokenize(_PROBE)
+        except UnavailableError:
+            raise
+        except EngineError as error:  # it has no such path, or answers otherwise
+            if isinstance(error, StatusError) and may_pass(error.status):
+                raise
+            continue
+        if value:
+            return f"{form.program} {value}", form.tokenize(_PROBE)
     return "", None
 
 

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from paceline.config import StrictModel
-from paceline.engines.client import KeyVariable, advice_for, parsed, refusal, root_of, without_keys
+from paceline.engines.client import (
+    KeyVariable,
+    UnavailableError,
+    advice_for,
+    parsed,
+    refusal,
+    root_of,
+    without_keys,
+)
 from paceline.engines.commands import EngineChoice
 from paceline.engines.kinds import names_of, text_form
 from paceline.engines.servers import openai_body, openai_scores
@@ -122,10 +130,6 @@ class EngineWriter(StrictModel):
 KEY_SETTING = "writer.api_key_env"
 
 
-class UnavailableError(EngineError):
-    """The server does not answer, or refuses for now."""
-
-
 class RefusedError(UsageError):
     """The server refuses the content of a request."""
 
@@ -141,9 +145,14 @@ def refused(where: str, answer: httpx2.Response, writer: OpenAIWriter) -> Engine
     return by_status(refusal(where, answer, advice), status)
 
 
+def may_pass(status: int) -> bool:
+    """True if the server may answer the same request later."""
+    return status in (408, 409, 425, 429) or (status >= 500 and status != 501)
+
+
 def by_status(message: str, status: int) -> EngineError | UsageError:
     """Statuses that may pass make a server unavailable, and the others are errors of the user."""
-    if status in (408, 409, 425, 429) or status >= 500:
+    if may_pass(status):
         return UnavailableError(message)
     return RefusedError(message) if status in (400, 422) else UsageError(message)
 

@@ -128,10 +128,9 @@ def _model(sources: Sources) -> str:
         f"- exported from: {_code(sources.config.model)}",
     ]
     if target is not None:
-        share = f" ({model.num_parameters / target.facts.num_parameters:.1%} of its parameters)"
-        lines.append(
-            f"- target: {_code(target.path)}{share if target.facts.num_parameters else ''}"
-        )
+        whole = target.facts.num_parameters
+        share = f" ({model.num_parameters / whole:.1%} of its parameters)" if whole else ""
+        lines.append(f"- target: {_code(target.path)}{share}")
         lines.append("- tokenizer: the target's, its files copied unchanged")
     if model.draft_vocabulary is not None:
         lines.append(

@@ -10,11 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import UsageError
-from paceline.export.export_inputs import LICENCES
-from paceline.models.drafts.save import copy_tokenizer
-from paceline.models.hf.draft_vocabulary import write_draft_vocabulary
-from paceline.models.loading import model_directory
-from paceline.models.silence import quiet
+from paceline.models.drafts.save import tokenizer_files, write_model
+from paceline.models.loading import LICENCES, model_directory
 from paceline.places import copy_files
 
 if TYPE_CHECKING:
@@ -56,14 +53,8 @@ def write_directory(sources: Sources, launch: Launch | None, folder: Path) -> No
     """Write the model, its tokenizer and its generation config into an empty folder."""
     hf: Any = sources.model.hf
     hf.to(sources.stored)
-    with quiet():
-        hf.save_pretrained(folder)
-    for weights in folder.glob("*.safetensors"):
-        # safetensors makes them private, but another user may serve them
-        weights.chmod((folder / "config.json").stat().st_mode)
-    copy_tokenizer(sources.tokenizer_source, folder)
-    if sources.model.draft_vocabulary is not None:
-        write_draft_vocabulary(folder, sources.model.draft_vocabulary)
+    files = tokenizer_files(sources.tokenizer_source)
+    write_model(hf, sources.model.draft_vocabulary, files, folder)
     _write_generation_config(sources, launch, folder)
 
 

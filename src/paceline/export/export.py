@@ -11,7 +11,7 @@ import transformers
 
 from paceline.config import StrictModel, as_written
 from paceline.data.input_checks import checked
-from paceline.errors import ExportError
+from paceline.errors import ExportError, UsageError
 from paceline.export.card import Launch, model_card, plan_launch
 from paceline.export.checks import (
     Checks,
@@ -79,6 +79,8 @@ def export(config: ExportConfig, progress: Progress = silent) -> Exported:
     """
     checked(config)
     sources = read_sources(config)
+    if config.check_engine:
+        _refuse_unservable(sources)
     path = config.out
     if config.kind.loads_gguf:
         path = config.out / f"{config.out.name}-{_SUFFIXES[_gguf_type(sources)]}.gguf"
@@ -106,6 +108,37 @@ def export(config: ExportConfig, progress: Progress = silent) -> Exported:
         served=served,
         pushed=pushed,
         notes=notes,
+    )
+
+
+def _refuse_unservable(sources: Sources) -> None:
+    """Raise a UsageError if the engine could not serve the export for the check."""
+    config = sources.config
+    if sources.target is None:
+        raise UsageError(
+            "check_engine lets the export draft for its target, and none is given; give --target"
+        )
+    if sources.model.decoder_prompt is not None:
+        raise UsageError(
+            f"{config.model} is an encoder-decoder, which {config.to} cannot serve with a draft "
+            "through Paceline; leave --check-engine out"
+        )
+    other = _other_target(sources)
+    if other is not None and not config.kind.in_process:  # there Paceline loads any target
+        raise UsageError(other)
+
+
+def _other_target(sources: Sources) -> str | None:
+    """How to make the target that the engine needs, if it cannot load this one."""
+    config = sources.config
+    served = config.served_target or (sources.target.path if sources.target else "")
+    if config.kind.loads(served):
+        return None
+    gguf = config.kind.loads_gguf
+    wanted, made = ("a GGUF file", "FILE.gguf") if gguf else ("a directory", "TARGET")
+    return (
+        f"{config.to} needs the target as {wanted}: run paceline export {shlex.quote(served)} "
+        f"--to {config.to} --out TARGET, then add --set served_target={made} here"
     )
 
 
@@ -196,7 +229,7 @@ def notes_of(sources: Sources, launch: Launch | None) -> list[str]:
 
 
 def _launch_notes(sources: Sources, launch: Launch) -> list[str]:
-    config, measurement = sources.config, sources.measurement
+    measurement = sources.measurement
     notes: list[str] = []
     if not launch.measured:
         notes.append(
@@ -207,15 +240,8 @@ def _launch_notes(sources: Sources, launch: Launch) -> list[str]:
         notes.append(f"the measurement says {measurement.verdict}")
     notes += _position_notes(sources)
     notes += _state_notes(sources)
-    served = config.served_target or (sources.target.path if sources.target else "")
-    if config.kind.loads(served):
-        return notes
-    gguf = config.kind.loads_gguf
-    wanted, made = ("a GGUF file", "FILE.gguf") if gguf else ("a directory", "TARGET")
-    notes.append(
-        f"{config.to} needs the target as {wanted}: run paceline export {shlex.quote(served)} "
-        f"--to {config.to} --out TARGET, then add --set served_target={made} here"
-    )
+    if (note := _other_target(sources)) is not None:
+        notes.append(note)
     return notes
 
 

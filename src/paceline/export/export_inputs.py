@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import torch
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from paceline.config import Options, StrictModel, parse_yaml, read_json_mapping, read_result
+from paceline.config import Options, StrictModel, parse_yaml, read_result
 from paceline.data.input_checks import FLOAT32_BYTES, InputChecks
 from paceline.engines.commands import EngineChoice
 from paceline.engines.kinds import KINDS, EngineKind, EngineName, names_of
@@ -22,12 +22,19 @@ from paceline.export.push import check_push
 from paceline.measure import Measurement
 from paceline.models import load_model
 from paceline.models.admission.tokenizer import PROBES
+from paceline.models.checkpoint_files import weight_files
 from paceline.models.compatibility import check_block, check_same_vocabulary
 from paceline.models.drafts.save import other_file
 from paceline.models.gguf import open_gguf
 from paceline.models.hf.draft_vocabulary import EXPORTED
 from paceline.models.inspection import ModelFacts, inspect_model
-from paceline.models.loading import fingerprint, model_directory, stored_dtype
+from paceline.models.loading import (
+    LICENCES,
+    config_at,
+    fingerprint,
+    model_directory,
+    stored_dtype,
+)
 from paceline.places import refuse_link_out
 from paceline.records import RunDirectory, is_run
 
@@ -35,8 +42,6 @@ if TYPE_CHECKING:
     from paceline.models import HfModel
 
 
-LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
-"""Files that go with a model."""
 Stored = Literal["auto", "float32", "bfloat16", "float16", "q8_0"]
 
 
@@ -58,8 +63,9 @@ class ExportConfig(StrictModel):
         measurement: JSON of `paceline measure`, for the launch command and the model card.
         num_speculative_tokens: Tokens drafted per block. None: the best in `measurement`, else 3.
         draft_sample_method: How vLLM drafts. auto: as in `measurement`, else greedily.
-        check_engine: Also load the export in the engine, which must be installed.
-        engine: How to start the engine for `check_engine`; None: with the defaults.
+        check_engine: Also load export and target in the engine, which must be installed.
+        engine: How to start the engine for `check_engine`, without `url`, `target` and `draft`;
+            None: with the defaults.
         overwrite: Replace an older export at `out`.
         push: Repository of the hub that also gets the export, such as `organization/name`.
         private: Create this repository as a private one.
@@ -104,6 +110,11 @@ class ExportConfig(StrictModel):
             )
         if self.engine is not None and self.engine.engine != self.to:
             raise ValueError(f"engine is {self.engine.engine}, but the export is for {self.to}")
+        if self.engine is not None and (self.engine.url or self.engine.target or self.engine.draft):
+            raise ValueError(
+                f"check_engine starts {self.to} with this export: leave engine.url, engine.target "
+                "and engine.draft out, and name another target as served_target"
+            )
         return self
 
     @property
@@ -218,7 +229,7 @@ def read_sources(config: ExportConfig) -> Sources:
         if path is not None:
             _refuse_links(model_directory(path))
     if target is not None:
-        drafted = inspect_model(model_directory(config.model))
+        drafted = _facts_of(config.model)
         check_same_reading(target, drafted)
         for model in (target.facts, drafted):
             check_block(config.num_speculative_tokens or 1, model.max_length)
@@ -233,6 +244,12 @@ def read_sources(config: ExportConfig) -> Sources:
         raise UsageError(
             f"draft_vocabulary=bake: {config.model} has no draft vocabulary, so there is nothing "
             "to bake; leave it out"
+        )
+    if config.draft_vocabulary == "bake" and model.hf.config.model_type in config.kind.always_ties:
+        raise UsageError(
+            f"draft_vocabulary=bake: {config.to} takes the head of every "
+            f"{model.hf.config.model_type} from its embedding, so a head of its own is not used; "
+            "leave it out"
         )
     licence = licence_of(config.model if target is None else target.path)
     return Sources(config, model, _stored(config, model), target, run, measurement, licence)
@@ -253,11 +270,14 @@ def licence_of(path: str) -> str | None:
 
 def read_target(path: str) -> Target:
     """Read a target without its weights, or raise UsageError."""
+    facts, text = _facts_of(path), config_at(path).get_text_config(decoder=True)
+    return Target(path, model_directory(path), facts, text.vocab_size)
+
+
+def _facts_of(path: str) -> ModelFacts:
+    """Facts about a model; of one from the hub, the weights may not be here."""
     directory = model_directory(path)
-    facts = inspect_model(directory)
-    settings = read_json_mapping(directory / "config.json")
-    text = settings.get("text_config") or settings
-    return Target(path, directory, facts, int(text["vocab_size"]))
+    return inspect_model(directory if weight_files(directory) else path)
 
 
 def check_same_reading(target: Target, draft: ModelFacts) -> None:

@@ -137,7 +137,8 @@ def _unknown_rope(rope: Mapping[str, Any]) -> str | None:
     kind = rope.get("rope_type", "default")
     if kind not in _ROPE_KEYS:
         return f"rope_type={kind}"
-    known = _ROPE_KEYS[kind] | {"rope_type": kind, "rope_theta": None, "partial_rotary_factor": 1.0}
+    known = _ROPE_KEYS[kind] | {"rope_theta": None, "partial_rotary_factor": 1.0}
+    known |= {"rope_type": kind, "type": kind}  # its old name, which transformers keeps
     for name, value in rope.items():
         if value is not None and (name not in known or known[name] not in (None, value)):
             return f"{name}={value}"

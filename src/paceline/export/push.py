@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import HfApi
@@ -15,6 +16,7 @@ from huggingface_hub.errors import (
 )
 
 from paceline.errors import EngineError, UsageError, first_line
+from paceline.models.drafts.save import MODEL_FILES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,6 +53,9 @@ def check_push(repository: str, *, private: bool) -> str:
 def push(folder: Path, repository: str, *, private: bool) -> str:
     """Create the repository if there is none, and commit the files of a folder. -> its address.
 
+    Files of another model at the repository's root are removed, unless the folder holds a GGUF
+    file: models are read with all that lies beside them.
+
     Raises:
         UsageError: The token has no right to write there.
         EngineError: The hub cannot be reached, or refuses the files. The folder is unchanged.
@@ -58,10 +63,18 @@ def push(folder: Path, repository: str, *, private: bool) -> str:
     api = HfApi()
     with _one_line(repository, f"; the export is in {folder}"):
         made = api.create_repo(repository, private=private, exist_ok=True)
+        older = [] if any(folder.glob("*.gguf")) else api.list_repo_files(made.repo_id)
         api.upload_folder(
-            repo_id=made.repo_id, folder_path=folder, commit_message="Export by Paceline"
+            repo_id=made.repo_id,
+            folder_path=folder,
+            commit_message="Export by Paceline",
+            delete_patterns=[name for name in older if _is_of_a_model(name)] or None,
         )
     return str(made)
+
+
+def _is_of_a_model(name: str) -> bool:
+    return "/" not in name and any(fnmatch(name, pattern) for pattern in MODEL_FILES)
 
 
 @contextmanager
@@ -88,4 +101,10 @@ def _one_line(repository: str, also: str = "") -> Iterator[None]:
         raise EngineError(
             f"--push {repository}: the hub cannot be reached ({first_line(error)}); check the "
             f"network and HF_ENDPOINT{also}"
+        ) from None
+    except ValueError as error:
+        said = " ".join(str(error).split())
+        raise EngineError(
+            f"--push {repository}: the hub does not take it ({said}); if that is about README.md, "
+            f"correct it and send the export with hf upload{also}"
         ) from None

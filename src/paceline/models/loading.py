@@ -66,6 +66,8 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model")
 _TOKENIZERS += ("vocab.json", "vocab.txt")
+LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
+"""Files that go with a model."""
 _STORED = frozenset({"float32", "bfloat16", "float16"})
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -302,7 +304,7 @@ def _directory_of(location: ModelLocation) -> Path:
     if location.directory:
         return location.directory
     patterns = ["*.json", "*.txt", "*.model", "*.spm", "*.jinja"]
-    patterns += ["README.md", "LICENSE*", "NOTICE*"]
+    patterns += ["README.md", *LICENCES]
     return Path(huggingface_hub.snapshot_download(location.source, allow_patterns=patterns))
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,9 @@ from paceline.data.distillation_data import generate_data
 from paceline.data.requests import GenerateDataConfig
 from paceline.decode import AutoregressiveDecoder
 from paceline.engines import text_servers
+from paceline.engines.contract import Request
+from paceline.engines.text_servers import TextServers
+from paceline.engines.texts import OpenAIWriter
 from paceline.errors import ConfigError, EngineError, PacelineError, SlowerWarning, UsageError
 from paceline.permissions import given
 from support.engines import Answer, Served, serving, top_of
@@ -215,6 +219,51 @@ def test_requests_go_to_all_servers_and_on_when_one_dies(folder: Path, tmp_path:
     assert sorted(a.completion_tokens for a in found) == sorted(
         a.completion_tokens for a in answers(run)
     )
+
+
+def test_requests_that_wait_for_a_server_that_fails_go_to_the_others(
+    served: Served, url: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(text_servers, "_FIRST_PAUSE_S", 60.0)
+    monkeypatch.setattr(text_servers, "_LONGEST_PAUSE_S", 60.0)
+    asked: list[str] = []
+
+    def version(_: dict[str, Any]) -> Answer:
+        asked.append("version")
+        return 404, "none"
+
+    def models(_: dict[str, Any]) -> Answer:
+        time.sleep(0.2)  # the others wait meanwhile
+        return 503, "stopping"
+
+    with serving({"/version": version, "/v1/models": models}) as failing:
+        writer = OpenAIWriter(url=(failing, url), concurrency=6)
+        servers = TextServers(
+            writer, lambda text: served.tokens_of(text, add_special_tokens=False)["input_ids"]
+        )
+        requests = [Request((5, 6), 4, SamplingParams(temperature=0), n) for n in range(6)]
+        done: list[int] = []
+        for _ in range(2):  # the second call knows that it failed
+            servers.write(requests, lambda index, _: done.append(index))
+    assert sorted(done) == sorted([*range(6)] * 2)
+    assert len(asked) == 1
+
+
+def test_a_server_that_refuses_for_now_is_not_taken_for_another(folder: Path, tmp_path: Path):
+    """A proxy in front of it, or the server itself while it loads its model."""
+    served = Served(folder, kind="llama.cpp")
+    refused = {path: [(503, "loading"), (429, "later")] for path in ("/version", "/props")}
+
+    def first_refused(path: str, route: Any) -> Any:
+        return lambda body: refused[path].pop() if refused[path] else route(body)
+
+    routes = served.routes | {"/version": lambda _: (404, "none")}
+    routes |= {path: first_refused(path, routes[path]) for path in refused}
+    with serving(routes) as url:
+        made = config(folder, tmp_path / "run", url, writer={"patience_s": 60})
+        found = answers(generate_data(made))
+    assert not any(refused.values())
+    assert {answer.server for answer in found} == {"llama.cpp b1-abc"}
 
 
 def test_a_server_that_joins_gets_requests(folder: Path, tmp_path: Path):

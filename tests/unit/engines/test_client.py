@@ -3,9 +3,11 @@
 import socket
 import sys
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,10 @@ from pydantic import BaseModel
 
 from paceline.core.sampling import SamplingParams
 from paceline.engines import client, text_servers
-from paceline.engines.client import Client, api_key, certificates, root_of
+from paceline.engines.client import Client, api_key, certificates, root_of, transport
+from paceline.engines.commands import EngineChoice, Setup, server_environment
 from paceline.engines.contract import Request
+from paceline.engines.kinds import Capacity
 from paceline.engines.process import ServerProcess
 from paceline.engines.text_servers import TextServers
 from paceline.engines.texts import OpenAIWriter
@@ -176,6 +180,113 @@ def test_a_server_that_writes_texts_has_the_same_limits(name: str, monkeypatch: 
         fails(lambda: servers.write([request], lambda *_: None), said)
 
 
+@pytest.mark.parametrize("name", ["large", "bomb"])
+def test_an_answer_beyond_the_limits_is_asked_for_again_four_times(
+    name: str, monkeypatch: pytest.MonkeyPatch
+):
+    """With every patience: the server is there, and would send the same again."""
+    parts, said = HOSTILE[name]
+    asked: list[int] = []
+
+    def counted() -> Iterator[bytes]:
+        asked.append(1)
+        return parts()
+
+    monkeypatch.setattr(text_servers, "identify", lambda *_: ("model", "other"))
+    with sending(counted) as url:
+        servers = TextServers(OpenAIWriter(url=url, patience_s=20), lambda _: [1])
+        request = Request((1, 2), 4, SamplingParams(temperature=0), 0)
+        fails(lambda: servers.write([request], lambda *_: None), said)
+    assert len(asked) == 4
+
+
+@contextmanager
+def dropping() -> Iterator[str]:
+    """The URL of a machine that answers no attempt to connect: its queue of them is full."""
+    with socket.socket() as listener, ExitStack() as stack:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(20):
+            waiting = stack.enter_context(socket.socket())
+            waiting.settimeout(0.3)
+            try:
+                waiting.connect(listener.getsockname())
+            except TimeoutError:
+                yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+                return
+        pytest.skip("this system answers all attempts to connect")
+
+
+@pytest.mark.parametrize("is_text", [False, True])
+def test_a_machine_that_drops_packets_is_noticed_soon(
+    is_text: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(client, "SECONDS", 60.0)
+    monkeypatch.setattr(client, "CONNECT_SECONDS", 0.2)
+    begun = time.monotonic()
+    with dropping() as url:
+        if is_text:
+            servers = TextServers(OpenAIWriter(url=url, patience_s=0), lambda _: [1])
+            request = Request((1, 2), 4, SamplingParams(temperature=0), 0)
+            fails(lambda: servers.write([request], lambda *_: None), "cannot be reached")
+        else:
+            asked = Client(url)
+            fails(lambda: asked.get_text("/health"), "cannot be reached")
+            asked.close()
+    assert time.monotonic() - begun < 20
+
+
+def test_the_end_of_a_line_of_a_file_is_no_part_of_a_key(monkeypatch: pytest.MonkeyPatch):
+    got: list[str] = []
+
+    class Listening(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            got.append(self.headers["Authorization"])
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            del format, args
+
+    monkeypatch.setenv("SERVER_KEY", f"{KEY}\r\n")
+    with HTTPServer(("127.0.0.1", 0), Listening) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        asked = Client(f"http://127.0.0.1:{server.server_port}", api_key("SERVER_KEY", []))
+        asked.get_text("/health")
+        asked.close()
+    assert got == [f"Bearer {KEY}"]
+
+
+@pytest.mark.parametrize("value", [f"{KEY} {KEY}", f"{KEY}\n{KEY}", f"\u201c{KEY}\u201d"])
+def test_what_no_header_can_hold_is_no_key(value: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SERVER_KEY", value)
+    fails(lambda: api_key("SERVER_KEY", []), "SERVER_KEY holds spaces or characters beyond ASCII")
+
+
+@pytest.mark.parametrize(
+    ("url", "root"),
+    [
+        ("127.0.0.1:8000", "http://127.0.0.1:8000"),
+        ("http://h.invalid/v1/", "http://h.invalid"),
+        ("http://h.invalid/v1/models", "http://h.invalid"),
+        ("http://h.invalid/v1/completions", "http://h.invalid"),
+        ("http://h.invalid/a/v1/chat/completions/", "http://h.invalid/a"),
+        ("https://h.invalid/v1/account/openai", "https://h.invalid/v1/account/openai"),
+        ("https://h.invalid/v1beta/openai/", "https://h.invalid/v1beta/openai"),
+        ("https://h.invalid/v1beta/openai/v1", "https://h.invalid/v1beta/openai"),
+    ],
+)
+def test_the_root_of_a_server_is_what_stands_before_the_endpoint(url: str, root: str):
+    assert root_of(url) == root
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "127.0.0.2", "localhost"])
+def test_no_proxy_is_asked_for_this_machine(host: str):
+    assert transport(f"http://{host}:1")["trust_env"] is False
+    assert transport("http://10.0.0.1:1")["trust_env"] is True
+
+
 @pytest.mark.parametrize(
     "url",
     [
@@ -201,6 +312,19 @@ def test_counters_that_are_no_numbers_are_one_line(value: str):
         block_counts(f"vllm:spec_decode_num_drafts_total {value}\n", "vllm:")
     with pytest.raises(EngineError, match="more than 4,194,304 characters"):
         block_counts("#" * (4 << 20) + "\n", "vllm:")
+
+
+def test_a_server_gets_the_users_own_setting_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    setup = Setup("target", None, Capacity(8))
+    command = [sys.executable, "-c", "import os; print(os.environ['HF_HUB_OFFLINE'])"]
+    given = server_environment(EngineChoice(engine="vllm"), setup)
+    with ServerProcess(command, 1, tmp_path / "log", given) as server:
+        while not server.last_words():
+            pass  # it waits
+    assert (tmp_path / "log").read_text() == "0\n"
 
 
 def test_the_log_replaces_a_link_and_follows_none(tmp_path: Path):

@@ -2,13 +2,17 @@
 
 import json
 import math
+import os
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 from safetensors import safe_open
+from transformers import LlamaConfig
 
 from paceline.config import validate
 from paceline.errors import (
@@ -75,6 +79,39 @@ def test_a_draft_gets_its_targets_rows_and_stays_what_it_is(architecture: str, t
     assert torch.allclose(found_TV[:, named:], wanted_TV.mean(-1, keepdim=True), atol=1e-4)
 
 
+def test_rows_that_a_config_leaves_to_its_class_are_those_of_the_class(tmp_path: Path):
+    """As the config.json of Gemma 3, which lacks vocab_size."""
+    folder = models(tmp_path)
+    rows = LlamaConfig().vocab_size
+    tiny_hf(vocab_size=rows).save_pretrained(folder / "target")
+    file = folder / "target" / "config.json"
+    settings = json.loads(file.read_text())
+    del settings["vocab_size"]
+    file.write_text(json.dumps(settings))
+    run(folder)
+    assert json.loads((folder / "out" / "config.json").read_text())["vocab_size"] == rows
+    assert logits(folder / "out").shape[-1] == rows
+
+
+def test_a_target_of_the_hub_is_enough_without_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = models(tmp_path)
+    commit = "0" * 40
+    repository = tmp_path / "hub" / "models--lab--target"
+    snapshot = repository / "snapshots" / commit
+    shutil.copytree(folder / "target", snapshot)
+    (snapshot / "model.safetensors").unlink()
+    (snapshot / "USE_POLICY.md").write_text("be kind")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    run(folder, target="lab/target")
+    assert json.loads((folder / "out" / "config.json").read_text())["vocab_size"] == ROWS
+    assert (folder / "out" / "USE_POLICY.md").read_text() == "be kind"
+    assert "base_model: lab/target" in (folder / "out" / "README.md").read_text()
+
+
 def test_tied_weights_are_stored_once(tmp_path: Path):
     folder = models(tmp_path, "qwen2")
     run(folder)
@@ -116,6 +153,25 @@ def test_a_vocabulary_that_is_baked_in_holds_for_greedy_drafts_of_any_engine(tmp
     assert not torch.isin(before.argmax(-1), only).all(), "the list has to bind for this test"
     with pytest.raises(UsageError, match="nothing to bake"):
         run(folder, draft_vocabulary="bake", overwrite=True)
+
+
+@pytest.mark.parametrize("to", ["vllm", "sglang", "transformers"])
+@pytest.mark.parametrize("architecture", ["gemma2", "cohere2"])
+def test_a_vocabulary_is_baked_only_for_engines_that_read_a_head(
+    architecture: str, to: str, tmp_path: Path
+):
+    """vLLM's and SGLang's classes of these models take the embedding instead."""
+    folder = write_pair(tmp_path, architecture=architecture)
+    draft = load_model(folder / "draft")
+    limited = wrap_model(draft.hf, draft.tokenizer, torch.tensor([1, 5, 9, 77, 140]))
+    save_draft(limited, folder / "target", folder / "limited")
+    settings: dict[str, Any] = {"model": folder / "limited", "draft_vocabulary": "bake"}
+    if to == "transformers":
+        run(folder, to, **settings)
+        return
+    with pytest.raises(UsageError, match=rf"{to} takes the head of every {architecture} from"):
+        run(folder, to, **settings)
+    assert not (folder / "out").exists()
 
 
 def test_a_tokenizer_that_differs_in_one_merge_is_refused_by_its_place(tmp_path: Path):
@@ -308,6 +364,38 @@ def test_the_engine_is_asked_to_load_it_where_that_is_wanted(tmp_path: Path):
             )
         )
     assert not (folder / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("url", "http://127.0.0.1:1"), ("target", "T.gguf"), ("draft", "D.gguf")],
+)
+def test_an_engine_that_is_asked_is_started_with_the_export(
+    setting: str, value: str, tmp_path: Path
+):
+    values = {"model": "d", "target": "t", "to": "llamacpp", "out": str(tmp_path / "out")}
+    engine = {"engine": {setting: value}}
+    with pytest.raises(ConfigError, match=r"leave engine\.url, engine\.target and engine\.draft"):
+        validate(ExportConfig, values | engine | {"check_engine": True})
+
+
+def test_what_no_engine_could_serve_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def refused(folder: Path, match: str, to: str = "transformers", **values: Any) -> None:
+        with pytest.raises(UsageError, match=match):
+            run(folder, to, check_engine=True, **values)
+        assert not (folder / "out").exists()
+
+    folder = models(tmp_path / "pair")
+    refused(folder, "none is given; give --target", target=None)
+    program = tmp_path / "bin" / "vllm"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    refused(folder, "needs the target as a directory: run", "vllm", served_target="T.gguf")
+    refused(write_pair(tmp_path / "t5", architecture="t5"), "is an encoder-decoder, which")
 
 
 def test_a_disk_that_fills_while_a_gguf_file_is_written_is_one_line(

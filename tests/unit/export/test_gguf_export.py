@@ -21,7 +21,9 @@ TOKENS = torch.tensor([[number * 37 % 260 for number in range(60)]])
 LENGTHS = {"factor": 4.0, "original_max_position_embeddings": 16}
 ROPES = {
     "linear": {"rope_type": "linear", "factor": 4.0},
+    "linear by the old name": {"type": "linear", "factor": 4.0},
     "yarn": {"rope_type": "yarn", **LENGTHS},
+    "yarn by the old name": {"type": "yarn", **LENGTHS},
     "yarn with a factor of attention": {"rope_type": "yarn", **LENGTHS, "attention_factor": 1.3},
     "llama3": {"rope_type": "llama3", **LENGTHS, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
 }

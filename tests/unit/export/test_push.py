@@ -33,6 +33,7 @@ class Hub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Answers)
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.may_write = True
+        self.fault = ""  # that it finds in a card
         self.is_private: dict[str, bool] = {}
         self.files: dict[str, dict[str, bytes]] = {}
 
@@ -60,9 +61,13 @@ class _Answers(BaseHTTPRequestHandler):
             return self.answer({"error": "Invalid credentials"}, 401)
         if self.path == "/api/whoami-v2":
             return self.answer({"name": "someone", "type": "user"})
-        name = self.path.removeprefix("/api/models/")
+        name, tree, _ = self.path.removeprefix("/api/models/").partition("/tree/main")
         if name not in self.server.is_private:
             return self.answer({"error": "not found"}, 404, X_Error_Code="RepoNotFound")
+        if tree:
+            files = self.server.files.get(name, {})
+            entry = {"type": "file", "size": 1, "oid": "0"}
+            return self.answer([{"path": path, **entry} for path in files])
         return self.answer({"_id": "1", "id": name, "private": self.server.is_private[name]})
 
     def do_POST(self) -> None:
@@ -81,13 +86,17 @@ class _Answers(BaseHTTPRequestHandler):
         if "/commit/" in self.path:
             name = self.path.removeprefix("/api/models/").partition("/commit/")[0]
             for line in map(json.loads, content.splitlines()):
+                if line["key"] == "deletedFile":
+                    del self.server.files[name][line["value"]["path"]]
                 if line["key"] == "file":
                     kept = self.server.files.setdefault(name, {})
                     kept[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
             return self.answer(
                 {"commitUrl": f"{self.server.url}/{name}/commit/1", "commitOid": "1"}
             )
-        return self.answer({"errors": [], "warnings": []})  # of the card
+        assert self.path == "/api/validate-yaml"
+        errors = [{"message": self.server.fault}] if self.server.fault else []
+        return self.answer({"errors": errors, "warnings": []}, 400 if errors else 200)
 
 
 @pytest.fixture
@@ -121,6 +130,30 @@ def test_a_push_sends_the_files_of_the_export_to_a_private_repository(
     assert hub.files == {"lab/draft": there}
     again = pushed(folder, tmp_path / "again", private=False, push="other")
     assert (again.pushed, hub.is_private["someone/other"]) == (f"{hub.url}/someone/other", False)
+
+
+def test_a_push_removes_what_an_older_export_would_add_to_the_model(
+    folder: Path, tmp_path: Path, hub: Hub
+):
+    older = ("draft_vocabulary.json", "model-00001-of-00002.safetensors", "added_tokens.json")
+    others = (".gitattributes", "results.json", "another/draft_vocabulary.json", "old-q8_0.gguf")
+    hub.is_private["lab/draft"] = True
+    hub.files["lab/draft"] = dict.fromkeys((*older, *others, "config.json"), b"old")
+    pushed(folder, tmp_path / "out")
+    there = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert hub.files["lab/draft"] == there | dict.fromkeys(others, b"old")
+    hub.files["lab/draft"] = dict.fromkeys((*older, *others), b"old")
+    pushed(folder, tmp_path / "file", to="llamacpp")  # a file that is read alone
+    assert {*older, *others, "file-f32.gguf"} <= {*hub.files["lab/draft"]}
+
+
+def test_a_card_that_the_hub_refuses_is_one_line(folder: Path, tmp_path: Path, hub: Hub):
+    hub.fault = '"license" must be one of [apache-2.0, mit]'
+    out = tmp_path / "out"
+    said = rf'^--push lab/draft: [^\n]*README\.md[^\n]*"license" must be one of[^\n]* is in {out}$'
+    with pytest.raises(EngineError, match=said):
+        pushed(folder, out)
+    assert (out / "README.md").exists()
 
 
 def test_a_private_export_is_not_pushed_into_a_public_repository(

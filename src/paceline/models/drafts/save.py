@@ -13,16 +13,20 @@ from paceline.places import copy_files, refuse_link_out
 from paceline.records import atomic_directory
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     import torch
+    from torch import Tensor
+    from transformers import PreTrainedModel
 
     from paceline.models.hf.base import HfModel
 
 _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*")
 _TOKENIZER_FILES += ("merges.txt", "*.model", "*.spm", "target_vocab.json", "chat_template*")
-_MODEL_FILES = ("config.json", "generation_config.json", "draft_vocabulary.json")
-_MODEL_FILES += ("*.safetensors", "*.safetensors.index.json")
+MODEL_FILES = ("config.json", "generation_config.json", "draft_vocabulary.json", *_TOKENIZER_FILES)
+MODEL_FILES += ("*.safetensors", "*.safetensors.index.json")
+"""Files that `save_draft` may write."""
 
 
 def other_file(directory: Path, *more: str) -> str | None:
@@ -30,8 +34,7 @@ def other_file(directory: Path, *more: str) -> str | None:
 
     `more`: Patterns of further files that belong there.
     """
-    patterns = (*_MODEL_FILES, *_TOKENIZER_FILES, *more)
-    known = {path for pattern in patterns for path in directory.glob(pattern)}
+    known = {path for pattern in (*MODEL_FILES, *more) for path in directory.glob(pattern)}
     return next((path.name for path in sorted(directory.iterdir()) if path not in known), None)
 
 
@@ -54,19 +57,22 @@ def save_draft(
     hf = draft.hf if dtype is None else copy.deepcopy(draft.hf).to(dtype)  # pyright: ignore
     embeddings: Any = hf.get_input_embeddings()
     hf.config.get_text_config(decoder=True).vocab_size = embeddings.weight.shape[0]
-    with quiet(), atomic_directory(out) as scratch:
-        hf.save_pretrained(scratch)
-        for weights in scratch.glob("*.safetensors"):
-            # safetensors sets owner-only permissions, but another user may serve the model
-            weights.chmod((scratch / "config.json").stat().st_mode)
-        if draft.draft_vocabulary is not None:
-            write_draft_vocabulary(scratch, draft.draft_vocabulary)
-        copy_files(files, scratch)
+    with atomic_directory(out) as scratch:
+        write_model(hf, draft.draft_vocabulary, files, scratch)
 
 
-def copy_tokenizer(source: str | Path, out: Path) -> None:
-    """Copy a model's tokenizer files byte for byte; raises a ModelLoadError if it has none."""
-    copy_files(tokenizer_files(source), out)
+def write_model(
+    hf: PreTrainedModel, draft_vocabulary: Tensor | None, files: Iterable[Path], folder: Path
+) -> None:
+    """Write a model into an empty folder, with these files beside it."""
+    with quiet():
+        hf.save_pretrained(folder)
+    for weights in folder.glob("*.safetensors"):
+        # safetensors makes them private, but another user may serve them
+        weights.chmod((folder / "config.json").stat().st_mode)
+    if draft_vocabulary is not None:
+        write_draft_vocabulary(folder, draft_vocabulary)
+    copy_files(files, folder)
 
 
 def tokenizer_files(source: str | Path) -> list[Path]:

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 
 from paceline.config import StrictModel
-from paceline.models.drafts.save import copy_tokenizer
+from paceline.models.drafts.save import tokenizer_files, write_model
 from paceline.models.loading import load_tokenizer
 from paceline.models.silence import quiet
 from paceline.records import atomic_directory
@@ -151,11 +151,10 @@ def write_new_model(
         loaded = _new_tokenizer(shape, tokenizer, texts)
     hf = _new_llama(shape, loaded) if isinstance(shape, NewModel) else _new_t5(shape, loaded)
     draw_weights(hf, seed)
+    files = tokenizer_files(tokenizer) if isinstance(tokenizer, str) else []
     with quiet(), atomic_directory(out) as scratch:
-        hf.save_pretrained(scratch)
-        if isinstance(tokenizer, str):
-            copy_tokenizer(tokenizer, scratch)
-        else:
+        write_model(hf, None, files, scratch)
+        if not files:
             loaded.save_pretrained(scratch)
 
 
