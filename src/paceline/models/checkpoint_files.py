@@ -63,17 +63,15 @@ class ModelLocation:
     Attributes:
         name: The model as the user named it.
         source: Its directory or hub id.
-        offline: Whether files are read from this machine alone.
     """
 
     name: str
     source: str
-    offline: bool = True
 
     @property
     def options(self) -> dict[str, Any]:
         """Arguments of transformers' `from_pretrained`."""
-        return {"local_files_only": True} if self.offline else {}
+        return {"local_files_only": True} if self.directory else {}
 
     @property
     def directory(self) -> Path | None:
@@ -89,10 +87,7 @@ def read_config(location: ModelLocation) -> Any:
     """
     directory = location.directory
     if directory is None:
-        file = huggingface_hub.hf_hub_download(
-            location.source, "config.json", local_files_only=location.offline
-        )
-        directory = Path(file).parent
+        directory = Path(huggingface_hub.hf_hub_download(location.source, "config.json")).parent
     _refuse_unreadable(location.name, directory)
     options = location.options
     return AutoConfig.from_pretrained(location.source, **options, trust_remote_code=False)
@@ -230,8 +225,8 @@ def stored_size(source: str | Path, config: Any) -> Size | None:
         names = [name + end for name in WEIGHTS for end in ("", ".index.json")]
         found = [huggingface_hub.try_to_load_from_cache(str(source), name) for name in names]
         directories = [Path(file).parent for file in found if isinstance(file, str)]
-        if not directories:
-            return None
+        if not directories or not all(file.exists() for file in weight_files(directories[0])):
+            return None  # the list of the weights may be there without them
         directory = directories[0]
     packed = getattr(config, "quantization_config", None) is not None
     tensors = values = 0
@@ -326,10 +321,13 @@ def refuse_incomplete(location: ModelLocation, hf: Any, info: dict[str, Any]) ->
             )
 
 
-def refuse_integers(location: ModelLocation, hf: Any) -> None:
-    """Raise a ModelLoadError if a weight is stored in 8 bits or as integers, without scales."""
+def refuse_integers(location: ModelLocation, config: Any, hf: Any) -> None:
+    """Raise a ModelLoadError if a weight is stored in 8 bits or as integers, without scales.
+
+    `config`: As read; transformers removes its scales where it multiplies by them while it loads.
+    """
     directory = location.directory
-    if directory is None or getattr(hf.config, "quantization_config", None) is not None:
+    if directory is None or getattr(config, "quantization_config", None) is not None:
         return
     known = {key for key, weight in hf.named_parameters() if weight.is_floating_point()}
     for file in weight_files(directory):
@@ -347,7 +345,9 @@ def refuse_integers(location: ModelLocation, hf: Any) -> None:
 
 def refuse_not_finite(name: str, hf: Any) -> None:
     """Raise a ModelLoadError that names a weight with NaN or infinite values."""
-    named = [(key, weight) for key, weight in hf.named_parameters() if weight.is_floating_point()]
+    # 8-bit floats, which torch does not add up, have scales of more bits
+    floats = (each for each in hf.named_parameters() if each[1].is_floating_point())
+    named = [(key, weight) for key, weight in floats if weight.dtype.itemsize > 1]
     # A finite sum has finite terms only. Where the sum is not finite, each weight is checked.
     doubtful = [(key, weight) for key, weight in named if not weight.detach().sum().isfinite()]
     faults = [(key, weight) for key, weight in doubtful if not weight.isfinite().all()]

@@ -101,7 +101,7 @@ def load_model(
             spread = _spread(location, config, kind) if device == "auto" else None
             hf, info = with_weights(location, config, kind, spread or found_device)
             refuse_incomplete(location, hf, info)
-            refuse_integers(location, hf)
+            refuse_integers(location, config, hf)
             refuse_not_finite(location.name, hf)
             tokenizer = read_tokenizer(location)
         # hooks move what a spread model reads: it stays where it is
@@ -379,12 +379,12 @@ def _locate_on_hub(name: str) -> ModelLocation:
         huggingface_hub.model_info(name, timeout=5)
     except Exception as error:  # offline, refused or unknown: use a cached copy if there is one
         if isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str):
-            return ModelLocation(name, name, offline=False)
+            return ModelLocation(name, name)
         raise ModelLoadError(
             f"{name} is not a local path or a hub id that can be reached ({first_line(error)}); "
             "check the spelling or the network"
         ) from error
-    return ModelLocation(name, name, offline=False)
+    return ModelLocation(name, name)
 
 
 def read_tokenizer(location: ModelLocation) -> PreTrainedTokenizerBase | None:

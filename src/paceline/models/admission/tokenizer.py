@@ -149,9 +149,12 @@ def admit_tokenizer(location: ModelLocation, directory: Path) -> Any:
 
 
 def _by_class(location: ModelLocation) -> Any:
-    """With the class that transformers chooses."""
-    options = location.options
-    return AutoTokenizer.from_pretrained(location.source, trust_remote_code=False, **options)
+    """With the class that transformers chooses, other than that of mistral_common.
+
+    It reads no special tokens in texts, and has no chat template.
+    """
+    options = location.options | {"trust_remote_code": False, "mistral_format": False}
+    return AutoTokenizer.from_pretrained(location.source, **options)
 
 
 def _by_file(location: ModelLocation, **settings: Any) -> Any:

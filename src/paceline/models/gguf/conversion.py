@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_FORMAT = 4  # increase when the conversion changes, so that old cache entries are not used
-# general.file_type of unquantized files; all quantized types are converted to bfloat16
+_FORMAT = 5  # increase when the conversion changes, so that old cache entries are not used
+# general.file_type of unquantized files, and the type of a tensor; all others become bfloat16
 _PLAIN_TYPES = {0: torch.float32, 1: torch.float16}
 # names of llama.cpp that transformers does not share
 _SAMPLING = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
@@ -136,7 +136,10 @@ def _conversion_errors(path: Path) -> Iterator[None]:
 
 def _dtype_of(file: GgufFile) -> torch.dtype:
     kind = file.get("general.file_type")
-    return torch.bfloat16 if kind is None else _PLAIN_TYPES.get(int(kind), torch.bfloat16)
+    if kind is None:  # writers may leave it out
+        kinds = (each.tensor_type for each in file.tensors.values() if len(each.shape) > 1)
+        kind = max(kinds, default=0)
+    return _PLAIN_TYPES.get(int(kind), torch.bfloat16)
 
 
 def _without_weights(
