@@ -26,12 +26,12 @@ from paceline.errors import (
     UsageError,
     first_line,
 )
-from paceline.fingerprints import files_fingerprint
 from paceline.models.adapters import adapters_below, has_adapter, merged_adapter
 from paceline.models.admission.model import admit
 from paceline.models.admission.tokenizer import admit_tokenizer
 from paceline.models.checkpoint_files import (
     ModelLocation,
+    model_fingerprint,
     needs_code,
     read_config,
     refuse_incomplete,
@@ -253,11 +253,7 @@ def fingerprint(path: str | Path) -> str:
     directory = model_directory(path)
     if directory.parent.name == "snapshots" and _COMMIT.fullmatch(directory.name):
         return directory.name[:16]  # a snapshot may be downloaded only in part
-    return files_fingerprint(
-        file
-        for file in sorted(directory.iterdir())
-        if file.suffix in (".json", ".safetensors", ".bin") and not file.name.startswith(".")
-    )
+    return model_fingerprint(directory)
 
 
 def files_of(model: HfModel, path: str | Path) -> str:

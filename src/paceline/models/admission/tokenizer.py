@@ -26,6 +26,7 @@ from paceline.environment import package_version
 from paceline.errors import ModelLoadError, first_line
 from paceline.fingerprints import files_fingerprint
 from paceline.models.admission.results import recall, remember
+from paceline.places import TEMPLATES
 from paceline.version import __version__
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 _FORMAT = 2  # increase when the comparison changes, so that kept results are not used
 _PACKAGES = ("transformers", "tokenizers", "sentencepiece")
 _FILES = ("*.json", "*.model", "*.spm", "*.txt", "*.tiktoken")
+_PARTS = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt")
+_PARTS += ("*.model", "*.spm", "target_vocab.json", "chat_template*", TEMPLATES)
 _WEIGHTS = ".index.json"  # ends the name of a list of weight files
 _CLASS_SETTINGS = ("padding_side", "truncation_side", "model_input_names")
 _CHECK = "_paceline_check"  # attribute of a tokenizer that was compared
@@ -178,7 +181,7 @@ def _first(directory: Path, location: ModelLocation) -> tuple[Any, TokenizerChec
         converted = _read_settings(directory).get("read_from") == "gguf"
         tokenizer = _by_file(location) if converted else _by_class(location)
     except Exception as error:
-        if not _has_vocabulary(directory):
+        if not has_vocabulary(directory):
             raise ModelLoadError(_NO_VOCABULARY.format(directory)) from error
         if not isinstance(reference, TokenizerFile):
             raise
@@ -305,7 +308,12 @@ def _kept(key: str) -> TokenizerCheck | None:
         return None
 
 
-def _has_vocabulary(directory: Path) -> bool:
+def tokenizer_paths(directory: Path) -> list[Path]:
+    """What a directory holds of a tokenizer."""
+    return [path for pattern in _PARTS for path in sorted(directory.glob(pattern))]
+
+
+def has_vocabulary(directory: Path) -> bool:
     """True if there is a file in which a tokenizer's vocabulary may be."""
     return any(True for pattern in _VOCABULARIES for _ in directory.glob(pattern))
 

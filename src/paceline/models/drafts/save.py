@@ -6,6 +6,7 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ModelLoadError
+from paceline.models.admission.tokenizer import tokenizer_paths
 from paceline.models.hf.draft_vocabulary import write_draft_vocabulary
 from paceline.models.loading import model_directory
 from paceline.models.silence import quiet
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
     from paceline.models.hf.base import HfModel
 
-_TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*")
-_TOKENIZER_FILES += ("merges.txt", "*.model", "*.spm", "target_vocab.json", "chat_template*")
 _MODEL_FILES = ("config.json", "generation_config.json", "draft_vocabulary.json")
 _MODEL_FILES += ("*.safetensors", "*.safetensors.index.json")
 
@@ -30,8 +29,8 @@ def other_file(directory: Path, *more: str) -> str | None:
 
     `more`: Patterns of further files that belong there.
     """
-    patterns = (*_MODEL_FILES, *_TOKENIZER_FILES, *more)
-    known = {path for pattern in patterns for path in directory.glob(pattern)}
+    known = {path for pattern in (*_MODEL_FILES, *more) for path in directory.glob(pattern)}
+    known.update(tokenizer_paths(directory))
     return next((path.name for path in sorted(directory.iterdir()) if path not in known), None)
 
 
@@ -72,7 +71,7 @@ def copy_tokenizer(source: str | Path, out: Path) -> None:
 def tokenizer_files(source: str | Path) -> list[Path]:
     """A model's tokenizer files; raises a UsageError if it has none, or one is a link out of it."""
     directory = model_directory(source)
-    files = [path for pattern in _TOKENIZER_FILES for path in sorted(directory.glob(pattern))]
+    files = tokenizer_paths(directory)
     for path in files:
         refuse_link_out(path, directory)
     if not files:
