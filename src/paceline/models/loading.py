@@ -332,6 +332,10 @@ def _advice(error: Exception) -> str:
         return "install the package that is missing, or name a model that does not need it"
     if "GPU" in str(error) or "CUDA" in str(error):
         return "load it on a machine with a GPU, or name a model that does not need one"
+    if "gated repo" in str(error):
+        return "ask for access on its page of the hub, and log in with hf auth login"
+    if "Entry Not Found" in str(error):
+        return "the hub has no config.json there: download an adapter or GGUF file, and name its path"
     return "it may be damaged or incomplete: copy or download it again"
 
 

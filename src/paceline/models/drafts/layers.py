@@ -46,10 +46,15 @@ def subset_layers(
 
     Raises:
         UsageError: Indices are missing, repeated, decreasing or out of range.
-        UnsupportedModelError: The model does not have its layers in one list, or it is spread over
-            several devices.
+        UnsupportedModelError: The model does not have its layers in one list, is quantized, or is
+            spread over several devices.
     """
     refuse_spread(target.hf)
+    if getattr(target.hf.config, "quantization_config", None) is not None:
+        raise UnsupportedModelError(
+            f"this {target.hf.config.model_type} is quantized, so its layers cannot be copied; name "
+            "the original model, or choose a new draft (--params)"
+        )
     kept = {"decoder": list(layers)}
     if encoder_layers is not None:
         kept["encoder"] = list(encoder_layers)
