@@ -333,9 +333,9 @@ def _advice(error: Exception) -> str:
     if "GPU" in str(error) or "CUDA" in str(error):
         return "load it on a machine with a GPU, or name a model that does not need one"
     if "gated repo" in str(error):
-        return "ask for access on its page of the hub, and log in with hf auth login"
+        return "it is gated: ask for access on its page of the hub, then run hf auth login"
     if "Entry Not Found" in str(error):
-        return "the hub has no config.json there: download an adapter or GGUF file, and name its path"
+        return "there is no config.json: download an adapter or GGUF file, and name its local path"
     return "it may be damaged or incomplete: copy or download it again"
 
 

@@ -52,8 +52,8 @@ def subset_layers(
     refuse_spread(target.hf)
     if getattr(target.hf.config, "quantization_config", None) is not None:
         raise UnsupportedModelError(
-            f"this {target.hf.config.model_type} is quantized, so its layers cannot be copied; name "
-            "the original model, or choose a new draft (--params)"
+            f"this {target.hf.config.model_type} is quantized, and its layers cannot be copied; "
+            "name the original model, or choose a new draft (--params)"
         )
     kept = {"decoder": list(layers)}
     if encoder_layers is not None:
