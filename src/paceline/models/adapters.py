@@ -29,6 +29,7 @@ from paceline.models.checkpoint_files import (
     shapes_in,
     with_weights,
 )
+from paceline.models.hf.architectures import is_quantized
 from paceline.models.silence import quiet
 from paceline.places import copy_files
 
@@ -152,7 +153,7 @@ def _merge_into(scratch: Path, directory: Path, base: Path) -> None:
     with quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         config = read_config(ModelLocation(str(base), str(base)))
-        if getattr(config, "quantization_config", None) is not None:
+        if is_quantized(config):
             raise ModelLoadError(
                 f"{base} is quantized, so the adapter in {directory} cannot be merged into it; "
                 "name the original model as its base"

@@ -30,7 +30,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoM
 
 from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.fingerprints import files_fingerprint
-from paceline.models.hf.architectures import is_encoder_decoder, refuse_by_name
+from paceline.models.hf.architectures import is_encoder_decoder, is_quantized, refuse_by_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -193,7 +193,7 @@ def with_weights(
     if isinstance(place, torch.device):
         place = None if place.type == "cpu" else {"": place}
     with within(location.name, lambda: stored_size(location.source, config)):
-        return auto.from_pretrained(
+        hf, info = auto.from_pretrained(
             location.source,
             config=config,
             dtype=dtype,
@@ -203,6 +203,9 @@ def with_weights(
             device_map=place,
             **location.options,
         )
+    if is_quantized(config) and not is_quantized(hf.config):
+        hf._weight_conversions = None  # its weights are plain, and are saved as such
+    return hf, info
 
 
 def without_weights(location: ModelLocation, config: Any) -> Any:
@@ -230,13 +233,12 @@ def stored_size(source: str | Path, config: Any) -> Size | None:
         if not directories or not has_weights(directories[0]):
             return None
         directory = directories[0]
-    packed = getattr(config, "quantization_config", None) is not None
     tensors = values = 0
     for file in weight_files(directory):
         counts = [count for _, count in shapes_in(file).values()]
         tensors += len(counts)
         values += min(sum(counts), 2 * file.stat().st_size)  # names may share values
-    return Size(tensors, values * (_PACKED if packed else 1))
+    return Size(tensors, values * (_PACKED if is_quantized(config) else 1))
 
 
 def shapes_in(file: Path) -> dict[str, tuple[Sequence[int], int]]:
@@ -327,13 +329,10 @@ def refuse_incomplete(location: ModelLocation, hf: Any, info: dict[str, Any]) ->
             )
 
 
-def refuse_integers(location: ModelLocation, config: Any, hf: Any) -> None:
-    """Raise a ModelLoadError if a weight is stored in 8 bits or as integers, without scales.
-
-    `config`: As read; transformers removes its scales where it multiplies by them while it loads.
-    """
+def refuse_integers(location: ModelLocation, hf: Any) -> None:
+    """Raise a ModelLoadError if a weight is stored in 8 bits or as integers, without scales."""
     directory = location.directory
-    if directory is None or getattr(config, "quantization_config", None) is not None:
+    if directory is None:
         return
     known = {key for key, weight in hf.named_parameters() if weight.is_floating_point()}
     for file in weight_files(directory):

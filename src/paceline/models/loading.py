@@ -42,7 +42,12 @@ from paceline.models.checkpoint_files import (
     without_weights,
 )
 from paceline.models.gguf import converted_gguf, is_gguf
-from paceline.models.hf.architectures import configured_prompt, is_encoder_decoder, refuse_by_name
+from paceline.models.hf.architectures import (
+    configured_prompt,
+    is_encoder_decoder,
+    is_quantized,
+    refuse_by_name,
+)
 from paceline.models.hf.causal import CausalModel
 from paceline.models.hf.draft_vocabulary import read_draft_vocabulary
 from paceline.models.hf.seq2seq import Seq2SeqModel
@@ -101,7 +106,8 @@ def load_model(
             spread = _spread(location, config, kind) if device == "auto" else None
             hf, info = with_weights(location, config, kind, spread or found_device)
             refuse_incomplete(location, hf, info)
-            refuse_integers(location, config, hf)
+            if not is_quantized(config):  # hf.config does not say so of weights that were unpacked
+                refuse_integers(location, hf)
             refuse_not_finite(location.name, hf)
             tokenizer = read_tokenizer(location)
         # hooks move what a spread model reads: it stays where it is
@@ -276,16 +282,6 @@ def config_at(path: str | Path) -> Any:
         return read_config(location)
 
 
-def shapes_at(path: str | Path) -> list[tuple[int, int]]:
-    """`shapes_of` the model at this path."""
-    return shapes_of(config_at(path))
-
-
-def encoder_decoder_at(path: str | Path) -> bool:
-    """True if the model at this path is an encoder-decoder."""
-    return is_encoder_decoder(config_at(path))
-
-
 def stored_dtype(path: str | Path) -> torch.dtype | None:
     """The dtype that config.json declares for the weights, or None."""
     settings = read_json_mapping(model_directory(path) / "config.json")
@@ -425,7 +421,7 @@ def _spread(location: ModelLocation, config: Any, dtype: torch.dtype) -> dict[st
     """
     count, is_worker = torch.cuda.device_count(), parent_process() is not None
     # workers have a card each; shapes do not tell the size of quantized weights
-    if count < 2 or is_worker or getattr(config, "quantization_config", None) is not None:
+    if count < 2 or is_worker or is_quantized(config):
         return None
     hf = without_weights(location, copy.deepcopy(config))
     free = [_free_bytes(card) for card in range(count)]

@@ -13,6 +13,7 @@ from paceline.errors import UnsupportedModelError, UsageError
 from paceline.models.hf.architectures import (
     NUMBERS,
     is_encoder_decoder,
+    is_quantized,
     num_decoder_layers,
     num_encoder_layers,
     set_num_layers,
@@ -50,7 +51,7 @@ def subset_layers(
             spread over several devices.
     """
     refuse_spread(target.hf)
-    if getattr(target.hf.config, "quantization_config", None) is not None:
+    if is_quantized(target.hf.config):
         raise UnsupportedModelError(
             f"this {target.hf.config.model_type} is quantized, and its layers cannot be copied; "
             "name the original model, or choose a new draft (--params)"
