@@ -31,6 +31,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoM
 from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.fingerprints import files_fingerprint
 from paceline.models.hf.architectures import is_encoder_decoder, is_quantized, refuse_by_name
+from paceline.places import TEMPLATES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -372,7 +373,7 @@ def model_fingerprint(*directories: Path) -> str:
     return files_fingerprint(
         file
         for directory in directories
-        for file in sorted(directory.iterdir())
+        for file in sorted([*directory.iterdir(), *(directory / TEMPLATES).glob("*.jinja")])
         if file.suffix in _READ and not file.name.startswith(".")
     )
 
