@@ -129,8 +129,6 @@ def lora(folder: Path, target: str, **changes: Any) -> Path:
     model.save_pretrained(folder)
     (folder / "optimizer.pt").write_bytes(b"state")
     edit(folder / "adapter_config.json", **{"base_model_name_or_path": target} | changes)
-    return folder| changes
-    file.write_text(json.dumps(json.loads(file.read_text()) | named))
     return folder
 
 
@@ -184,7 +182,6 @@ def test_an_adapter_is_merged_once_and_again_if_it_changes(tmp_path: Path):
     assert fingerprint(folder) == first
     assert len(list((tmp_path / "cache" / "merged").glob("a-*[0-9a-f]"))) == 1
     edit(folder / "adapter_config.json", lora_alpha=99)
-| {"lora_alpha": 99}))
     assert fingerprint(folder) != first
 
 
@@ -213,11 +210,6 @@ def test_a_merged_model_has_no_copy_of_what_a_link_leads_to(tmp_path: Path):
     assert not list(cache_root().rglob("vocab.key"))
 
 
-def resized(hf: Any) -> Any:
-    hf.resize_token_embeddings(270, mean_resizing=False)
-    return hf
-
-
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("saved", [None, ["embed_tokens", "lm_head"]])
 def test_rows_of_added_tokens_are_those_of_the_adapter(
@@ -225,7 +217,8 @@ def test_rows_of_added_tokens_are_those_of_the_adapter(
 ):
     peft = pytest.importorskip("peft")
     base(tmp_path / "base", tie_word_embeddings=tied)
-    hf = resized(LlamaForCausalLM.from_pretrained(tmp_path / "base"))
+    hf: Any = LlamaForCausalLM.from_pretrained(tmp_path / "base")
+    hf.resize_token_embeddings(270, mean_resizing=False)
     settings = peft.LoraConfig(target_modules=["q_proj"], r=4, modules_to_save=saved)
     model, wanted = trained(hf, settings)
     model.save_pretrained(tmp_path / "adapter")

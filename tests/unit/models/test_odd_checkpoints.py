@@ -119,7 +119,7 @@ def test_scales_and_not_numbers_of_8_bits_are_added_up():
     layer.scale = torch.nn.Parameter(torch.ones(1))
     refuse_not_finite("m", hf)
     layer.scale.data.fill_(float("nan"))
-    with pytest.raises(ModelLoadError, match=r"m holds NaN in model\.layers\.0\.mlp\.up_proj\.scale"):
+    with pytest.raises(ModelLoadError, match=r"m holds NaN in .*\.up_proj\.scale "):
         refuse_not_finite("m", hf)
 
 
