@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import hashlib
 import json
 import warnings
 from itertools import takewhile
@@ -24,7 +23,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from paceline.config import StrictModel
 from paceline.environment import package_version
 from paceline.errors import ModelLoadError, first_line
-from paceline.fingerprints import files_fingerprint
+from paceline.fingerprints import files_fingerprint, short_hash
 from paceline.models.admission.results import recall, remember
 from paceline.places import TEMPLATES
 from paceline.version import __version__
@@ -297,7 +296,7 @@ def _key(directory: Path) -> str:
     kept = sorted(file for file in files if not file.name.endswith(_WEIGHTS) and file.is_file())
     facts = [f"{_FORMAT} {__version__} {files_fingerprint(kept)}"]
     facts += [f"{package} {package_version(package)}" for package in _PACKAGES]
-    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+    return short_hash(["\n".join(facts)])
 
 
 def _kept(key: str) -> TokenizerCheck | None:

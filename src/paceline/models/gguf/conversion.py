@@ -6,7 +6,6 @@ Reading a quantized GGUF file takes many seconds; reading safetensors takes less
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.util
 import logging
 from pathlib import Path
@@ -18,7 +17,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from paceline.cache import cached_directory, is_cached
 from paceline.errors import ModelLoadError, PacelineError, first_line
-from paceline.fingerprints import files_fingerprint
+from paceline.fingerprints import files_fingerprint, short_hash
 from paceline.models.checkpoint_files import within
 from paceline.models.gguf.architectures import ROPE_TENSORS, check_frequencies, read_config
 from paceline.models.gguf.fields import GgufFile, checked_reader
@@ -71,7 +70,7 @@ def is_converted(path: Path) -> bool:
 def _entry(path: Path) -> str:
     # size, time of change and both ends: hashing all of a large file takes seconds
     facts = f"{_FORMAT} {path.stat().st_mtime_ns} {files_fingerprint([path])}"
-    return f"{path.stem}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}"
+    return f"{path.stem}-{short_hash([facts])}"
 
 
 def open_gguf(path: Path) -> GgufFile:
