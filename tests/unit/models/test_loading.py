@@ -325,7 +325,7 @@ def test_what_the_hub_refuses_is_said(
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         url = f"http://127.0.0.1:{server.server_port}"
-        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", url)
+        monkeypatch.setattr(huggingface_hub.hf_api.api, "endpoint", url)
         place = f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
         monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", place)
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))

@@ -13,14 +13,13 @@ from paceline.errors import UnsupportedModelError, UsageError
 from paceline.models.hf.architectures import (
     NUMBERS,
     is_encoder_decoder,
-    is_quantized,
     num_decoder_layers,
     num_encoder_layers,
     set_num_layers,
     settings_of,
     shorten_config,
 )
-from paceline.models.hf.spreading import refuse_spread
+from paceline.models.hf.spreading import refuse_copies
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,12 +49,7 @@ def subset_layers(
         UnsupportedModelError: The model does not have its layers in one list, is quantized, or is
             spread over several devices.
     """
-    refuse_spread(target.hf)
-    if is_quantized(target.hf.config):
-        raise UnsupportedModelError(
-            f"this {target.hf.config.model_type} is quantized, and its layers cannot be copied; "
-            "name the original model, or choose a new draft (--params)"
-        )
+    refuse_copies(target.hf)
     kept = {"decoder": list(layers)}
     if encoder_layers is not None:
         kept["encoder"] = list(encoder_layers)
