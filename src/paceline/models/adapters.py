@@ -212,7 +212,9 @@ def _merge(hf: Any, directory: Path, base: Path) -> None:
             )
         model: Any = peft.PeftModel(hf, config)
         result = model.load_adapter(str(directory), "default")
-        odd = [*result.missing_keys, *result.unexpected_keys]
+        # peft writes modules to save a second time, by this name, if tokens were added
+        others = [key for key in result.unexpected_keys if ".modules_to_save." not in key]
+        odd = [*result.missing_keys, *others]
         if not odd:
             model.merge_and_unload(safe_merge=True)
     except PacelineError:

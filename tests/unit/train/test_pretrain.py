@@ -9,6 +9,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
 from paceline.config import validate
@@ -143,6 +144,7 @@ def test_the_same_seed_makes_the_same_model_and_digits_are_single_tokens(tmp_pat
 @pytest.mark.parametrize("shape", [NewModel(**SHAPE), NewT5(kind="t5", hidden_size=16)], ids=str)
 def test_ids_of_a_tokenizer_may_have_gaps(tmp_path: Path, shape: NewModel | NewT5):
     words = Tokenizer(WordLevel({"<unk>": 0, "a": 1, "the": 2, "quick": 3, "b": 20}, "<unk>"))
+    words.pre_tokenizer = WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", eos_token="a")
     tokenizer.save_pretrained(tmp_path / "tokens")
     tiny_hf("llama", vocab_size=21).save_pretrained(tmp_path / "tokens")
