@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 SHIPPED = Path(__file__).parent / "shipped"
 """Files of the repository at their paths in it: links in the sources, and files in a wheel."""
+TEMPLATES = "additional_chat_templates"
+"""The directory beside a tokenizer with chat templates other than its first."""
 _LONGEST = 200  # bytes of a name; a file system allows 255, and suffixes are added
 
 
@@ -68,7 +70,9 @@ def refuse_links_out(folder: Path, advice: str = "remove it, or choose another o
 
 
 def copy_files(files: Iterable[Path], out: Path) -> None:
-    """Copy files into a directory, and no directories; raises a UsageError for links out of theirs.
+    """Copy files into a directory, and of directories only `TEMPLATES`.
+
+    Raises a UsageError for links out of the directory of a file.
 
     A copy may be published, and the author of a link may not have read access to its target.
     """
@@ -76,3 +80,7 @@ def copy_files(files: Iterable[Path], out: Path) -> None:
         if path.is_file():
             refuse_link_out(path, path.parent)
             shutil.copyfile(path, out / path.name)
+        elif path.name == TEMPLATES:
+            refuse_link_out(path, path.parent)
+            (out / path.name).mkdir(exist_ok=True)
+            copy_files(path.iterdir(), out / path.name)

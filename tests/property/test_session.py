@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from paceline.models import HfModel, prepare_for_decoding, wrap_model
 from paceline.models.contract import decoder_prompt_of
-from paceline.models.fakes import TableModel
 from paceline.models.llama.forward import LlamaDecoder
 from paceline.models.llama.packing import can_pack
 from paceline.models.prepare import with_cuda_graphs
 from paceline.models.recorded.session import GraphSession
 from paceline.native import compiled
+from support.fakes import TableModel
 from support.models import CONFIGS, ENCODER_DECODERS, EXPERTS, tiny_hf, tiny_model
 
 VOCABULARY = 61

@@ -18,7 +18,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.speed import examined_places
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.measure.acceptance import PairTexts, TextScores, budgets_of, score_texts
-from paceline.models.fakes import TableModel
+from support.fakes import TableModel
 
 NUM_TEXTS = 2000
 ERRORS = 4.5

@@ -22,9 +22,9 @@ from paceline.core.rules import Lenient, Lossless, Lossy, capped_ratio
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.decode.text import Text
 from paceline.models.contract import ModelSession
-from paceline.models.fakes import TableModel, TableSession
 from paceline.rng import named_generator
 from support import exact
+from support.fakes import TableModel, TableSession
 from support.rules import ODDS, PROMPT, Pair, draw, smallest_p_value
 
 TOP_K = exact.Shaping(top_k=3)

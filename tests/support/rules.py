@@ -26,9 +26,9 @@ from paceline.core.rules import (
 )
 from paceline.core.sampling import SamplingParams
 from paceline.decode.decoder import Decoder
-from paceline.models.fakes import TableModel
 from paceline.native.kernels import NativeBackend
 from support import exact
+from support.fakes import TableModel
 
 ALL_RULES: list[Rule] = [
     Lossless(),

@@ -13,10 +13,10 @@ from paceline.data.prompts import Record
 from paceline.decode import SpeculativeDecoder
 from paceline.decode.draft_policies import DraftPolicy
 from paceline.errors import ConfigError, UsageError
-from paceline.models.fakes import TableModel
 from paceline.tasks import OwnTask, Split, TaskExample
 from paceline.tasks.base import examples_of, score_of
 from paceline.train.objectives import Compared, DivergenceTerm
+from support.fakes import TableModel
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import yaml
 from paceline.config import read_yaml, validate
 from paceline.errors import ConfigError, UsageError
 from paceline.measure.trajectory import TrajectoryConfig
-from paceline.places import copy_files, leads_out, shipped
+from paceline.places import TEMPLATES, copy_files, leads_out, shipped
 from paceline.train.sweep import SweepConfig
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +47,7 @@ def test_a_file_here_is_before_that_of_paceline_and_a_path_of_neither_is_as_it_w
     assert read_yaml(quick) == {"seed": 5}
 
 
-def test_a_link_out_of_a_directory_is_not_copied_and_a_directory_neither(
+def test_of_directories_only_that_of_templates_is_copied_and_no_link_out_of_one(
     tmp_path: Path, home: Path
 ):
     model, out = tmp_path / "model", tmp_path / "out"
@@ -61,6 +61,14 @@ def test_a_link_out_of_a_directory_is_not_copied_and_a_directory_neither(
         "merges.txt": "mine",
         "vocab.txt": "mine",
     }
+    (model / TEMPLATES).mkdir()
+    (model / TEMPLATES / "tool_use.jinja").write_text("mine")
+    copy_files([model / TEMPLATES], out)
+    assert (out / TEMPLATES / "tool_use.jinja").read_text() == "mine"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / TEMPLATES).symlink_to(home / ".ssh")
+    with pytest.raises(UsageError, match=f"{TEMPLATES} is a link out of"):
+        copy_files([tmp_path / "other" / TEMPLATES], out)
     (model / "vocab.key").symlink_to("../home/.ssh/id_rsa")
     with pytest.raises(UsageError, match=r"vocab\.key is a link out of .*; put the file in its"):
         copy_files([model / "vocab.key"], out)

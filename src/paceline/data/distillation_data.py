@@ -21,7 +21,8 @@ from paceline.data.requests import ModelWriter, Shard, plan_shards
 from paceline.engines.texts import MAY_CHANGE, EngineWriter, OpenAIWriter
 from paceline.errors import ConfigError, GenerationError, PacelineError, UsageError
 from paceline.fingerprints import short_hash
-from paceline.models.loading import encoder_decoder_at, fingerprint, load_tokenizer
+from paceline.models.hf.architectures import is_encoder_decoder
+from paceline.models.loading import config_at, fingerprint, load_tokenizer
 from paceline.processes import MOST_DEATHS, connect_to_ray, in_processes
 from paceline.progress import silent
 from paceline.records import RunDirectory, append_jsonl, read_jsonl
@@ -72,7 +73,7 @@ def generate_data(
 
 def _shards(config: GenerateDataConfig) -> list[Shard]:
     served = not isinstance(config.writer, ModelWriter)
-    encoder = not served and encoder_decoder_at(config.target)
+    encoder = not served and is_encoder_decoder(config_at(config.target))
     tokenizer = load_tokenizer(config.target, alone=served)
     return plan_shards(config, tokenizer, encoder=encoder)
 

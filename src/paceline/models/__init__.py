@@ -17,7 +17,6 @@ prompt_text.py       the tokens of prompts
 chat_text.py         messages of chats -> the text of a prompt, by the tokenizer's template, which
                      rendering.py renders in a process of its own
 drafts/              builds drafts from a target or from scratch
-fakes.py             table models for tests
 """
 
 from paceline.models.hf.base import HfModel

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import tempfile
 import warnings
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,17 +19,21 @@ import torch
 
 from paceline.cache import cached_directory
 from paceline.errors import ModelLoadError, PacelineError, first_line
-from paceline.fingerprints import files_fingerprint
+from paceline.models.admission.tokenizer import has_vocabulary, tokenizer_paths
 from paceline.models.checkpoint_files import (
     ModelLocation,
+    has_weights,
+    model_fingerprint,
     read_config,
     refuse_incomplete,
     shapes_in,
     with_weights,
 )
+from paceline.models.hf.architectures import is_quantized
 from paceline.models.silence import quiet
 from paceline.places import copy_files
 
+_FORMAT = 2  # increase when merged models change, so that old cache entries are not used
 CONFIG = "adapter_config.json"
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _RANKS = ("r", "init_r", "target_r", "num_virtual_tokens")
@@ -64,9 +69,7 @@ def merged_adapter(directory: Path) -> Path:
         )
     _check_ranks(directory, settings)
     base = _base_of(directory, settings)
-    files = [file for folder in (directory, base) for file in sorted(folder.iterdir())]
-    kept = (file for file in files if file.suffix in (".json", ".safetensors", ".bin"))
-    name = f"{directory.name}-{files_fingerprint(kept)}"
+    name = f"{directory.name}-{_FORMAT}-{model_fingerprint(directory, base)}"
     entry = cached_directory("merged", name, lambda folder: _merge_into(folder, directory, base))
     if base == directory:
         warnings.warn(
@@ -105,8 +108,7 @@ def _check_ranks(directory: Path, settings: dict[str, Any]) -> None:
     """Refuse a rank that no weight of the adapter has, before peft makes weights of that rank."""
     if settings.get("peft_type") == "LOKR":  # a rank beyond the weights stands for none
         return
-    file = next(directory / name for name in _WEIGHTS if (directory / name).exists())
-    most = max((size for shape, _ in shapes_in(file) for size in shape), default=0)
+    most = max((size for shape in _shapes_of(directory).values() for size in shape), default=0)
     patterns = settings.get("rank_pattern")
     ranks = [settings.get(name) for name in _RANKS]
     ranks += patterns.values() if isinstance(patterns, dict) else ()
@@ -116,6 +118,12 @@ def _check_ranks(directory: Path, settings: dict[str, Any]) -> None:
             f"{directory / CONFIG} has a rank of {str(rank)[:20]}, and its weights have at most "
             f"{most:,} rows; use the {CONFIG} that came with them"
         )
+
+
+def _shapes_of(directory: Path) -> dict[str, list[int]]:
+    """The shape of each weight of the adapter."""
+    file = next(directory / name for name in _WEIGHTS if (directory / name).exists())
+    return {key: list(shape) for key, (shape, _) in shapes_in(file).items()}
 
 
 def _base_of(directory: Path, settings: dict[str, Any]) -> Path:
@@ -129,14 +137,15 @@ def _base_of(directory: Path, settings: dict[str, Any]) -> Path:
     for place in (Path(name).expanduser(), directory / name):
         if (place / "config.json").exists():
             return place
-    try:
-        return Path(huggingface_hub.snapshot_download(name, local_files_only=True))
-    except Exception as error:  # no hub id, or not in the cache
-        raise ModelLoadError(
-            f"{directory} holds an adapter of {name}, which is neither a directory nor in the "
-            f"cache of the hub; download it, or set base_model_name_or_path in {CONFIG} to its "
-            "directory"
-        ) from error
+    with suppress(Exception):  # no hub id, or not in the cache
+        options = {"revision": settings.get("revision"), "local_files_only": True}
+        found = Path(huggingface_hub.snapshot_download(name, **options))
+        if has_weights(found):
+            return found
+    raise ModelLoadError(
+        f"{directory} holds an adapter of {name}, which is neither a directory nor in the cache of "
+        f"the hub; download it, or set base_model_name_or_path in {CONFIG} to its directory"
+    )
 
 
 def _merge_into(scratch: Path, directory: Path, base: Path) -> None:
@@ -144,7 +153,7 @@ def _merge_into(scratch: Path, directory: Path, base: Path) -> None:
     with quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         config = read_config(ModelLocation(str(base), str(base)))
-        if getattr(config, "quantization_config", None) is not None:
+        if is_quantized(config):
             raise ModelLoadError(
                 f"{base} is quantized, so the adapter in {directory} cannot be merged into it; "
                 "name the original model as its base"
@@ -153,11 +162,13 @@ def _merge_into(scratch: Path, directory: Path, base: Path) -> None:
         _merge(hf, directory, base)
         stored = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
         hf.to(stored).save_pretrained(scratch)
+    has_own = directory != base and has_vocabulary(directory)
+    left_out = tokenizer_paths(base) if has_own else ()  # not parts of two tokenizers
     for folder in (directory, base):
         for file in folder.iterdir():
             is_ours = (scratch / file.name).exists() or file.name.startswith("adapter")
             is_weights = file.suffix in _WEIGHT_SUFFIXES or file.name.endswith(".index.json")
-            if not is_ours and not is_weights:
+            if not is_ours and not is_weights and file not in left_out:
                 copy_files([file], scratch)
 
 
@@ -172,13 +183,25 @@ def _load(base: Path, config: Any) -> Any:
     return hf
 
 
+def _resize(hf: Any, directory: Path, ends: list[Any]) -> None:
+    """Give the embedding and a head of its own the rows that the adapter has whole ones of."""
+    (count, width), stored = ends[0].weight.shape, _shapes_of(directory)
+    whole = [key for key in stored if key.endswith(".weight") and stored[key][1:] == [width]]
+    starts = [f"base_model.model.{name}." for name, part in hf.named_modules() if part in ends]
+    found = ([stored[key][0] for key in whole if key.startswith(each)] for each in starts)
+    rows = {max(sizes, default=0) for sizes in found}
+    if len(rows) == 1 and not rows & {0, count}:  # tokens were added, or padding removed
+        hf.resize_token_embeddings(rows.pop(), mean_resizing=False)
+
+
 def _merge(hf: Any, directory: Path, base: Path) -> None:
     """Merge in place, and untie the head if its weights are then others than the embedding's."""
     peft: Any = import_module("peft")  # an optional dependency
-    embedding: Any = hf.get_input_embeddings()
-    head: Any = hf.get_output_embeddings()
+    embedding, head = hf.get_input_embeddings(), hf.get_output_embeddings()
     tied = getattr(head, "weight", None) is embedding.weight
+    _resize(hf, directory, [embedding] if tied else [embedding, head])
     if tied:  # a change of the head is no change of the embedding
+        head = hf.get_output_embeddings()
         head.weight = torch.nn.Parameter(head.weight.detach().clone())
     try:
         config: Any = peft.PeftConfig.from_pretrained(str(directory))
@@ -189,7 +212,9 @@ def _merge(hf: Any, directory: Path, base: Path) -> None:
             )
         model: Any = peft.PeftModel(hf, config)
         result = model.load_adapter(str(directory), "default")
-        odd = [*result.missing_keys, *result.unexpected_keys]
+        # peft writes modules to save a second time, by this name, if tokens were added
+        others = [key for key in result.unexpected_keys if ".modules_to_save." not in key]
+        odd = [*result.missing_keys, *others]
         if not odd:
             model.merge_and_unload(safe_merge=True)
     except PacelineError:

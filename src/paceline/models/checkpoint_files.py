@@ -29,7 +29,9 @@ from torch.nn.modules.module import (
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from paceline.errors import ModelLoadError, UnsupportedModelError
-from paceline.models.hf.architectures import is_encoder_decoder, refuse_by_name
+from paceline.fingerprints import files_fingerprint
+from paceline.models.hf.architectures import is_encoder_decoder, is_quantized, refuse_by_name
+from paceline.places import TEMPLATES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_READ = (".json", ".safetensors", ".bin", ".jinja", ".model", ".spm", ".txt")  # of a model
 _COUNTS = re.compile(r"^(?!.*(size|vocab)).*(layer|label|first_k)")
 """Settings of which transformers makes lists before it makes a model."""
 _MOST, _MOST_LISTED = 10_000, 1 << 22  # such a setting, and any number in a list
@@ -63,17 +66,15 @@ class ModelLocation:
     Attributes:
         name: The model as the user named it.
         source: Its directory or hub id.
-        offline: Whether files are read from this machine alone.
     """
 
     name: str
     source: str
-    offline: bool = True
 
     @property
     def options(self) -> dict[str, Any]:
         """Arguments of transformers' `from_pretrained`."""
-        return {"local_files_only": True} if self.offline else {}
+        return {"local_files_only": True} if self.directory else {}
 
     @property
     def directory(self) -> Path | None:
@@ -89,10 +90,7 @@ def read_config(location: ModelLocation) -> Any:
     """
     directory = location.directory
     if directory is None:
-        file = huggingface_hub.hf_hub_download(
-            location.source, "config.json", local_files_only=location.offline
-        )
-        directory = Path(file).parent
+        directory = Path(huggingface_hub.hf_hub_download(location.source, "config.json")).parent
     _refuse_unreadable(location.name, directory)
     options = location.options
     return AutoConfig.from_pretrained(location.source, **options, trust_remote_code=False)
@@ -196,7 +194,7 @@ def with_weights(
     if isinstance(place, torch.device):
         place = None if place.type == "cpu" else {"": place}
     with within(location.name, lambda: stored_size(location.source, config)):
-        return auto.from_pretrained(
+        hf, info = auto.from_pretrained(
             location.source,
             config=config,
             dtype=dtype,
@@ -206,6 +204,9 @@ def with_weights(
             device_map=place,
             **location.options,
         )
+    if is_quantized(config) and not is_quantized(hf.config):
+        hf._weight_conversions = None  # its weights are plain, and are saved as such
+    return hf, info
 
 
 def without_weights(location: ModelLocation, config: Any) -> Any:
@@ -230,29 +231,32 @@ def stored_size(source: str | Path, config: Any) -> Size | None:
         names = [name + end for name in WEIGHTS for end in ("", ".index.json")]
         found = [huggingface_hub.try_to_load_from_cache(str(source), name) for name in names]
         directories = [Path(file).parent for file in found if isinstance(file, str)]
-        if not directories:
+        if not directories or not has_weights(directories[0]):
             return None
         directory = directories[0]
-    packed = getattr(config, "quantization_config", None) is not None
     tensors = values = 0
     for file in weight_files(directory):
-        counts = [count for _, count in shapes_in(file)]
+        counts = [count for _, count in shapes_in(file).values()]
         tensors += len(counts)
         values += min(sum(counts), 2 * file.stat().st_size)  # names may share values
-    return Size(tensors, values * (_PACKED if packed else 1))
+    return Size(tensors, values * (_PACKED if is_quantized(config) else 1))
 
 
-def shapes_in(file: Path) -> list[tuple[Sequence[int], int]]:
-    """Shape of each tensor in a file of weights, and how many values are stored for it."""
+def shapes_in(file: Path) -> dict[str, tuple[Sequence[int], int]]:
+    """Shape of each tensor in a file of weights, and how many values are stored for it.
+
+    Raises:
+        SafetensorError: The file is truncated.
+    """
     if file.suffix == ".safetensors":
         with safe_open(file, "pt") as weights:
-            shapes = [weights.get_slice(key).get_shape() for key in list(weights.keys())]
-        return [(shape, math.prod(shape)) for shape in shapes]
+            shapes = {key: weights.get_slice(key).get_shape() for key in list(weights.keys())}
+        return {key: (shape, math.prod(shape)) for key, shape in shapes.items()}
     # a tensor with a stride of 0 has more values than are stored
-    return [
-        (tensor.shape, min(tensor.numel(), tensor.untyped_storage().nbytes()))
-        for tensor in _unpickled(file).values()
-    ]
+    return {
+        key: (tensor.shape, min(tensor.numel(), tensor.untyped_storage().nbytes()))
+        for key, tensor in _unpickled(file).items()
+    }
 
 
 @contextlib.contextmanager
@@ -329,7 +333,7 @@ def refuse_incomplete(location: ModelLocation, hf: Any, info: dict[str, Any]) ->
 def refuse_integers(location: ModelLocation, hf: Any) -> None:
     """Raise a ModelLoadError if a weight is stored in 8 bits or as integers, without scales."""
     directory = location.directory
-    if directory is None or getattr(hf.config, "quantization_config", None) is not None:
+    if directory is None:
         return
     known = {key for key, weight in hf.named_parameters() if weight.is_floating_point()}
     for file in weight_files(directory):
@@ -347,7 +351,9 @@ def refuse_integers(location: ModelLocation, hf: Any) -> None:
 
 def refuse_not_finite(name: str, hf: Any) -> None:
     """Raise a ModelLoadError that names a weight with NaN or infinite values."""
-    named = [(key, weight) for key, weight in hf.named_parameters() if weight.is_floating_point()]
+    # 8-bit floats, which torch does not add up, have scales of more bits
+    floats = (each for each in hf.named_parameters() if each[1].is_floating_point())
+    named = [(key, weight) for key, weight in floats if weight.dtype.itemsize > 1]
     # A finite sum has finite terms only. Where the sum is not finite, each weight is checked.
     doubtful = [(key, weight) for key, weight in named if not weight.detach().sum().isfinite()]
     faults = [(key, weight) for key, weight in doubtful if not weight.isfinite().all()]
@@ -360,6 +366,16 @@ def refuse_not_finite(name: str, hf: Any) -> None:
             f"{name} holds {values} in {key} ({count:,} of {weight.numel():,} values{more}); copy "
             "it again, or go back to an earlier checkpoint"
         )
+
+
+def model_fingerprint(*directories: Path) -> str:
+    """Hash of all files that weights, settings and tokenizer are read from."""
+    return files_fingerprint(
+        file
+        for directory in directories
+        for file in sorted([*directory.iterdir(), *(directory / TEMPLATES).glob("*.jinja")])
+        if file.suffix in _READ and not file.name.startswith(".")
+    )
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -375,6 +391,12 @@ def weight_files(directory: Path) -> list[Path]:
         if index.exists():
             return [directory / shard for shard in _shards(index)]
     return []
+
+
+def has_weights(directory: Path) -> bool:
+    """True if all weights of a snapshot of the hub are there, and not only their index."""
+    files = weight_files(directory)
+    return bool(files) and all(file.exists() for file in files)
 
 
 def _shards(index: Path) -> list[str]:
@@ -408,24 +430,12 @@ def stored_tensor(directory: Path, names: Sequence[str]) -> Tensor | None:
     return None
 
 
-def stored_keys(file: Path) -> set[str]:
-    """The names of the tensors in a file of weights.
-
-    Raises:
-        SafetensorError: The file is truncated.
-    """
-    if file.suffix != ".safetensors":
-        return set(_unpickled(file))
-    with safe_open(file, "pt") as weights:
-        return set(weights.keys())
-
-
 def _ignored_masks(directory: Path | None, hf: Any) -> list[str]:
     """Masks in the files that transformers reports nowhere, as it does for GPT-J from 5.24 on."""
     patterns = hf._keys_to_ignore_on_load_unexpected or ()
     files = [] if directory is None or not patterns else weight_files(directory)
     known = hf.state_dict().keys()
-    keys = {key for file in files for key in stored_keys(file)} - known
+    keys = {key for file in files for key in shapes_in(file)} - known
     ignored = [key for key in keys if any(re.search(pattern, key) for pattern in patterns)]
     # not the weights of further layers, such as those that predict several tokens
     return [key for key in ignored if _is_buffer_of_attention(key, hf)]

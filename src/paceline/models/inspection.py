@@ -13,7 +13,7 @@ from paceline.models.admission.model import twin_admission
 from paceline.models.checkpoint_files import (
     ModelLocation,
     read_config,
-    stored_keys,
+    shapes_in,
     stored_tensor,
     weight_files,
     without_weights,
@@ -164,7 +164,7 @@ def count_parameters(directory: Path) -> int:
 
 def _count_parameters(directory: Path, hf: Any) -> int:
     files = [file for file in weight_files(directory) if file.suffix == ".safetensors"]
-    stored = {key for file in files for key in stored_keys(file)}
+    stored = {key for file in files for key in shapes_in(file)}
     count = _num_weights(hf)
     for name, source in hf.all_tied_weights_keys.items():
         if name in stored and source in stored:  # tied only if their values are equal

@@ -26,12 +26,12 @@ from paceline.errors import (
     UsageError,
     first_line,
 )
-from paceline.fingerprints import files_fingerprint
 from paceline.models.adapters import adapters_below, has_adapter, merged_adapter
 from paceline.models.admission.model import admit
 from paceline.models.admission.tokenizer import admit_tokenizer
 from paceline.models.checkpoint_files import (
     ModelLocation,
+    model_fingerprint,
     needs_code,
     read_config,
     refuse_incomplete,
@@ -42,7 +42,12 @@ from paceline.models.checkpoint_files import (
     without_weights,
 )
 from paceline.models.gguf import converted_gguf, is_gguf
-from paceline.models.hf.architectures import configured_prompt, is_encoder_decoder, refuse_by_name
+from paceline.models.hf.architectures import (
+    configured_prompt,
+    is_encoder_decoder,
+    is_quantized,
+    refuse_by_name,
+)
 from paceline.models.hf.causal import CausalModel
 from paceline.models.hf.draft_vocabulary import read_draft_vocabulary
 from paceline.models.hf.seq2seq import Seq2SeqModel
@@ -103,7 +108,8 @@ def load_model(
             spread = _spread(location, config, kind) if device == "auto" else None
             hf, info = with_weights(location, config, kind, spread or found_device)
             refuse_incomplete(location, hf, info)
-            refuse_integers(location, hf)
+            if not is_quantized(config):  # hf.config does not say so of weights that were unpacked
+                refuse_integers(location, hf)
             refuse_not_finite(location.name, hf)
             tokenizer = read_tokenizer(location)
         # hooks move what a spread model reads: it stays where it is
@@ -255,11 +261,7 @@ def fingerprint(path: str | Path) -> str:
     directory = model_directory(path)
     if directory.parent.name == "snapshots" and _COMMIT.fullmatch(directory.name):
         return directory.name[:16]  # a snapshot may be downloaded only in part
-    return files_fingerprint(
-        file
-        for file in sorted(directory.iterdir())
-        if file.suffix in (".json", ".safetensors", ".bin") and not file.name.startswith(".")
-    )
+    return model_fingerprint(directory)
 
 
 def files_of(model: HfModel, path: str | Path) -> str:
@@ -280,16 +282,6 @@ def config_at(path: str | Path) -> Any:
     """The configuration of the model at this path; its weights are not read."""
     with open_model(path) as location:
         return read_config(location)
-
-
-def shapes_at(path: str | Path) -> list[tuple[int, int]]:
-    """`shapes_of` the model at this path."""
-    return shapes_of(config_at(path))
-
-
-def encoder_decoder_at(path: str | Path) -> bool:
-    """True if the model at this path is an encoder-decoder."""
-    return is_encoder_decoder(config_at(path))
 
 
 def stored_dtype(path: str | Path) -> torch.dtype | None:
@@ -338,6 +330,10 @@ def _advice(error: Exception) -> str:
         return "install the package that is missing, or name a model that does not need it"
     if "GPU" in str(error) or "CUDA" in str(error):
         return "load it on a machine with a GPU, or name a model that does not need one"
+    if "gated repo" in str(error):
+        return "it is gated: ask for access on its page of the hub, then run hf auth login"
+    if "Entry Not Found" in str(error):
+        return "there is no config.json: download an adapter or GGUF file, and name its local path"
     return "it may be damaged or incomplete: copy or download it again"
 
 
@@ -381,12 +377,12 @@ def _locate_on_hub(name: str) -> ModelLocation:
         huggingface_hub.model_info(name, timeout=5)
     except Exception as error:  # offline, refused or unknown: use a cached copy if there is one
         if isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str):
-            return ModelLocation(name, name, offline=False)
+            return ModelLocation(name, name)
         raise ModelLoadError(
             f"{name} is not a local path or a hub id that can be reached ({first_line(error)}); "
             "check the spelling or the network"
         ) from error
-    return ModelLocation(name, name, offline=False)
+    return ModelLocation(name, name)
 
 
 def read_tokenizer(location: ModelLocation) -> PreTrainedTokenizerBase | None:
@@ -427,7 +423,7 @@ def _spread(location: ModelLocation, config: Any, dtype: torch.dtype) -> dict[st
     """
     count, is_worker = torch.cuda.device_count(), parent_process() is not None
     # workers have a card each; shapes do not tell the size of quantized weights
-    if count < 2 or is_worker or getattr(config, "quantization_config", None) is not None:
+    if count < 2 or is_worker or is_quantized(config):
         return None
     hf = without_weights(location, copy.deepcopy(config))
     free = [_free_bytes(card) for card in range(count)]

@@ -10,7 +10,6 @@ both.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import time
@@ -21,6 +20,7 @@ from torch.nn import functional as F
 
 from paceline.cache import cached_text, keep_text
 from paceline.errors import UsageError
+from paceline.fingerprints import short_hash
 from paceline.models.llama.packing import Packer, can_pack
 from paceline.processor import level, processor_name
 from paceline.records import cache_root
@@ -121,7 +121,7 @@ def measured_precisions() -> list[dict[str, Any]]:
 def _times(purpose: Purpose, shapes: list[Shape]) -> dict[str, float]:
     """Seconds in each precision, from the cache if possible."""
     facts = {**_machine(), "purpose": purpose, "shapes": [list(shape) for shape in shapes]}
-    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    key = short_hash([json.dumps(facts, sort_keys=True)])
     with contextlib.suppress(ValueError, KeyError):
         seconds = json.loads(cached_text(_KIND, f"{key}.json") or "")["seconds"]
         return {name: float(seconds[name]) for name in ("float32", "bfloat16")}

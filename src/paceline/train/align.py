@@ -14,13 +14,14 @@ from paceline.errors import ConfigError
 from paceline.models.compatibility import check_fits, check_same_tokenizer, check_same_vocabulary
 from paceline.models.drafts.restricted_head import count_tokens
 from paceline.models.loading import (
+    config_at,
     fingerprint_if_there,
     load_head,
     load_model,
     load_tokenizer,
-    shapes_at,
     stored_dtype,
 )
+from paceline.models.precision import shapes_of
 from paceline.models.prepare import prepare_for_training
 from paceline.progress import silent
 from paceline.rng import named_generator
@@ -92,7 +93,7 @@ def _set_up(config: AlignConfig, run: TrainingRun, texts: Path | None) -> Traini
     # the draft has the target's tokenizer
     reader = config.target if config.loads_target else config.draft
     store = run.open_checkpoints(reader)
-    bfloat16 = run.takes_bfloat16(shapes_at(reader))
+    bfloat16 = run.takes_bfloat16(shapes_of(config_at(reader)))
     draft = run.load_trained(config.draft, store)
     target = _load_target(config, run, bfloat16=bfloat16)
     vocab_size = _check_pair(config, target, draft)

@@ -6,7 +6,7 @@ import torch
 from paceline.core.sampling import SamplingParams
 from paceline.data.collate import TokenRow, batches_of_like_length, collate
 from paceline.measure.acceptance import PairTexts, TextScores, score_texts
-from paceline.models.fakes import TableModel
+from support.fakes import TableModel
 from support.models import tiny_model
 
 

@@ -3,7 +3,7 @@ import torch
 
 from paceline.core.sampling import SamplingParams
 from paceline.data.sources import sample_completions
-from paceline.models.fakes import TableModel
+from support.fakes import TableModel
 from support.models import tiny_model
 
 EOS = 1

@@ -18,7 +18,7 @@ from paceline.data.sources import (
     TextBatch,
 )
 from paceline.errors import PromptError
-from paceline.models.fakes import TableModel
+from support.fakes import TableModel
 
 VOCABULARY = 40
 

@@ -7,8 +7,8 @@ import torch
 
 from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder
-from paceline.models.fakes import TableModel
 from paceline.rng import named_generator
+from support.fakes import TableModel
 
 PROMPTS = [[1], [2, 0, 3, 3], [4, 1]]
 

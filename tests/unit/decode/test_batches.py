@@ -18,8 +18,8 @@ from paceline.decode import (
 from paceline.decode.decoder import Decoder
 from paceline.errors import UsageError
 from paceline.models import prepare_for_decoding
-from paceline.models.fakes import TableModel
 from paceline.models.prepare import with_cuda_graphs
+from support.fakes import TableModel
 from support.models import tiny_pair
 
 PROMPTS = [[1], [2, 0, 3, 3, 7, 1, 1], [4, 1], [6, 6, 6], [5, 5], [1]]

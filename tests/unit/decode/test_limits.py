@@ -13,7 +13,7 @@ from paceline.core.stats import DecodeStats
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.decode.cascade import BigLittleDecoder, OracleCascade, SequenceCascade, TokenCascade
 from paceline.errors import ContextLengthError, PromptError, UsageError, VocabularyMismatchError
-from paceline.models.fakes import TableModel
+from support.fakes import TableModel
 
 GREEDY = SamplingParams(temperature=0)
 

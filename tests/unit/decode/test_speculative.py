@@ -11,7 +11,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.stats import DecodeStats
 from paceline.decode import AutoregressiveDecoder, Block, Generation, SpeculativeDecoder
 from paceline.errors import UsageError
-from paceline.models.fakes import TableModel, TableSession
+from support.fakes import TableModel, TableSession
 
 PROMPTS = [[1], [2, 0, 3, 3, 7], [4, 1], [6, 6, 6]]
 

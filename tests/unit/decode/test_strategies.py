@@ -22,7 +22,7 @@ from paceline.decode import (
 from paceline.decode.decoder import Decoder
 from paceline.decode.strategies import DecodingConfig, build_decoder
 from paceline.errors import ConfigError, UsageError
-from paceline.models.fakes import TableModel
+from support.fakes import TableModel
 
 TABLES = torch.randn(2, 6, 6, generator=torch.Generator().manual_seed(0)).softmax(-1).double()
 TARGET, DRAFT = TableModel(TABLES[0]), TableModel(TABLES[1])

@@ -34,10 +34,10 @@ from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import UsageError
 from paceline.measure.acceptance import PairTexts
 from paceline.measure.analysis import AnalyzeConfig, analyze_models, analyze_rules, rule_effect
-from paceline.models.fakes import TableModel
 from paceline.results import FIGURES
 from paceline.view.tables import frontier_table
 from support import exact
+from support.fakes import TableModel
 
 REJECTED, TAU = (FIGURES[name].value for name in ("expected_rejection_rate", "block_efficiency"))
 BINARY: list[Rule] = [

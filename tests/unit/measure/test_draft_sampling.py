@@ -18,9 +18,9 @@ from paceline.measure.analysis import analyze_rules
 from paceline.measure.latency import PassTimer
 from paceline.measure.measurement import MeasureConfig, measure_models
 from paceline.models.contract import ModelSession
-from paceline.models.fakes import TableModel
 from paceline.results import FIGURES
 from support import exact
+from support.fakes import TableModel
 
 GREEDY = SamplingParams(temperature=0)
 

@@ -11,8 +11,8 @@ from paceline.measure import latency
 from paceline.measure.latency import PassCosts, candidates, num_choosing
 from paceline.measure.measurement import MeasureConfig, Measurement, measure_models
 from paceline.measure.results import gamma_of, of_trial
-from paceline.models.fakes import TableModel
 from paceline.results import FIGURES
+from support.fakes import TableModel
 from support.results import gamma_row
 
 EXPECTED = FIGURES["expected_speedup"]

@@ -22,7 +22,7 @@ from paceline.measure.losslessness import (
     verify_models,
 )
 from paceline.models import wrap_model
-from paceline.models.fakes import TableModel
+from support.fakes import TableModel
 from support.models import tiny_hf
 
 PROMPTS = [[1, 2], [3, 3], [4, 5]] * 10

@@ -20,9 +20,9 @@ from paceline.measure.latency import PairedTimes, PassTimer, time_pairs
 from paceline.measure.measurement import MeasureConfig, measure_models
 from paceline.measure.results import gamma_of, num_tokens, of_requests
 from paceline.measure.verdict import decide
-from paceline.models.fakes import TableModel
 from paceline.progress import silent
 from paceline.results import FIGURES, Row, Source
+from support.fakes import TableModel
 from support.results import gamma_row
 
 TAU = FIGURES["block_efficiency"].value

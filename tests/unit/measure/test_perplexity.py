@@ -19,7 +19,7 @@ from paceline.measure.perplexity import (
     read_documents,
 )
 from paceline.models import load_model
-from paceline.models.fakes import TableModel
+from support.fakes import TableModel
 from support.models import tiny_hf, tiny_model
 
 TEXTS = ["the cat sat near the inn", "a hen ran", "then the man and the hen", "ä"]

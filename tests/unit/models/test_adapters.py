@@ -6,14 +6,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from safetensors.torch import load_file
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from paceline.errors import ModelLoadError, UsageError
 from paceline.models import load_model
 from paceline.models.inspection import inspect_model
-from paceline.models.loading import fingerprint
+from paceline.models.loading import fingerprint, load_tokenizer
+from paceline.places import TEMPLATES
 from paceline.records import cache_root
 from support.models import LLAMA_LIKE, tiny_hf, tiny_tokenizer
 
@@ -29,6 +32,11 @@ SAID = "ignore:the .* adapter in .* is merged into the weights beside it"
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+
+
+def edit(file: Path, **changes: Any) -> None:
+    known = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps(known | changes))
 
 
 def logits(hf: Any) -> torch.Tensor:
@@ -88,9 +96,7 @@ def test_logits_are_those_of_peft(tmp_path: Path, kind: str, *, tied: bool):
     model, wanted = trained(hf, kinds()[kind])
     assert float((wanted - plain).abs().max()) > 0.1
     model.save_pretrained(tmp_path / "alone")
-    file = tmp_path / "alone" / "adapter_config.json"
-    settings = json.loads(file.read_text()) | {"base_model_name_or_path": str(tmp_path / "base")}
-    file.write_text(json.dumps(settings))
+    edit(tmp_path / "alone" / "adapter_config.json", base_model_name_or_path=str(tmp_path / "base"))
     found = load_model(tmp_path / "alone", dtype="float32")
     torch.testing.assert_close(logits(found.hf), wanted, atol=2e-5, rtol=1e-4)
     assert found.tokenizer is not None
@@ -122,9 +128,7 @@ def lora(folder: Path, target: str, **changes: Any) -> Path:
     )
     model.save_pretrained(folder)
     (folder / "optimizer.pt").write_bytes(b"state")
-    file = folder / "adapter_config.json"
-    named = {"base_model_name_or_path": target} | changes
-    file.write_text(json.dumps(json.loads(file.read_text()) | named))
+    edit(folder / "adapter_config.json", **{"base_model_name_or_path": target} | changes)
     return folder
 
 
@@ -177,8 +181,7 @@ def test_an_adapter_is_merged_once_and_again_if_it_changes(tmp_path: Path):
     assert not (merged / "optimizer.pt").exists()
     assert fingerprint(folder) == first
     assert len(list((tmp_path / "cache" / "merged").glob("a-*[0-9a-f]"))) == 1
-    settings = json.loads((folder / "adapter_config.json").read_text())
-    (folder / "adapter_config.json").write_text(json.dumps(settings | {"lora_alpha": 99}))
+    edit(folder / "adapter_config.json", lora_alpha=99)
     assert fingerprint(folder) != first
 
 
@@ -205,3 +208,77 @@ def test_a_merged_model_has_no_copy_of_what_a_link_leads_to(tmp_path: Path):
     with pytest.raises(UsageError, match=r"vocab\.key is a link out of .*adapter"):
         load_model(adapter)
     assert not list(cache_root().rglob("vocab.key"))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("saved", [None, ["embed_tokens", "lm_head"]])
+def test_rows_of_added_tokens_are_those_of_the_adapter(
+    tmp_path: Path, saved: list[str] | None, *, tied: bool
+):
+    peft = pytest.importorskip("peft")
+    base(tmp_path / "base", tie_word_embeddings=tied)
+    hf: Any = LlamaForCausalLM.from_pretrained(tmp_path / "base")
+    hf.resize_token_embeddings(270, mean_resizing=False)
+    settings = peft.LoraConfig(target_modules=["q_proj"], r=4, modules_to_save=saved)
+    model, wanted = trained(hf, settings)
+    model.save_pretrained(tmp_path / "adapter")
+    tiny_tokenizer(extra_tokens=("<a>", "<b>", "<c>", "<d>")).save_pretrained(tmp_path / "adapter")
+    found = load_model(tmp_path / "adapter", dtype="float32")
+    torch.testing.assert_close(logits(found.hf), wanted, atol=2e-5, rtol=1e-4)
+    assert found.vocab_size == found.hf.config.vocab_size == 270
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_trained_rows_of_some_tokens_change_the_rows_of_no_other(tmp_path: Path, *, tied: bool):
+    peft = pytest.importorskip("peft")
+    base(tmp_path / "base", tie_word_embeddings=tied)
+    hf = LlamaForCausalLM.from_pretrained(tmp_path / "base")
+    settings = peft.LoraConfig(target_modules=["q_proj"], r=4, trainable_token_indices=[5, 7])
+    model, wanted = trained(hf, settings)
+    model.save_pretrained(tmp_path / "adapter")
+    found = load_model(tmp_path / "adapter", dtype="float32")
+    torch.testing.assert_close(logits(found.hf), wanted, atol=2e-5, rtol=1e-4)
+
+
+def test_a_tokenizer_is_that_of_the_adapter_or_that_of_the_base(tmp_path: Path):
+    """Not the template, special tokens or added tokens of one with the vocabulary of the other."""
+    base(tmp_path / "base")
+    (tmp_path / "base" / "chat_template.jinja").write_text("BASE")
+    (tmp_path / "base" / TEMPLATES).mkdir()
+    (tmp_path / "base" / TEMPLATES / "tool_use.jinja").write_text("TOOLS")
+    edit(tmp_path / "base" / "special_tokens_map.json", eos_token="a")
+    folder = lora(tmp_path / "adapter", str(tmp_path / "base"))
+    found: Any = load_tokenizer(folder)
+    assert found.chat_template == {"default": "BASE", "tool_use": "TOOLS"}
+    tiny_tokenizer().save_pretrained(folder)
+    edit(folder / "tokenizer_config.json", chat_template="OWN", eos_token="b")
+    found, wanted = load_tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    assert found.chat_template == wanted.chat_template == "OWN"
+    assert found.special_tokens_map == wanted.special_tokens_map
+
+
+def test_a_template_that_changes_is_read_again(tmp_path: Path):
+    base(tmp_path / "base")
+    folder = lora(tmp_path / "adapter", str(tmp_path / "base"))
+    tiny_tokenizer().save_pretrained(folder)
+    for text in ("one", "two"):
+        (folder / "chat_template.jinja").write_text(text)
+        assert load_tokenizer(folder).chat_template == text
+
+
+def test_the_base_is_that_of_the_revision_and_all_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    place = tmp_path / "hub" / "models--someone--base"
+    (place / "refs").mkdir(parents=True)
+    for name, commit, seed in (("main", "0" * 40, 0), ("old", "1" * 40, 1)):
+        (place / "refs" / name).write_text(commit)
+        tiny_hf("llama", vocab_size=266, seed=seed).save_pretrained(place / "snapshots" / commit)
+    (place / "snapshots" / ("0" * 40) / "model.safetensors").unlink()
+    folder = lora(tmp_path / "adapter", "someone/base", revision="old")
+    wanted = load_file(place / "snapshots" / ("1" * 40) / "model.safetensors")
+    found = load_model(folder, dtype="float32").hf.state_dict()
+    assert torch.equal(found["lm_head.weight"], wanted["lm_head.weight"])
+    edit(folder / "adapter_config.json", revision=None)
+    refused(folder, "nor in the cache of the hub; download it")

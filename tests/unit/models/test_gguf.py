@@ -138,6 +138,20 @@ def test_a_key_that_is_not_used_is_refused_by_name(key: str, value: Any, tmp_pat
     assert entries(tmp_path) == []
 
 
+def test_notes_of_an_author_are_no_settings_of_the_model(tmp_path: Path, hf: Any):
+    def noted(key: str) -> Path:
+        def add(writer: gguf.GGUFWriter) -> None:
+            tiny_vocabulary(writer)
+            writer.add_string(key, "x")
+
+        return write_gguf(tmp_path / f"{key}.gguf", hf, vocabulary=add)
+
+    found = load_model(noted("mradermacher.quantized_by"), dtype="float32").hf
+    torch.testing.assert_close(logits_of(found), logits_of(hf), rtol=1e-4, atol=1e-4)
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.ggml\.banana"):
+        load_model(noted("tokenizer.ggml.banana"))
+
+
 def test_keys_with_values_that_change_nothing_are_read(tmp_path: Path, hf: Any):
     neutral = {"logit_scale": 1.0, "attention__sliding_window": 4096, "expert_count": 0}
     path = write_gguf(tmp_path / "a.gguf", hf, **neutral, rope__scaling__finetuned=0)
@@ -192,6 +206,10 @@ def test_plain_files_keep_their_precision_and_quantised_ones_become_bfloat16(
     config = json.loads((entry / "config.json").read_text())
     assert config["dtype"] == stored
     assert "quantization_config" not in config
+    entry = converted_gguf(
+        write_gguf(tmp_path / "no type.gguf", hf, file_type=file_type, names_type=False)
+    )
+    assert json.loads((entry / "config.json").read_text())["dtype"] == stored
 
 
 def test_the_second_load_reads_no_gguf(gguf_file: Path, monkeypatch: pytest.MonkeyPatch):

@@ -7,12 +7,15 @@ import shutil
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -22,6 +25,7 @@ import paceline
 from paceline.environment import environment
 from paceline.errors import ModelLoadError, PacelineError, UnsupportedModelError, UsageError
 from paceline.models import load_model, wrap_model
+from paceline.models.inspection import inspect_model
 from paceline.models.loading import fingerprint, load_tokenizer
 from support.models import tiny_hf, tiny_tokenizer
 
@@ -254,6 +258,83 @@ def test_a_hub_model_is_found_in_the_hub_cache_without_a_network_and_without_a_w
     )
     assert done.stdout.startswith("266 [5, 9] ")
     assert done.stderr == ""
+
+
+@pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The snapshot of someone/tiny in a cache of the hub, without files."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    place = tmp_path / "hub" / "models--someone--tiny"
+    for folder in ("snapshots", "refs"):
+        (place / folder).mkdir(parents=True)
+    (place / "refs" / "main").write_text("0" * 40)
+    return place / "snapshots" / ("0" * 40)
+
+
+def test_a_hub_model_without_its_weights_is_known_by_its_configuration(
+    model_directory: Path, hub_cache: Path
+):
+    """As after its tokenizer was read: a list of the weights, and none of them."""
+    shutil.copytree(model_directory, hub_cache)
+    (hub_cache / "model.safetensors").unlink()
+    hf = tiny_hf("llama", vocab_size=266)
+    hf.save_pretrained(hub_cache, max_shard_size="40KB")
+    shards = sorted(hub_cache.glob("*.safetensors"))
+    assert len(shards) > 1
+    assert inspect_model("someone/tiny").num_layers == hf.config.num_hidden_layers
+    shards[-1].unlink()  # a download that was interrupted
+    assert inspect_model("someone/tiny").num_layers == hf.config.num_hidden_layers
+    for shard in shards[:-1]:
+        shard.unlink()
+    assert inspect_model("someone/tiny").num_layers == hf.config.num_hidden_layers
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Knows all models, and refuses their files with this status and code."""
+
+    refusal = (403, "GatedRepo")
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing on stderr."""
+
+    def do_GET(self) -> None:
+        is_known = self.path.startswith("/api/models/")
+        self.send_response(200 if is_known else self.refusal[0])
+        content = json.dumps({"id": self.path.removeprefix("/api/models/")}).encode()
+        self.send_header("Content-Length", str(len(content)))
+        if not is_known:
+            self.send_header("X-Error-Code", self.refusal[1])
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    do_HEAD = do_GET
+
+
+@pytest.mark.parametrize(
+    ("refusal", "advice"),
+    [
+        ((403, "GatedRepo"), "it is gated: ask for access .* hf auth login"),
+        ((404, "EntryNotFound"), "there is no config.json: download an adapter or GGUF file"),
+    ],
+)
+def test_what_the_hub_refuses_is_said(
+    hub_cache: Path, monkeypatch: pytest.MonkeyPatch, refusal: tuple[int, str], advice: str
+):
+    monkeypatch.setattr(Hub, "refusal", refusal)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        url = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setattr(huggingface_hub.hf_api.api, "endpoint", url)
+        place = f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", place)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        with pytest.raises(ModelLoadError, match=advice) as caught:
+            load_model("someone/gated")
+        server.shutdown()
+        thread.join()
+    assert "\n" not in str(caught.value)
 
 
 def test_a_model_of_the_hub_is_known_by_its_commit_whatever_has_come_of_it(tmp_path: Path):

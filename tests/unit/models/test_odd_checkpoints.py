@@ -12,8 +12,12 @@ from transformers import LEDConfig, LlamaConfig, MptConfig, Qwen2_5_VLConfig
 
 from paceline.errors import ModelLoadError, PacelineError, UnsupportedModelError, UsageError
 from paceline.models import load_model
+from paceline.models.checkpoint_files import refuse_not_finite
+from paceline.models.drafts.layers import subset_layers
+from paceline.models.drafts.save import save_draft
 from paceline.models.hf.architectures import context_length, source_length
 from paceline.models.inspection import inspect_model
+from support.models import tiny_hf, tiny_tokenizer
 
 
 def edit(path: Path, **changes: Any) -> None:
@@ -75,6 +79,48 @@ def test_numbers_that_need_scales_are_no_weights(
     weights["model.layers.1.mlp.up_proj.weight"] = torch.ones(48, 32).to(kind)
     save_file(weights, file, metadata={"format": "pt"})
     fails(model_directory, f"stores model.layers.1.mlp.up_proj.weight as {name}", "quantization")
+
+
+def fp8(folder: Path) -> torch.nn.Module:
+    """A directory with layers in 8 bits, one scale for each matrix; the model of their values."""
+    hf = tiny_hf("llama", vocab_size=266)
+    hf.save_pretrained(folder)
+    stored: dict[str, torch.Tensor] = {}
+    for key, weight in hf.state_dict().items():
+        stored[key] = weight
+        if "_proj" in key:
+            scale = weight.abs().max() / 448
+            stored[key] = (weight / scale).to(torch.float8_e4m3fn)
+            stored[f"{key}_scale_inv"] = scale.reshape(1, 1)
+            weight.copy_(stored[key].float() * scale)
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    settings = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    edit(folder / "config.json", quantization_config=settings)
+    return hf
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU multiplies in 8 bits")
+def test_weights_of_8_bits_are_unpacked_where_there_is_no_gpu(tmp_path: Path):
+    wanted = fp8(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    target = load_model(tmp_path / "model", dtype="float32")
+    torch.testing.assert_close(target.hf.state_dict(), wanted.state_dict())
+    save_draft(subset_layers(target, [0, 3]), tmp_path / "model", tmp_path / "draft")
+    found = load_file(tmp_path / "draft" / "model.safetensors")
+    assert {weight.dtype for weight in found.values()} == {torch.float32}
+    assert "quantization_config" not in (tmp_path / "draft" / "config.json").read_text()
+    assert load_model(tmp_path / "draft").hf.config.num_hidden_layers == 2
+
+
+def test_scales_and_not_numbers_of_8_bits_are_added_up():
+    hf: Any = tiny_hf("llama")
+    layer = hf.model.layers[0].mlp.up_proj
+    layer.weight = torch.nn.Parameter(layer.weight.detach().to(torch.float8_e4m3fn), False)
+    layer.scale = torch.nn.Parameter(torch.ones(1))
+    refuse_not_finite("m", hf)
+    layer.scale.data.fill_(float("nan"))
+    with pytest.raises(ModelLoadError, match=r"m holds NaN in .*\.up_proj\.scale "):
+        refuse_not_finite("m", hf)
 
 
 @pytest.mark.parametrize("prefix", ["_orig_mod.", "module."])

@@ -1,10 +1,12 @@
 """Tokenizers read texts as their files say, by plain `tokenizers` and `sentencepiece`."""
 
+import importlib
 import io
 import json
 import re
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -310,3 +312,24 @@ def test_the_source_language_is_that_of_the_directory(tmp_path: Path, language: 
     found: Any = load_tokenizer(tmp_path, alone=True)
     wanted = [language, "▁", "a", "▁", "b", "</s>"]
     assert found.convert_ids_to_tokens(found("a b").input_ids) == wanted
+
+
+def test_mistral_common_does_not_replace_tokenizer_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """transformers takes it where it is installed, as with vLLM, if there is a tekken.json."""
+    auto: Any = importlib.import_module("transformers.models.auto.tokenization_auto")
+    theirs = SimpleNamespace(__name__="MistralCommonBackend", from_pretrained=lambda *_, **__: None)
+    classes = auto.tokenizer_class_from_name
+    for name, stub in {
+        "_use_mistral_format": lambda *_, mistral_format=None, **__: mistral_format is None,
+        "tokenizer_class_from_name": lambda name: theirs if "Common" in name else classes(name),
+        "TOKENIZER_MAPPING_NAMES": auto.TOKENIZER_MAPPING_NAMES | {"mistral": theirs.__name__},
+    }.items():
+        monkeypatch.setattr(auto, name, stub)
+    plain = _llama_3()
+    folder = _directory(tmp_path, "mistral", plain, {"tokenizer_class": "LlamaTokenizer"} | TOKENS)
+    (folder / "tekken.json").write_text("{}")
+    tokenizer, said = _load(folder)
+    _assert_reads(tokenizer, plain)
+    assert not any("cannot build the tokenizer's class" in message for message in said)

@@ -7,14 +7,25 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import PreTrainedTokenizerFast
 
 from paceline.config import validate
 from paceline.errors import ConfigError, ContextLengthError, PromptError
 from paceline.models import load_model, wrap_model
 from paceline.models.drafts.save import save_draft
-from paceline.models.drafts.scratch import END_OF_TEXT, NewModel, NewTokenizer, write_new_model
+from paceline.models.drafts.scratch import (
+    END_OF_TEXT,
+    NewModel,
+    NewT5,
+    NewTokenizer,
+    write_new_model,
+)
 from paceline.records import read_jsonl
 from paceline.train import PretrainConfig, pretrain
+from support.models import tiny_hf
 
 TEXTS = [f"{a} plus {b} makes {a + b}." for a in range(6) for b in range(6)]
 SHAPE = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_length": 32}
@@ -128,6 +139,19 @@ def test_the_same_seed_makes_the_same_model_and_digits_are_single_tokens(tmp_pat
     assert a.tokenizer.decode(tokens) == text
     pieces = [a.tokenizer.decode([token]).strip() for token in tokens]
     assert [piece for piece in pieces if piece.isdigit()] == list("123456")
+
+
+@pytest.mark.parametrize("shape", [NewModel(**SHAPE), NewT5(kind="t5", hidden_size=16)], ids=str)
+def test_ids_of_a_tokenizer_may_have_gaps(tmp_path: Path, shape: NewModel | NewT5):
+    words = Tokenizer(WordLevel({"<unk>": 0, "a": 1, "the": 2, "quick": 3, "b": 20}, "<unk>"))
+    words.pre_tokenizer = WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", eos_token="a")
+    tokenizer.save_pretrained(tmp_path / "tokens")
+    tiny_hf("llama", vocab_size=21).save_pretrained(tmp_path / "tokens")
+    write_new_model(shape, str(tmp_path / "tokens"), TEXTS, tmp_path / "new", seed=0)
+    model = load_model(tmp_path / "new")
+    assert model.hf.get_input_embeddings().weight.shape[0] == model.vocab_size == 21
+    assert model.start_session().prefill([[20]]).shape == (1, 21)
 
 
 def test_bad_shapes_lengths_and_texts_are_one_line(tmp_path: Path):

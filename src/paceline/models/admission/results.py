@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ import torch
 import transformers
 
 from paceline.cache import cached_text, keep_text
+from paceline.fingerprints import short_hash
 from paceline.models.hf.architectures import nested_configs
 from paceline.native import compiled
 from paceline.processor import level
@@ -44,18 +44,16 @@ def key_of(model: HfModel, *facts: str) -> str:
         *(str(model.sessions), _code(), level(), Path(getattr(compiled(), "_name", "")).name),
         *(transformers.__version__, torch.__version__, *facts),
     ]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
+    return short_hash(["\n".join(parts)])
 
 
 @functools.cache
 def _code() -> str:
     """Hash of the code that reads models."""
-    digest = hashlib.sha256()
     package = Path(__file__).parents[2]
     found = [*package.glob("models/**/*.py"), *package.glob("core/*.py")]
-    for file in sorted([*found, *package.glob("native/*.[chp]*")]):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
+    files = sorted([*found, *package.glob("native/*.[chp]*")])
+    return short_hash(file.read_bytes() for file in files)
 
 
 def recall(key: str) -> dict[str, Any] | None:

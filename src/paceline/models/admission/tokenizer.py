@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import hashlib
 import json
 import warnings
 from itertools import takewhile
@@ -24,8 +23,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from paceline.config import StrictModel
 from paceline.environment import package_version
 from paceline.errors import ModelLoadError, first_line
-from paceline.fingerprints import files_fingerprint
+from paceline.fingerprints import files_fingerprint, short_hash
 from paceline.models.admission.results import recall, remember
+from paceline.places import TEMPLATES
 from paceline.version import __version__
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 _FORMAT = 2  # increase when the comparison changes, so that kept results are not used
 _PACKAGES = ("transformers", "tokenizers", "sentencepiece")
 _FILES = ("*.json", "*.model", "*.spm", "*.txt", "*.tiktoken")
+TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt")
+TOKENIZER_FILES += ("*.model", "*.spm", "target_vocab.json", "chat_template*", TEMPLATES)
 _WEIGHTS = ".index.json"  # ends the name of a list of weight files
 _CLASS_SETTINGS = ("padding_side", "truncation_side", "model_input_names")
 _CHECK = "_paceline_check"  # attribute of a tokenizer that was compared
@@ -149,9 +151,12 @@ def admit_tokenizer(location: ModelLocation, directory: Path) -> Any:
 
 
 def _by_class(location: ModelLocation) -> Any:
-    """With the class that transformers chooses."""
-    options = location.options
-    return AutoTokenizer.from_pretrained(location.source, trust_remote_code=False, **options)
+    """With the class that transformers chooses, other than that of mistral_common.
+
+    It reads no special tokens in texts, and has no chat template.
+    """
+    options = location.options | {"trust_remote_code": False, "mistral_format": False}
+    return AutoTokenizer.from_pretrained(location.source, **options)
 
 
 def _by_file(location: ModelLocation, **settings: Any) -> Any:
@@ -175,7 +180,7 @@ def _first(directory: Path, location: ModelLocation) -> tuple[Any, TokenizerChec
         converted = _read_settings(directory).get("read_from") == "gguf"
         tokenizer = _by_file(location) if converted else _by_class(location)
     except Exception as error:
-        if not _has_vocabulary(directory):
+        if not has_vocabulary(directory):
             raise ModelLoadError(_NO_VOCABULARY.format(directory)) from error
         if not isinstance(reference, TokenizerFile):
             raise
@@ -291,7 +296,7 @@ def _key(directory: Path) -> str:
     kept = sorted(file for file in files if not file.name.endswith(_WEIGHTS) and file.is_file())
     facts = [f"{_FORMAT} {__version__} {files_fingerprint(kept)}"]
     facts += [f"{package} {package_version(package)}" for package in _PACKAGES]
-    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+    return short_hash(["\n".join(facts)])
 
 
 def _kept(key: str) -> TokenizerCheck | None:
@@ -302,7 +307,12 @@ def _kept(key: str) -> TokenizerCheck | None:
         return None
 
 
-def _has_vocabulary(directory: Path) -> bool:
+def tokenizer_paths(directory: Path) -> list[Path]:
+    """What a directory holds of a tokenizer."""
+    return [path for pattern in TOKENIZER_FILES for path in sorted(directory.glob(pattern))]
+
+
+def has_vocabulary(directory: Path) -> bool:
     """True if there is a file in which a tokenizer's vocabulary may be."""
     return any(True for pattern in _VOCABULARIES for _ in directory.glob(pattern))
 

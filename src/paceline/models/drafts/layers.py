@@ -19,7 +19,7 @@ from paceline.models.hf.architectures import (
     settings_of,
     shorten_config,
 )
-from paceline.models.hf.spreading import refuse_spread
+from paceline.models.hf.spreading import refuse_copies
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,10 +46,10 @@ def subset_layers(
 
     Raises:
         UsageError: Indices are missing, repeated, decreasing or out of range.
-        UnsupportedModelError: The model does not have its layers in one list, or it is spread over
-            several devices.
+        UnsupportedModelError: The model does not have its layers in one list, is quantized, or is
+            spread over several devices.
     """
-    refuse_spread(target.hf)
+    refuse_copies(target.hf)
     kept = {"decoder": list(layers)}
     if encoder_layers is not None:
         kept["encoder"] = list(encoder_layers)

@@ -6,6 +6,7 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ModelLoadError
+from paceline.models.admission.tokenizer import TOKENIZER_FILES, tokenizer_paths
 from paceline.models.hf.draft_vocabulary import write_draft_vocabulary
 from paceline.models.loading import model_directory
 from paceline.models.silence import quiet
@@ -22,9 +23,7 @@ if TYPE_CHECKING:
 
     from paceline.models.hf.base import HfModel
 
-_TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*")
-_TOKENIZER_FILES += ("merges.txt", "*.model", "*.spm", "target_vocab.json", "chat_template*")
-MODEL_FILES = ("config.json", "generation_config.json", "draft_vocabulary.json", *_TOKENIZER_FILES)
+MODEL_FILES = ("config.json", "generation_config.json", "draft_vocabulary.json", *TOKENIZER_FILES)
 MODEL_FILES += ("*.safetensors", "*.safetensors.index.json")
 """Files that `save_draft` may write."""
 
@@ -78,7 +77,7 @@ def write_model(
 def tokenizer_files(source: str | Path) -> list[Path]:
     """A model's tokenizer files; raises a UsageError if it has none, or one is a link out of it."""
     directory = model_directory(source)
-    files = [path for pattern in _TOKENIZER_FILES for path in sorted(directory.glob(pattern))]
+    files = tokenizer_paths(directory)
     for path in files:
         refuse_link_out(path, directory)
     if not files:

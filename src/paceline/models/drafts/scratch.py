@@ -180,7 +180,7 @@ def _new_llama(shape: NewModel, tokenizer: Any) -> PreTrainedModel:
     from transformers import LlamaConfig  # slow: it loads the compiler of torch
 
     config = LlamaConfig(
-        vocab_size=len(tokenizer),
+        vocab_size=max(tokenizer.get_vocab().values()) + 1,  # ids may have gaps
         hidden_size=shape.hidden_size,
         intermediate_size=_inner_size(shape),
         num_hidden_layers=shape.num_layers,
@@ -205,7 +205,7 @@ def _new_t5(shape: NewT5, tokenizer: Any) -> PreTrainedModel:
         "decoder_start_token_id": eos if pad is None else pad,
     }
     config = T5Config(
-        vocab_size=len(tokenizer),
+        vocab_size=max(tokenizer.get_vocab().values()) + 1,  # ids may have gaps
         d_model=shape.hidden_size,
         d_kv=shape.hidden_size // shape.num_heads,
         d_ff=_inner_size(shape),
@@ -284,8 +284,9 @@ def new_like(hf: PreTrainedModel, config: PreTrainedConfig) -> PreTrainedModel:
     """A new model of the same kind, whose head is untied if that of `hf` is.
 
     transformers 5 ties the heads of new encoder-decoders to the embeddings, whatever the config
-    says, but leaves them alone when it loads weights that differ.
+    says, but leaves them alone when it loads weights that differ. New weights are not quantized.
     """
+    vars(config).pop("quantization_config", None)
     new = type(hf)(config)
     if not _is_tied(hf):
         _untie_head(new)

@@ -6,7 +6,6 @@ Reading a quantized GGUF file takes many seconds; reading safetensors takes less
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.util
 import logging
 from pathlib import Path
@@ -18,7 +17,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from paceline.cache import cached_directory, is_cached
 from paceline.errors import ModelLoadError, PacelineError, first_line
-from paceline.fingerprints import files_fingerprint
+from paceline.fingerprints import files_fingerprint, short_hash
 from paceline.models.checkpoint_files import within
 from paceline.models.gguf.architectures import ROPE_TENSORS, check_frequencies, read_config
 from paceline.models.gguf.fields import GgufFile, checked_reader
@@ -33,8 +32,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_FORMAT = 4  # increase when the conversion changes, so that old cache entries are not used
-# general.file_type of unquantized files; all quantized types are converted to bfloat16
+_FORMAT = 5  # increase when the conversion changes, so that old cache entries are not used
+# general.file_type of unquantized files, and the type of a tensor; all others become bfloat16
 _PLAIN_TYPES = {0: torch.float32, 1: torch.float16}
 # names of llama.cpp that transformers does not share
 _SAMPLING = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
@@ -71,7 +70,7 @@ def is_converted(path: Path) -> bool:
 def _entry(path: Path) -> str:
     # size, time of change and both ends: hashing all of a large file takes seconds
     facts = f"{_FORMAT} {path.stat().st_mtime_ns} {files_fingerprint([path])}"
-    return f"{path.stem}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}"
+    return f"{path.stem}-{short_hash([facts])}"
 
 
 def open_gguf(path: Path) -> GgufFile:
@@ -136,7 +135,10 @@ def _conversion_errors(path: Path) -> Iterator[None]:
 
 def _dtype_of(file: GgufFile) -> torch.dtype:
     kind = file.get("general.file_type")
-    return torch.bfloat16 if kind is None else _PLAIN_TYPES.get(int(kind), torch.bfloat16)
+    if kind is None:  # writers may leave it out
+        kinds = (each.tensor_type for each in file.tensors.values() if len(each.shape) > 1)
+        kind = max(kinds, default=0)
+    return _PLAIN_TYPES.get(int(kind), torch.bfloat16)
 
 
 def _without_weights(

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from gguf import GGUFReader, ReaderTensor
 
 _ADVICE = "use the model's safetensors directory instead"
-# Prefixes of keys about the file rather than about the computation.
-_ABOUT = ("GGUF.", "general.", "quantize.", "imatrix.", "split.")
 # Keys that change nothing if they are 0, or 0 or 1, or 1; of an architecture.
 _ZERO = (
     *("attention.clamp_kqv", "attention.max_alibi_bias", "attention.sliding_window"),
@@ -125,8 +123,9 @@ class GgufFile:
 
     def refuse_unread(self) -> None:
         """Raise for a key that may change the computation or the tokens and that nobody read."""
+        prefixes = f"{self.arch}.", "tokenizer."  # llama.cpp reads no other keys of a model
         for key, field in self.reader.fields.items():
-            if key in self._read or key.startswith(_ABOUT):
+            if key in self._read or not key.startswith(prefixes):
                 continue
             name = key.removeprefix(f"{self.arch}.")
             if name in _IDLE or self._idle(name, field.contents()):

@@ -80,6 +80,11 @@ def decoder_body(hf: PreTrainedModel) -> Any:
     return parts[0] if len(parts) == 1 else body  # BART's decoder without an encoder is wrapped
 
 
+def is_quantized(config: Any) -> bool:
+    """True if a model of this configuration has packed weights, or weights with scales."""
+    return getattr(config, "quantization_config", None) is not None
+
+
 def is_encoder_decoder(config: PreTrainedConfig) -> bool:
     return bool(getattr(config, "is_encoder_decoder", False))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import UnsupportedModelError
-from paceline.models.hf.architectures import outer_lists
+from paceline.models.hf.architectures import is_quantized, outer_lists
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -30,8 +30,13 @@ def is_spread(hf: Any) -> bool:
     return hasattr(hf, "_hf_hook")
 
 
-def refuse_spread(hf: Any) -> None:
-    """Raise an UnsupportedModelError for a spread model, whose layers cannot be copied."""
+def refuse_copies(hf: Any) -> None:
+    """Raise an UnsupportedModelError for a quantized or spread model; layers are not copied."""
+    if is_quantized(hf.config):
+        raise UnsupportedModelError(
+            f"this {hf.config.model_type} is quantized, and its layers cannot be copied; name the "
+            "original model, or choose a new draft (--params)"
+        )
     if is_spread(hf):
         raise UnsupportedModelError(
             f"this {hf.config.model_type} is spread over several devices, and its layers cannot be "

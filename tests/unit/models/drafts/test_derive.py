@@ -1,14 +1,20 @@
+import json
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import Gemma3TextConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
 from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
-from paceline.errors import UsageError
+from paceline.errors import UnsupportedModelError, UsageError
 from paceline.models import HfModel
 from paceline.models.drafts.derive import _narrowed, _widths, derive_draft
+from paceline.models.drafts.layers import subset_layers
 from paceline.models.drafts.restricted_head import limit_vocabulary
-from support.models import ENCODER_DECODERS, tiny_model
+from paceline.models.drafts.save import save_draft
+from support.models import ENCODER_DECODERS, tiny_model, tiny_tokenizer
 
 LLAMA_LIKE = ["llama", "mistral", "qwen2", "qwen3", "gemma3_text"]
 
@@ -156,3 +162,17 @@ def test_a_draft_of_a_model_with_windows_sees_the_whole_text_in_one_layer():
     old = Gemma3TextConfig(num_hidden_layers=26, layer_types=kinds)
     assert "full_attention" in _narrowed(old, 1152, 3).layer_types
     assert _narrowed(old, 1152, 13).layer_types == kinds[1::2]
+
+
+def test_a_new_draft_of_a_quantized_target_is_not_quantized(tmp_path: Path):
+    target = tiny_model("llama")
+    target.hf.config.quantization_config = {"quant_method": "gptq", "bits": 4}
+    tiny_tokenizer().save_pretrained(tmp_path / "target")
+    target.hf.config.save_pretrained(tmp_path / "target")
+    save_file({}, tmp_path / "target" / "model.safetensors")
+    save_draft(derive_draft(target, 0.5), tmp_path / "target", tmp_path / "draft")
+    assert "quantization_config" not in json.loads((tmp_path / "draft/config.json").read_text())
+    assert "quantization_config" in target.hf.config.to_dict()
+    for share in (True, False):
+        with pytest.raises(UnsupportedModelError, match=r"this llama is quantized, .* original"):
+            subset_layers(target, [0], share=share)

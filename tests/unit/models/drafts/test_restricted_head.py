@@ -5,7 +5,7 @@ import pytest
 from paceline.errors import VocabularyMismatchError
 from paceline.models import wrap_model
 from paceline.models.compatibility import check_same_vocabulary
-from paceline.models.fakes import TableModel
+from support.fakes import TableModel
 from support.models import tiny_hf, tiny_model, tiny_tokenizer
 
 
