@@ -20,10 +20,15 @@ from paceline.core.sampling import (
 from paceline.decode.arguments import check_models, instance, listed, several, whole
 from paceline.decode.text import Limits, start_texts
 from paceline.decode.text_prompts import as_tokens, is_text, pieces_of, with_text
-from paceline.models.contract import decoder_prompt_of, forced_eos_of, max_source_length_of
+from paceline.models.contract import (
+    decoder_prompt_of,
+    forced_eos_of,
+    max_source_length_of,
+    source_vocab_size_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from paceline.decode.text import Block, Generation, Text
     from paceline.decode.text_prompts import Chat, Piece, TextGeneration
@@ -199,11 +204,11 @@ class Decoder(ABC):
         )
 
     def _limits(self) -> Limits:
-        sources = [max_source_length_of(model) for model in self._models()]
+        models = self._models()
         return Limits(
-            vocab_size=self.vocab_size,
+            vocab_size=_least(map(source_vocab_size_of, models)) or self.vocab_size,
             max_length=self._usable_length(),
-            max_source_length=min((limit for limit in sources if limit is not None), default=None),
+            max_source_length=_least(map(max_source_length_of, models)),
             decoder_prompt=decoder_prompt_of(self.target),
             forced_eos=forced_eos_of(self.target) if self.forces_eos else None,
             in_words=self.context_in_words(),
@@ -298,7 +303,10 @@ class Decoder(ABC):
 
 def shared_context(*models: Model) -> int | None:
     """The shortest context of these models; None if none has a limit."""
-    limits = [model.max_length for model in models]
+    return _least(model.max_length for model in models)
+
+
+def _least(limits: Iterable[int | None]) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 

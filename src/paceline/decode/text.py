@@ -90,7 +90,7 @@ class Limits(NamedTuple):
     """What the models of a decoder allow.
 
     Attributes:
-        vocab_size: Valid token ids are below it.
+        vocab_size: Valid token ids of prompts are below it.
         max_length: Maximum number of decoder tokens; None: no limit.
         max_source_length: Maximum number of encoder tokens; None: no limit, or no encoder.
         decoder_prompt: See `contract.EncoderDecoder`; None: decoder-only.

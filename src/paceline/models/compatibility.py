@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -44,13 +45,13 @@ def check_same_vocabulary(target: Model, draft: Model) -> int:
     _check_same_kind(target, draft)
     _warn_of_bans(target, draft)
     width = max(target.vocab_size, draft.vocab_size)
-    target_ids, draft_ids = _token_ids(target, width), _token_ids(draft, width)
-    if target_ids is not None and draft_ids is not None and target_ids != draft_ids:
-        raise VocabularyMismatchError(_difference(target_ids, draft_ids))
+    has_names = target.tokenizer is not None, draft.tokenizer is not None
+    if target.tokenizer is not None and draft.tokenizer is not None:
+        _check_same_tokens((target.tokenizer, width), (draft.tokenizer, width))
     # without a tokenizer the logits may be padded, so only missing columns are a mismatch
-    shared = draft.vocab_size if target_ids is None and draft_ids is not None else target.vocab_size
+    shared = draft.vocab_size if has_names == (False, True) else target.vocab_size
     missing = target.vocab_size < shared or draft.vocab_size < shared
-    unclear = (target_ids is None) == (draft_ids is None) and target.vocab_size != draft.vocab_size
+    unclear = has_names[0] == has_names[1] and target.vocab_size != draft.vocab_size
     if missing or unclear:
         raise VocabularyMismatchError(
             f"the target has logits for {target.vocab_size} tokens and the draft for "
@@ -65,9 +66,8 @@ def check_same_tokenizer(target: PreTrainedTokenizerBase, draft: Model) -> int:
     Raises:
         VocabularyMismatchError: A token has different ids, or the draft lacks a token.
     """
-    target_ids, draft_ids = target.get_vocab(), _token_ids(draft, draft.vocab_size)
-    if draft_ids is not None and target_ids != draft_ids:
-        raise VocabularyMismatchError(_difference(target_ids, draft_ids))
+    if draft.tokenizer is not None:
+        _check_same_tokens((target, math.inf), (draft.tokenizer, draft.vocab_size))
     return draft.vocab_size
 
 
@@ -157,12 +157,19 @@ def _warn_of_bans(target: Model, draft: Model) -> None:
         )
 
 
-def _token_ids(model: Model, width: int) -> dict[str, int] | None:
-    if model.tokenizer is None:
-        return None
+def _check_same_tokens(*pair: tuple[PreTrainedTokenizerBase, float]) -> None:
+    """Compare the tokenizers of target and draft, each with the width of its model's logits."""
     # some tokenizers have tokens beyond the last logit, which no model can produce
-    known = written_vocabulary(model.tokenizer)
-    return {token: id for token, id in known.items() if id < width}
+    written = [
+        {token: id for token, id in written_vocabulary(tokenizer).items() if id < width}
+        for tokenizer, width in pair
+    ]
+    compared = [written]
+    if any(getattr(tokenizer, "separate_vocabs", False) for tokenizer, _ in pair):
+        compared.append([tokenizer.get_vocab() for tokenizer, _ in pair])  # of sources
+    for target_ids, draft_ids in compared:
+        if target_ids != draft_ids:
+            raise VocabularyMismatchError(_difference(target_ids, draft_ids))
 
 
 def _difference(target_ids: dict[str, int], draft_ids: dict[str, int]) -> str:
