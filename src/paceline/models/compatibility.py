@@ -47,7 +47,7 @@ def check_same_vocabulary(target: Model, draft: Model) -> int:
     width = max(target.vocab_size, draft.vocab_size)
     has_names = target.tokenizer is not None, draft.tokenizer is not None
     if target.tokenizer is not None and draft.tokenizer is not None:
-        _check_same_tokens((target.tokenizer, width), (draft.tokenizer, width))
+        _check_same_tokens(target.tokenizer, draft.tokenizer, width)
     # without a tokenizer the logits may be padded, so only missing columns are a mismatch
     shared = draft.vocab_size if has_names == (False, True) else target.vocab_size
     missing = target.vocab_size < shared or draft.vocab_size < shared
@@ -64,10 +64,10 @@ def check_same_tokenizer(target: PreTrainedTokenizerBase, draft: Model) -> int:
     """`check_same_vocabulary` for a target of which only the tokenizer is here.
 
     Raises:
-        VocabularyMismatchError: A token has different ids, or the draft lacks a token.
+        VocabularyMismatchError: A token has different ids, or one of the tokenizers lacks it.
     """
     if draft.tokenizer is not None:
-        _check_same_tokens((target, math.inf), (draft.tokenizer, draft.vocab_size))
+        _check_same_tokens(target, draft.tokenizer)
     return draft.vocab_size
 
 
@@ -157,16 +157,18 @@ def _warn_of_bans(target: Model, draft: Model) -> None:
         )
 
 
-def _check_same_tokens(*pair: tuple[PreTrainedTokenizerBase, float]) -> None:
-    """Compare the tokenizers of target and draft, each with the width of its model's logits."""
+def _check_same_tokens(
+    target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, width: float = math.inf
+) -> None:
     # some tokenizers have tokens beyond the last logit, which no model can produce
-    written = [
-        {token: id for token, id in written_vocabulary(tokenizer).items() if id < width}
-        for tokenizer, width in pair
+    compared = [
+        [
+            {token: id for token, id in written_vocabulary(tokenizer).items() if id < width}
+            for tokenizer in (target, draft)
+        ]
     ]
-    compared = [written]
-    if any(getattr(tokenizer, "separate_vocabs", False) for tokenizer, _ in pair):
-        compared.append([tokenizer.get_vocab() for tokenizer, _ in pair])  # of sources
+    if getattr(target, "separate_vocabs", False):
+        compared.append([target.get_vocab(), draft.get_vocab()])  # of sources
     for target_ids, draft_ids in compared:
         if target_ids != draft_ids:
             raise VocabularyMismatchError(_difference(target_ids, draft_ids))
