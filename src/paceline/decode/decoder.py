@@ -98,7 +98,7 @@ class Decoder(ABC):
 
         Args:
             prompts: Texts, chats (lists of messages with `role` and `content`) or lists of token
-                ids. A single text or chat gives a generation, not a list.
+                ids without padding. A single text or chat gives a generation, not a list.
             max_new_tokens: Maximum number of new tokens per text.
             seed: One seed per prompt; an integer s gives prompt i the seed s + i.
             eos_token_ids: Stop tokens; None uses the target's, an empty list disables them.
@@ -201,6 +201,7 @@ class Decoder(ABC):
             seed=seed,
             stops=frozenset(stops),
             limits=self._limits(),
+            padding=getattr(self.target.tokenizer, "pad_token_id", None),
         )
 
     def _limits(self) -> Limits:
