@@ -300,8 +300,8 @@ def _refuse_padded(prompts: Sequence[Sequence[int]], padding: int | None) -> Non
         padded = [prompt[end] == padding for prompt in prompts]
         if any(padded) and not all(padded):
             raise PromptError(
-                f"prompt {padded.index(True)} begins or ends with the padding token {padding}, which "
-                "would be read as text; encode the prompts without padding"
+                f"prompt {padded.index(True)} begins or ends with the padding token {padding}, "
+                "which would be read as text; encode the prompts without padding"
             )
 
 
