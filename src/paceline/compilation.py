@@ -25,7 +25,9 @@ def compiler() -> str:
 def compile_command(flags: tuple[str, ...], target: Path) -> list[str]:
     """The command that compiles all sources into one library."""
     sources = map(str, sorted(SOURCES.glob("*.c")))
-    return [compiler(), *_OPTIONS, *flags, *sources, "-o", str(target), "-lm"]
+    name = compiler()
+    words = [name] if shutil.which(name) else name.split()  # CC="ccache gcc"
+    return [*words, *_OPTIONS, *flags, *sources, "-o", str(target), "-lm"]
 
 
 def digest(*facts: str) -> str:

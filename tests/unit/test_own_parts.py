@@ -38,6 +38,19 @@ class Asks(DraftPolicy):
         return self.count
 
 
+@dataclass(frozen=True)
+class SureEnough(DraftPolicy):
+    floor: float
+
+    def goes_on(self, confidence: float) -> bool:
+        return confidence >= self.floor
+
+
+@dataclass(frozen=True)
+class TooProud(SureEnough):
+    stops_early = False
+
+
 class Six(OwnTask):
     def examples(self, split: Split, count: int, seed: int = 0) -> list[TaskExample]:
         return [TaskExample(Record("here", "prompt", text="a", completion="b"), "b")] * 6
@@ -71,6 +84,14 @@ def test_a_policy_may_draft_nothing():
     decoder = SpeculativeDecoder(*models(), gamma=4, policy=Asks(0))
     (text,) = decoder.generate([[1]], 9)
     assert (len(text.tokens), text.stats.num_drafted) == (9, 0)
+
+
+def test_a_policy_that_says_when_to_stop_is_asked_unless_it_says_otherwise():
+    """No probability of the table is 1, so a floor of 1 drafts nothing."""
+    for policy, drafts in ((SureEnough(1), False), (SureEnough(0), True), (TooProud(1), True)):
+        decoder = SpeculativeDecoder(*models(), gamma=4, policy=policy)
+        (text,) = decoder.generate([[1]], 9)
+        assert bool(text.stats.num_drafted) == drafts, policy
 
 
 def test_a_policy_in_a_bench_without_rules_is_refused():

@@ -71,11 +71,10 @@ class Uniforms(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """Per row: number of accepted tokens, the token after them, and whether it is a bonus token."""
+    """Per row: number of accepted tokens, and the token that follows them."""
 
     num_accepted_B: Tensor
     next_tokens_B: Tensor
-    is_bonus_B: Tensor
 
 
 class DrawPlan(NamedTuple):
@@ -112,11 +111,6 @@ class DrawRequest(NamedTuple):
     plan: DrawPlan
     uniforms: Sequence[Sequence[float]] | None = None
     seen_BV: Tensor | None = None
-
-    @property
-    def only_temperature(self) -> bool:
-        """True if only a temperature changes the logits."""
-        return self.seen_BV is None and (self.uniforms is None or _is_plain(self.plan.sampling))
 
 
 class UniformRows(NamedTuple):
@@ -157,22 +151,12 @@ class VerifyRequest(NamedTuple):
         """The rule in effect: `Lossless` for greedy verification."""
         return _LOSSLESS if self.uniforms is None else self.rule
 
-    @property
-    def only_temperature(self) -> bool:
-        """True if only a temperature changes the logits."""
-        return self.seen_BV is None and (self.uniforms is None or _is_plain(self.sampling))
-
 
 class VerifiedRows(NamedTuple):
     """Per row: number of accepted tokens, and the token that follows them."""
 
     num_accepted: list[int]
     next_tokens: list[int]
-
-
-def _is_plain(sampling: SamplingParams) -> bool:
-    """True if no filter is active; at temperature 0 filters keep the most likely token."""
-    return sampling.greedy or sampling.only_temperature
 
 
 def draw_ahead(
@@ -267,11 +251,11 @@ def verify(
             positions.target, draft_BPV, drafted.tokens_BG, num_drafted_B, uniforms
         )
         if result is not None:
-            return Verified(*result, result[0] == num_drafted_B)
+            return Verified(*result)
     num_accepted_B = _count_accepted(drafted, num_drafted_B, positions, rule, uniforms)
     is_bonus_B = num_accepted_B == num_drafted_B
     next_BV = _distribution_at(positions, num_accepted_B, is_bonus_B, rule)
-    return Verified(num_accepted_B, sample(next_BV, uniforms.next_B), is_bonus_B)
+    return Verified(num_accepted_B, sample(next_BV, uniforms.next_B))
 
 
 def _distribution_at(
@@ -315,7 +299,7 @@ def verify_greedy(drafted_BG: Tensor, num_drafted_B: Tensor, best_BH: Tensor) ->
     agrees_BG = (drafted_BG == best_BH[:, :gamma]) & _was_drafted(gamma, num_drafted_B)
     num_accepted_B = agrees_BG.long().cumprod(-1).sum(-1)
     next_tokens_B = best_BH.gather(1, num_accepted_B[:, None])[:, 0]
-    return Verified(num_accepted_B, next_tokens_B, num_accepted_B == num_drafted_B)
+    return Verified(num_accepted_B, next_tokens_B)
 
 
 def _count_accepted(

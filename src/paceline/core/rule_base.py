@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from pydantic import ConfigDict
@@ -21,6 +21,8 @@ from paceline.strict_models import RaisesConfigErrors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from paceline.core.sampling import SamplingParams
 
 Bonus: TypeAlias = Literal["rule", "target"]
 """What the bonus token and the first token of a text follow."""
@@ -68,16 +70,6 @@ class Position(NamedTuple):
         return self.each(lambda probs: probs.gather(-1, tokens))
 
 
-class Sampling(Protocol):
-    """The properties of `SamplingParams` that decide which distributions a rule reads."""
-
-    @property
-    def greedy(self) -> bool: ...
-
-    @property
-    def untempered(self) -> bool: ...
-
-
 class Rule(metaclass=RaisesConfigErrors):
     """Base class of acceptance rules.
 
@@ -116,7 +108,7 @@ class Rule(metaclass=RaisesConfigErrors):
         """
         return 1 if self.exact else 0
 
-    def reads_raw(self, sampling: Sampling) -> bool:
+    def reads_raw(self, sampling: SamplingParams) -> bool:
         """True if the rule reads untempered distributions, and they differ from the sampled ones.
 
         Rules without `uses_confidence` get them only if this is True.
@@ -221,7 +213,7 @@ class TargetBonus(Rule):
     def capturable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return is_capturable(self.drafted)
 
-    def reads_raw(self, sampling: Sampling) -> bool:
+    def reads_raw(self, sampling: SamplingParams) -> bool:
         return self.drafted.reads_raw(sampling)
 
     def accept_at(self, at: Position) -> Tensor:
@@ -244,7 +236,7 @@ def with_bonus(rule: Rule, bonus: Bonus) -> Rule:
     return rule if bonus == "rule" or rule.exact else TargetBonus(rule)
 
 
-def as_read(rule: Rule, at: Position, sampling: Sampling) -> Position:
+def as_read(rule: Rule, at: Position, sampling: SamplingParams) -> Position:
     """The distributions that the decoder gives to the rule: see `Rule.reads_raw`."""
     reads = rule.uses_confidence or rule.reads_raw(sampling)
     return at if reads else Position.of(at.target, at.draft)

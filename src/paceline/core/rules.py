@@ -31,10 +31,12 @@ from paceline.core.rule_base import (
     STRICT,
     Position,
     Rule,
-    Sampling,
     capped_ratio,
     normalised_excess,
 )
+
+if TYPE_CHECKING:
+    from paceline.core.sampling import SamplingParams
 
 # Newton steps, at most one per piece of the sum; real distributions need about four.
 _MOST_PIECES = 200
@@ -79,7 +81,7 @@ class _Relaxed(Rule):
     def strict(self) -> bool:
         """True if f(p) = p."""
 
-    def reads_raw(self, sampling: Sampling) -> bool:
+    def reads_raw(self, sampling: SamplingParams) -> bool:
         return sampling.greedy and not self.strict
 
     def accept_at(self, at: Position) -> Tensor:

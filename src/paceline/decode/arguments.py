@@ -72,7 +72,7 @@ def listed(prompts: Any) -> list[Any]:
         raise PromptError(
             "prompts must be a list of texts, chats or lists of token ids, got "
             f"{reprlib.repr(cast('object', prompts))}; put a single prompt into a list, or pass "
-            "input_ids of a tokenizer's result"
+            "input_ids of a tokenizer's result, encoded without padding"
         )
     return list(prompts)
 

@@ -20,10 +20,15 @@ from paceline.core.sampling import (
 from paceline.decode.arguments import check_models, instance, listed, several, whole
 from paceline.decode.text import Limits, start_texts
 from paceline.decode.text_prompts import as_tokens, is_text, pieces_of, with_text
-from paceline.models.contract import decoder_prompt_of, forced_eos_of, max_source_length_of
+from paceline.models.contract import (
+    decoder_prompt_of,
+    forced_eos_of,
+    max_source_length_of,
+    source_vocab_size_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from paceline.decode.text import Block, Generation, Text
     from paceline.decode.text_prompts import Chat, Piece, TextGeneration
@@ -93,7 +98,7 @@ class Decoder(ABC):
 
         Args:
             prompts: Texts, chats (lists of messages with `role` and `content`) or lists of token
-                ids. A single text or chat gives a generation, not a list.
+                ids without padding. A single text or chat gives a generation, not a list.
             max_new_tokens: Maximum number of new tokens per text.
             seed: One seed per prompt; an integer s gives prompt i the seed s + i.
             eos_token_ids: Stop tokens; None uses the target's, an empty list disables them.
@@ -196,14 +201,15 @@ class Decoder(ABC):
             seed=seed,
             stops=frozenset(stops),
             limits=self._limits(),
+            padding=getattr(self.target.tokenizer, "pad_token_id", None),
         )
 
     def _limits(self) -> Limits:
-        sources = [max_source_length_of(model) for model in self._models()]
+        models = self._models()
         return Limits(
-            vocab_size=self.vocab_size,
+            vocab_size=_least(map(source_vocab_size_of, models)) or self.vocab_size,
             max_length=self._usable_length(),
-            max_source_length=min((limit for limit in sources if limit is not None), default=None),
+            max_source_length=_least(map(max_source_length_of, models)),
             decoder_prompt=decoder_prompt_of(self.target),
             forced_eos=forced_eos_of(self.target) if self.forces_eos else None,
             in_words=self.context_in_words(),
@@ -298,7 +304,10 @@ class Decoder(ABC):
 
 def shared_context(*models: Model) -> int | None:
     """The shortest context of these models; None if none has a limit."""
-    limits = [model.max_length for model in models]
+    return _least(model.max_length for model in models)
+
+
+def _least(limits: Iterable[int | None]) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 

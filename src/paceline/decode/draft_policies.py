@@ -17,13 +17,12 @@ from paceline.extensions import variants
 
 
 class DraftPolicy:
-    """Base class: always drafts gamma tokens.
+    """Base class: always drafts gamma tokens."""
 
-    Attributes:
-        stops_early: Call `goes_on` before each token; each token then takes a separate draft call.
-    """
-
-    stops_early: bool = False
+    @property
+    def stops_early(self) -> bool:
+        """Whether the class has a `goes_on` of its own; each token then takes a draft call."""
+        return type(self).goes_on is not DraftPolicy.goes_on
 
     @property
     def name(self) -> str:
@@ -56,7 +55,6 @@ class Confident(DraftPolicy):
 
     threshold: Annotated[float, Field(ge=0, le=1)]
     policy: Literal["confident"] = "confident"
-    stops_early = True
 
     def goes_on(self, confidence: float) -> bool:
         return confidence >= self.threshold

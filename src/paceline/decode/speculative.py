@@ -200,18 +200,19 @@ class SpeculativeDecoder(Decoder):
 
 
 def unread_tokens(draft: ModelSession, texts: Sequence[Text]) -> list[list[int]]:
-    """The tokens that the draft's session still has to process: one or two, the same for all rows.
+    """The tokens that the draft's session still has to process: at least one, as many for each row.
 
-    If some rows lack two tokens, the other rows roll back one and process it again. If a row holds
-    no token to roll back, the rows that lack two process one of them here instead.
+    A row lacks two after a block that was fully accepted, and more after blocks without a draft.
+    Rows that lack fewer roll back the rest and process it again. While one of them is too short to
+    do so, the rows that lack more process one token here instead.
     """
     lacking = [text.decoded - length for text, length in zip(texts, draft.lengths, strict=True)]
-    count = max(lacking)
-    again = [count - number for number in lacking]
-    if any(more > length for more, length in zip(again, draft.lengths, strict=True)):
+    while any(max(lacking) - own > held for own, held in zip(lacking, draft.lengths, strict=True)):
         # every row has to process one token; the rows that lack only one roll it back afterwards
         unread = [text.newest(number)[:1] for text, number in zip(texts, lacking, strict=True)]
         draft.extend(torch.tensor(unread))
-        count = 1
-    draft.rollback(again)
+        draft.rollback([int(number == 1) for number in lacking])
+        lacking = [max(number - 1, 1) for number in lacking]
+    count = max(lacking)
+    draft.rollback([count - number for number in lacking])
     return [text.newest(count) for text in texts]

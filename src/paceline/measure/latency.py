@@ -31,7 +31,7 @@ from paceline.errors import ContextLengthError, UsageError
 from paceline.measure.results import disturbance, gamma_of, value_of
 from paceline.models import prepare_for_decoding
 from paceline.models.compatibility import check_rollback, check_same_vocabulary
-from paceline.models.contract import decoder_contexts, decoder_prompt_of
+from paceline.models.contract import decoder_contexts, decoder_prompt_of, source_vocab_size_of
 from paceline.progress import Progress, silent
 from paceline.results.figures import FIGURES
 from paceline.results.row import sums_of
@@ -301,7 +301,8 @@ def time_draft(target: HfModel, draft: HfModel, *, seed: int = 0) -> str:
     rng = torch.Generator().manual_seed(seed)
     halves = [size // 2 for size in (target.max_length, draft.max_length) if size]
     length = max(1, min([_DRAFT_CONTEXT, *halves]))
-    context = as_list(torch.randint(target.vocab_size, (length,), generator=rng))
+    num_tokens = source_vocab_size_of(target) or target.vocab_size
+    context = as_list(torch.randint(num_tokens, (length,), generator=rng))
     pair = prepare_for_decoding(target), prepare_for_decoding(draft)
     costs = PassTimer(*pair, context, _DRAFT_GAMMAS, SamplingParams()).run(_DRAFT_REPEATS)
     cost = f"in Paceline's decoder a pass costs {costs.cost_ratio:.2f} of the target's"

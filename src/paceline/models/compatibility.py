@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -44,13 +45,13 @@ def check_same_vocabulary(target: Model, draft: Model) -> int:
     _check_same_kind(target, draft)
     _warn_of_bans(target, draft)
     width = max(target.vocab_size, draft.vocab_size)
-    target_ids, draft_ids = _token_ids(target, width), _token_ids(draft, width)
-    if target_ids is not None and draft_ids is not None and target_ids != draft_ids:
-        raise VocabularyMismatchError(_difference(target_ids, draft_ids))
+    has_names = target.tokenizer is not None, draft.tokenizer is not None
+    if target.tokenizer is not None and draft.tokenizer is not None:
+        _check_same_tokens(target.tokenizer, draft.tokenizer, width)
     # without a tokenizer the logits may be padded, so only missing columns are a mismatch
-    shared = draft.vocab_size if target_ids is None and draft_ids is not None else target.vocab_size
+    shared = draft.vocab_size if has_names == (False, True) else target.vocab_size
     missing = target.vocab_size < shared or draft.vocab_size < shared
-    unclear = (target_ids is None) == (draft_ids is None) and target.vocab_size != draft.vocab_size
+    unclear = has_names[0] == has_names[1] and target.vocab_size != draft.vocab_size
     if missing or unclear:
         raise VocabularyMismatchError(
             f"the target has logits for {target.vocab_size} tokens and the draft for "
@@ -65,12 +66,10 @@ def check_same_tokenizer(target: PreTrainedTokenizerBase, draft: Model) -> int:
     Both tokenizers may have tokens beyond the last logit.
 
     Raises:
-        VocabularyMismatchError: A token has different ids, or the draft lacks a token.
+        VocabularyMismatchError: A token has different ids, or one of the tokenizers lacks it.
     """
     if draft.tokenizer is not None:
-        ids = [written_vocabulary(each) for each in (target, draft.tokenizer)]
-        if ids[0] != ids[1]:
-            raise VocabularyMismatchError(_difference(*ids))
+        _check_same_tokens(target, draft.tokenizer)
     return draft.vocab_size
 
 
@@ -160,12 +159,21 @@ def _warn_of_bans(target: Model, draft: Model) -> None:
         )
 
 
-def _token_ids(model: Model, width: int) -> dict[str, int] | None:
-    if model.tokenizer is None:
-        return None
+def _check_same_tokens(
+    target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, width: float = math.inf
+) -> None:
     # some tokenizers have tokens beyond the last logit, which no model can produce
-    known = written_vocabulary(model.tokenizer)
-    return {token: id for token, id in known.items() if id < width}
+    compared = [
+        [
+            {token: id for token, id in written_vocabulary(tokenizer).items() if id < width}
+            for tokenizer in (target, draft)
+        ]
+    ]
+    if getattr(target, "separate_vocabs", False):
+        compared.append([target.get_vocab(), draft.get_vocab()])  # of sources
+    for target_ids, draft_ids in compared:
+        if target_ids != draft_ids:
+            raise VocabularyMismatchError(_difference(target_ids, draft_ids))
 
 
 def _difference(target_ids: dict[str, int], draft_ids: dict[str, int]) -> str:

@@ -202,6 +202,7 @@ class EncoderDecoder(Model, Protocol):
         decoder_prompt: Tokens that every decoder text begins with: `decoder_start_token_id`, and a
             forced first token. They are not part of a generation.
         max_source_length: Maximum number of encoder tokens, or None if there is no limit.
+        source_vocab_size: Encoder tokens are below it; Marian may have a vocabulary for them alone.
     """
 
     @property
@@ -209,6 +210,9 @@ class EncoderDecoder(Model, Protocol):
 
     @property
     def max_source_length(self) -> int | None: ...
+
+    @property
+    def source_vocab_size(self) -> int: ...
 
 
 def decoder_prompt_of(model: Model) -> tuple[int, ...] | None:
@@ -219,6 +223,11 @@ def decoder_prompt_of(model: Model) -> tuple[int, ...] | None:
 def max_source_length_of(model: Model) -> int | None:
     """`EncoderDecoder.max_source_length`; None for a decoder-only model."""
     return getattr(model, "max_source_length", None)
+
+
+def source_vocab_size_of(model: Model) -> int | None:
+    """`EncoderDecoder.source_vocab_size`; None for a decoder-only model."""
+    return getattr(model, "source_vocab_size", None)
 
 
 def forced_eos_of(model: Model) -> int | None:

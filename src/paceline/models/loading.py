@@ -25,6 +25,7 @@ from paceline.errors import (
     UnsupportedModelError,
     UsageError,
     first_line,
+    shorten,
 )
 from paceline.models.adapters import adapters_below, has_adapter, merged_adapter
 from paceline.models.admission.model import admit
@@ -49,7 +50,7 @@ from paceline.models.hf.architectures import (
     refuse_by_name,
 )
 from paceline.models.hf.causal import CausalModel
-from paceline.models.hf.draft_vocabulary import read_draft_vocabulary
+from paceline.models.hf.draft_vocabulary import is_draft_vocabulary, read_draft_vocabulary
 from paceline.models.hf.seq2seq import Seq2SeqModel
 from paceline.models.hf.settings import refuse_malformed, warn_of_no_end, warn_of_unused
 from paceline.models.hf.spreading import SHARE, device_map, join_ends, num_bytes
@@ -138,9 +139,16 @@ def wrap_model(
 
     Raises:
         UnsupportedModelError: Its sessions do not give the logits of transformers.
-        UsageError: `decoder_prompt` is given for a decoder-only model, or it is missing.
+        UsageError: `decoder_prompt` is given for a decoder-only model, or it is missing; or
+            `draft_vocabulary` is no list of distinct tokens.
     """
     model = unchecked(hf_model, tokenizer, decoder_prompt)
+    if draft_vocabulary is not None and not is_draft_vocabulary(draft_vocabulary, model.vocab_size):
+        got = shorten(" ".join(repr(draft_vocabulary).split()))
+        raise UsageError(
+            f"got draft_vocabulary {got}; wanted a tensor of distinct token ids (int64) below "
+            f"{model.vocab_size}"
+        )
     warn_of_unused(hf_model, stacklevel=2)
     return admitted(model, draft_vocabulary)
 
@@ -179,8 +187,8 @@ def unchecked(
         return CausalModel(hf, tokenizer)
     if decoder_prompt is None:
         decoder_prompt = configured_prompt(hf.config, hf.generation_config)
-    embeddings: Any = hf.get_input_embeddings()
-    count = embeddings.weight.shape[0]
+    head: Any = hf.get_output_embeddings()  # Marian may read other tokens than it writes
+    count = head.weight.shape[0]
     if not decoder_prompt or not 0 <= min(decoder_prompt) <= max(decoder_prompt) < count:
         raise UsageError(
             f"got decoder_prompt {list(decoder_prompt)}; wanted at least one token id below {count}"

@@ -8,6 +8,7 @@ import errno
 import functools
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,7 @@ from paceline.records import storage_errors
 from paceline.version import __version__
 
 _LETTERS = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float, "d": ctypes.c_double}
+_FAULT = re.compile(r":\d+: (fatal )?error: ")  # gcc first names the files that lead to it
 _INSTALL = f"install paceline-kernels {__version__}"
 # Types of the arguments and of the result, as letters of _LETTERS.
 _FUNCTIONS = {
@@ -165,17 +167,18 @@ def _advice(error: Exception) -> str:
         return "set PACELINE_CACHE to a directory that can be written"
     if os.strerror(errno.ENOSPC) in _message(error):
         return "free space, or set PACELINE_CACHE and TMPDIR to directories with space"
-    advice = "install a C compiler with OpenMP such as gcc, or name one in CC"
+    advice = "install a C compiler with OpenMP such as gcc 12 or later, or name one in CC"
     is_offered = sys.platform == "linux" and platform.machine() == "x86_64"
     return f"{_INSTALL}, or {advice}" if is_offered else advice
 
 
 def _reason(error: Exception) -> str:
-    """The first line of the compiler's or the system's message."""
+    """The first fault in the compiler's message, else the first line of it or of the system's."""
     lines = _message(error).strip().splitlines()
+    faults = [line for line in lines if _FAULT.search(line)]
     if not lines and isinstance(error, subprocess.CalledProcessError):
         return f"the compiler ended with exit code {error.returncode}"
-    return lines[0] if lines else type(error).__name__
+    return [*faults, *lines, type(error).__name__][0]
 
 
 def _message(error: Exception) -> str:

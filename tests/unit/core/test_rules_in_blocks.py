@@ -165,7 +165,7 @@ def check_vectors(rule: Rule, bonus: list[float], accept: list[float], recover: 
         assert float(kept_B.double().mean()) == close(accept[token], abs=1 / COUNT)
         if accept[token] < 1:
             block = on_a_grid(rule, token, 1 - 1e-9)
-            assert not block.is_bonus_B.any()
+            assert not block.num_accepted_B.any()
             assert shares(block.next_tokens_B) == close(recover, abs=1 / COUNT)
 
 

@@ -72,7 +72,7 @@ def test_greedy_verification_is_the_general_one_on_one_hot_distributions(gamma: 
         assert torch.equal(got, expected)
 
 
-def judge_by_hand(case: Case, rule: Rule, row: int) -> tuple[int, int, bool]:
+def judge_by_hand(case: Case, rule: Rule, row: int) -> tuple[int, int]:
     """One row: position by position, token by token."""
     accepted = 0
     for position in range(int(case.num_drafted_B[row])):
@@ -87,8 +87,7 @@ def judge_by_hand(case: Case, rule: Rule, row: int) -> tuple[int, int, bool]:
             break
         accepted += 1
     weights: list[float] = case.target_probs_BHV[row, accepted].tolist()
-    is_bonus = accepted == int(case.num_drafted_B[row])
-    if not is_bonus:
+    if accepted < int(case.num_drafted_B[row]):
         beta = rule.beta if isinstance(rule, Lossy) else 1.0
         q_row = case.draft_probs_BGV[row, accepted].tolist()
         excess = [max(0.0, p / beta - q) for p, q in zip(weights, q_row, strict=True)]
@@ -98,7 +97,7 @@ def judge_by_hand(case: Case, rule: Rule, row: int) -> tuple[int, int, bool]:
     for token, weight in enumerate(weights):
         passed += weight
         if point < passed:
-            return accepted, token, is_bonus
+            return accepted, token
     raise AssertionError("the point lies beyond the total")
 
 
@@ -112,10 +111,10 @@ def test_a_batch_equals_a_loop_over_rows_positions_and_tokens(
     verdict = run(case, rule)
     found = list(zip(*(part.tolist() for part in verdict), strict=True))
     assert found == [judge_by_hand(case, rule, row) for row in range(150)]
-    assert len({accepted for accepted, _, _ in found}) == gamma + 1
+    assert len({accepted for accepted, _ in found}) == gamma + 1
 
 
-def test_without_a_draft_the_next_token_is_the_targets_own_and_a_bonus():
+def test_without_a_draft_the_next_token_is_the_targets_own():
     target = torch.tensor([[[0.25, 0.75]], [[0.5, 0.5]]])
     verdict = verify(
         Drafted(torch.zeros(2, 0, dtype=torch.int64), torch.zeros(2, 0, 2)),
@@ -124,7 +123,7 @@ def test_without_a_draft_the_next_token_is_the_targets_own_and_a_bonus():
         Lossless(),
         Uniforms(torch.zeros(2, 0), torch.tensor([0.3, 0.3])),
     )
-    assert [part.tolist() for part in verdict] == [[0, 0], [1, 0], [True, True]]
+    assert [part.tolist() for part in verdict] == [[0, 0], [1, 0]]
 
 
 def test_what_lies_beyond_a_rows_own_draft_is_never_looked_at():
@@ -166,7 +165,7 @@ def test_nothing_is_kept_behind_a_rejected_token():
         Lossless(),
         Uniforms(torch.full((1, 3), 0.5), torch.tensor([0.5])),
     )
-    assert [part.tolist() for part in verdict] == [[1], [0], [False]]
+    assert [part.tolist() for part in verdict] == [[1], [0]]
 
 
 def test_the_inputs_stay_as_they_were():
@@ -187,7 +186,6 @@ def test_equal_distributions_are_kept_whole_whatever_the_uniforms():
     )
     verdict = run(same, Lossless())
     assert (verdict.num_accepted_B == 4).all()
-    assert verdict.is_bonus_B.all()
 
 
 class RecoversFromConfidences(Rule):

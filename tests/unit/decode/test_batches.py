@@ -7,6 +7,7 @@ import torch
 
 from paceline.core.rules import Diff, Lenient, Lossless, Rule
 from paceline.core.sampling import SamplingParams
+from paceline.core.stats import DecodeStats
 from paceline.decode import (
     AutoregressiveDecoder,
     BigLittleDecoder,
@@ -16,6 +17,7 @@ from paceline.decode import (
     TokenCascade,
 )
 from paceline.decode.decoder import Decoder
+from paceline.decode.draft_policies import DraftPolicy
 from paceline.errors import UsageError
 from paceline.models import prepare_for_decoding
 from paceline.models.prepare import with_cuda_graphs
@@ -147,6 +149,30 @@ def test_a_place_is_taken_as_soon_as_it_is_free():
     assert target.num_passes <= max(ends) + len(found) - 3  # each newcomer's prompt is a pass
     apart = sum(max(lengths[start : start + 3]) for start in range(0, len(lengths), 3))
     assert target.num_passes < apart
+
+
+class OnceOnly(DraftPolicy):
+    """Drafts until the target has judged a token of the text, and never again."""
+
+    def length(self, num_accepted: int, num_examined: int, most: int) -> int:
+        return 0 if num_examined else most
+
+
+@pytest.mark.parametrize("rule", [Lossless(), Diff(0.1)], ids=["lossless", "diff"])
+def test_a_draft_that_rested_knows_the_whole_text_when_it_drafts_for_another(rule: Rule):
+    target, _ = pair()
+    policy = OnceOnly()
+    decoder = SpeculativeDecoder(target, target, rule, gamma=4, policy=policy, bonus="target")
+    prompts = [[1], [2, 3], [4]] * 10
+    found = decoder.generate(prompts, 40, batch_size=2)
+    # p = q after the same tokens, so none is rejected
+    total = sum((generation.stats for generation in found), DecodeStats())
+    assert total.num_recovered == 0
+    assert total.num_accepted > len(prompts)
+    assert max(len(generation.tokens) for generation in found) > 4 + 2 + max(map(len, prompts))
+    decoder = SpeculativeDecoder(*pair(), rule, gamma=4, policy=policy, bonus="target")
+    alone = [decoder.generate([prompt], 40, seed=[row])[0] for row, prompt in enumerate(prompts)]
+    assert decoder.generate(prompts, 40, batch_size=2) == alone
 
 
 def test_a_batch_size_below_one_is_refused():

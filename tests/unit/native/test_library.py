@@ -4,6 +4,7 @@ One of paceline-kernels is loaded only if it was compiled from these sources.
 """
 
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -114,6 +115,48 @@ def test_nobody_else_may_write_the_library_whatever_the_umask(entry: Path):
     finally:
         os.umask(before)
     assert stat.S_IMODE(entry.stat().st_mode) == 0o700
+
+
+MESSAGE_OF_GCC_11 = """\
+In file included from native/divergences.c:9:
+native/vectors.h: In function 'sum_lanes':
+native/vectors.h:71:12: warning: implicit declaration of function '__builtin_shufflevector'
+native/vectors.h:71:10: error: incompatible types when returning type 'int'
+"""
+MESSAGE_OF_LD = "/usr/bin/ld: cannot find -lgomp\ncollect2: error: ld returned 1 exit status\n"
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        (MESSAGE_OF_GCC_11, "vectors.h:71:10: error: incompatible types when returning type 'int'"),
+        (MESSAGE_OF_LD, "cannot find -lgomp"),
+    ],
+)
+def test_the_fault_that_a_compiler_names_is_told(
+    entry: Path, message: str, told: str, monkeypatch: pytest.MonkeyPatch
+):
+    compiler = Path(os.environ["CC"])
+    compiler.with_name("message").write_text(message)
+    compiler.write_text(f"#!/bin/sh\ncat {compiler.with_name('message')} >&2\nexit 1\n")
+    entry.unlink()
+    monkeypatch.setattr(library, "kernels_folder", lambda: None)
+    with pytest.warns(
+        SlowerWarning, match=rf"\(.*{re.escape(told)}\).* gcc 12 or later, or name one in CC"
+    ):
+        assert library.compiled.__wrapped__() is None
+
+
+@pytest.mark.parametrize("folder", ["plain", "with a space"])
+def test_a_compiler_may_have_arguments_and_a_path_spaces(
+    entry: Path, tmp_path: Path, folder: str, monkeypatch: pytest.MonkeyPatch
+):
+    compiler = tmp_path / folder / "cc"
+    compiler.parent.mkdir()
+    shutil.move(os.environ["CC"], compiler)
+    monkeypatch.setenv("CC", f"env {compiler}" if folder == "plain" else str(compiler))
+    assert library_with(()).seven() == 7
+    assert calls(entry) == 1
 
 
 @pytest.fixture

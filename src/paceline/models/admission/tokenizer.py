@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
     from paceline.models.checkpoint_files import ModelLocation
 
-_FORMAT = 2  # increase when the comparison changes, so that kept results are not used
+_FORMAT = 3  # increase when the comparison changes, so that kept results are not used
 _PACKAGES = ("transformers", "tokenizers", "sentencepiece")
 _FILES = ("*.json", "*.model", "*.spm", "*.txt", "*.tiktoken")
-TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt")
-TOKENIZER_FILES += ("*.model", "*.spm", "target_vocab.json", "chat_template*", TEMPLATES)
+TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*")
+TOKENIZER_FILES += ("merges.txt", "*.model", "*.spm", "target_vocab.json", "chat_template*", TEMPLATES)
 _WEIGHTS = ".index.json"  # ends the name of a list of weight files
 _CLASS_SETTINGS = ("padding_side", "truncation_side", "model_input_names")
 _CHECK = "_paceline_check"  # attribute of a tokenizer that was compared
@@ -496,7 +496,11 @@ class SentencePieceFile:
 
     def read_by(self, tokenizer: Any, text: str) -> Reading:
         ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        found = tokenizer.convert_ids_to_tokens(ids)
+        if getattr(tokenizer, "separate_vocabs", False):  # of Marian, ids name written tokens
+            names = {number: token for token, number in tokenizer.get_vocab().items()}
+            found = [names[number] for number in ids]
+        else:
+            found = tokenizer.convert_ids_to_tokens(ids)
         return Reading(_unknown_once(found, {*found} - {tokenizer.unk_token}), None)
 
 

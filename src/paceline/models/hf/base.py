@@ -97,7 +97,11 @@ class HfModel(ABC):
         self.tokenizer = tokenizer
         self.draft_vocabulary = draft_vocabulary
         self.decoder_prompt = decoder_prompt
-        self.max_source_length = None if decoder_prompt is None else source_length(hf.config)
+        self.max_source_length = self.source_vocab_size = None
+        if decoder_prompt is not None:
+            embeddings: Any = hf.get_input_embeddings()  # of Marian, those of the encoder
+            self.max_source_length = source_length(hf.config)
+            self.source_vocab_size = named_tokens(tokenizer, len(embeddings.weight), read=True)
         self.decoder = self.plain_pass(hf, draft_vocabulary)
         self.vocab_size = named_tokens(tokenizer, self._head.weight.shape[0])
         self.max_length = context_length(hf.config)
@@ -240,11 +244,17 @@ class HfModel(ABC):
         return head
 
 
-def named_tokens(tokenizer: PreTrainedTokenizerBase | None, width: int) -> int:
-    """The vocabulary size without padding, given the width of the logits."""
+def named_tokens(
+    tokenizer: PreTrainedTokenizerBase | None, width: int, *, read: bool = False
+) -> int:
+    """The vocabulary size without padding, given the width of the logits.
+
+    `read`: of the tokens that an encoder reads, given the number of its embeddings.
+    """
     if tokenizer is None:
         return width
-    return min(width, max(written_vocabulary(tokenizer).values()) + 1)
+    known = tokenizer.get_vocab() if read else written_vocabulary(tokenizer)
+    return min(width, max(known.values()) + 1)
 
 
 def stop_tokens(hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:

@@ -27,6 +27,17 @@ def write_draft_vocabulary(directory: Path, tokens_K: Tensor) -> None:
     (directory / _FILE).write_text(json.dumps({"tokens": tokens_K.tolist()}), "utf-8")
 
 
+def is_draft_vocabulary(tokens: Any, vocab_size: int) -> bool:
+    """Whether these are distinct token ids below `vocab_size`, [K] int64."""
+    return (
+        isinstance(tokens, Tensor)
+        and tokens.dtype == torch.int64
+        and tokens.ndim == 1
+        and 0 < len(tokens) == len(tokens.unique())
+        and 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size
+    )
+
+
 def read_draft_vocabulary(directory: Path, vocab_size: int) -> Tensor | None:
     """The list of a model directory, most likely first, [K]; None if there is none.
 
@@ -37,18 +48,15 @@ def read_draft_vocabulary(directory: Path, vocab_size: int) -> Tensor | None:
     if not path.exists():
         return None
     try:
-        found: Any = json.loads(path.read_text("utf-8"))["tokens"]
-        tokens = torch.tensor(found, dtype=torch.int64)
-        valid = tokens.ndim == 1 and 0 < len(tokens) == len(tokens.unique())
-        valid = valid and int(tokens.min()) >= 0 and int(tokens.max()) < vocab_size
+        tokens = torch.tensor(json.loads(path.read_text("utf-8"))["tokens"])
     except (ArithmeticError, ValueError, KeyError, TypeError, RuntimeError):
-        valid = False
-    if not valid:
+        tokens = None
+    if not is_draft_vocabulary(tokens, vocab_size):
         raise ModelLoadError(
             f'{path} is damaged: wanted {{"tokens": [...]}} with distinct token ids below '
             f"{vocab_size}; create the draft again, or delete the file to draft from all tokens"
         )
-    return tokens  # pyright: ignore[reportPossiblyUnboundVariable]
+    return tokens
 
 
 def is_baked(path: str | Path) -> bool:

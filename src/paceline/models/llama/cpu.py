@@ -136,9 +136,7 @@ class NativeLlama:
         keep = keep or count
         plan = self._plan(cache, batch, count)
         logits = torch.empty(batch, keep, self.vocab_size)
-        tokens_BN = tokens_BN.contiguous()
-        assert tokens_BN.dtype == torch.int64, "tokens are int64"
-        assert tokens_BN.device.type == "cpu", "the compiled pass runs on the CPU"
+        tokens_BN = _for_c(tokens_BN, torch.int64)
         states = self._states(batch, keep)
         this_pass = plan.prepare(count, lengths, keep, tokens_BN.data_ptr(), logits, states)
         plan.widen(count)
@@ -291,5 +289,4 @@ def _data(tensor: Tensor | None) -> int | None:
 
 
 def _for_c(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    assert tensor.device.type == "cpu", "the compiled pass runs on the CPU"
-    return tensor.to(dtype).contiguous()
+    return tensor.to("cpu", dtype).contiguous()  # a draft may be on a GPU

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.core.block import Drafted, DrawRequest, VerifiedRows, VerifyRequest
+    from paceline.core.sampling import SamplingParams
     from paceline.models.hf.base import HfModel
     from paceline.models.llama.cpu import NativeLlama
 
@@ -27,7 +28,9 @@ class CompiledSession(CausalSession):
     def take_draw(self, request: DrawRequest) -> Drafted | None:
         batch, new = len(request.unread), len(request.unread[0])
         passes = request.plan.num_passes
-        if not self._native.is_fast_for(batch * new) or not request.only_temperature or passes == 0:
+        if not self._native.is_fast_for(batch * new) or passes == 0:
+            return None
+        if not _only_temperature(request, request.plan.sampling):
             return None
         if self._native.listeners and passes > 1:
             return None
@@ -39,9 +42,11 @@ class CompiledSession(CausalSession):
 
     def take_verify(self, request: VerifyRequest) -> VerifiedRows | None:
         batch, gamma = request.drafted.tokens_BG.shape
-        if not self._native.is_fast_for(batch * (gamma + 1)) or not request.only_temperature:
+        if not self._native.is_fast_for(batch * (gamma + 1)):
             return None
         if type(request.applied_rule) is not Lossless:
+            return None
+        if not _only_temperature(request, request.sampling):
             return None
         lengths = self._extended_lengths(batch, gamma + 1)
         verified = self._native.verify(request, self.cache, lengths, self.vocab_size)
@@ -57,3 +62,9 @@ class CompiledSession(CausalSession):
 
     def _fresh(self) -> CompiledSession:
         return CompiledSession(self.model, self._native)
+
+
+def _only_temperature(request: DrawRequest | VerifyRequest, sampling: SamplingParams) -> bool:
+    """True if no filter or penalty changes the logits; greedy tokens are the same with filters."""
+    no_filter = request.uniforms is None or sampling.greedy or sampling.only_temperature
+    return request.seen_BV is None and no_filter

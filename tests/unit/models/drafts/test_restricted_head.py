@@ -4,7 +4,7 @@ import pytest
 
 from paceline.errors import VocabularyMismatchError
 from paceline.models import wrap_model
-from paceline.models.compatibility import check_same_vocabulary
+from paceline.models.compatibility import check_same_tokenizer, check_same_vocabulary
 from support.fakes import TableModel
 from support.models import tiny_hf, tiny_model, tiny_tokenizer
 
@@ -40,6 +40,14 @@ def test_logits_too_narrow_for_the_tokenizer_are_refused():
         check_same_vocabulary(target, draft)
     with pytest.raises(VocabularyMismatchError, match="200 tokens and the draft for 266"):
         check_same_vocabulary(draft, target)
+
+
+def test_a_token_beyond_the_logits_is_the_same_in_one_tokenizer():
+    tokenizer = tiny_tokenizer(extra_tokens=("<padding>",))
+    draft = wrap_model(tiny_hf(vocab_size=266), tokenizer)
+    assert check_same_tokenizer(tokenizer, draft) == check_same_vocabulary(draft, draft) == 266
+    with pytest.raises(VocabularyMismatchError, match="differ in 1 of 267 entries"):
+        check_same_tokenizer(tiny_tokenizer(), draft)
 
 
 def test_without_tokenizers_only_equal_widths_pass():

@@ -108,6 +108,7 @@ DAMAGED = (
     '{"tokens": [1, 9999]}',
     '{"tokens": ["a"]}',
     '{"tokens": [-1, 2]}',
+    '{"tokens": [1.5, 2.0]}',
     '{"tokens": [[1], [2]]}',
 )
 
@@ -117,6 +118,26 @@ def test_a_damaged_file_is_one_clear_line(text: str, model_directory: Path):
     (model_directory / "draft_vocabulary.json").write_text(text)
     with pytest.raises(ModelLoadError, match=r"draft_vocabulary\.json is damaged: wanted"):
         load_model(model_directory)
+
+
+REFUSED = (
+    torch.tensor([5, 5, 7]),
+    torch.tensor([5, 9999]),
+    torch.tensor([-1, 5]),
+    torch.tensor([5, 7], dtype=torch.int32),
+    torch.tensor([[5], [7]]),
+    torch.tensor([], dtype=torch.int64),
+    [5, 7],
+)
+
+
+@pytest.mark.parametrize("tokens", REFUSED, ids=repr)
+def test_a_list_that_is_none_is_one_clear_line(tokens: torch.Tensor):
+    hf = tiny_hf("llama")
+    with pytest.raises(UsageError, match="wanted a tensor of distinct token ids") as caught:
+        wrap_model(hf, draft_vocabulary=tokens)
+    assert str(caught.value).endswith(f"below {hf.config.vocab_size}")
+    assert "\n" not in str(caught.value)
 
 
 def test_a_layer_subset_of_a_model_with_few_tokens_proposes_all_of_them_again():

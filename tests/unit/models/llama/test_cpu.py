@@ -12,7 +12,7 @@ from paceline.core.block import DrawPlan, DrawRequest, UniformRows, VerifyReques
 from paceline.core.rule_base import with_bonus
 from paceline.core.rules import Chow, Diff, Lenient, Lossless, Lossy, Rule, TokenV2
 from paceline.core.sampling import SamplingParams, as_list
-from paceline.decode import AutoregressiveDecoder, Confident, SpeculativeDecoder
+from paceline.decode import AutoregressiveDecoder, Confident, SpeculativeDecoder, speculative
 from paceline.decode.block import draw, verify
 from paceline.errors import SlowerWarning
 from paceline.models import CausalModel, prepare_for_decoding, wrap_model
@@ -23,6 +23,7 @@ from paceline.models.llama.cpu_weights import can_copy
 from paceline.models.llama.packing import can_pack
 from paceline.native import compiled, library
 from support.compiled import plain_texts_of, plainly, texts_of
+from support.devices import NamedDevices
 from support.models import TEXT, prepared, prepared_pair, read, reader, tiny_hf
 from support.rules import ALL_RULES
 
@@ -66,6 +67,25 @@ def test_a_token_has_the_same_logits_to_the_bit_in_any_block_and_batch(architect
     batch = session.extend(torch.tensor([TEXT[2:6], TEXT[4:8]]))
     assert torch.equal(batch[0], alone[2:6])
     assert torch.equal(batch[1], alone[4:8])
+
+
+@pytest.mark.parametrize("rule", [Lossless(), Lenient("linear", 0.5)], ids=str)
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_target_on_the_host_verifies_what_a_draft_on_a_card_proposes(
+    rule: Rule, temperature: float, monkeypatch: pytest.MonkeyPatch
+):
+    target, draft = prepared_pair()
+    sampling, prompts = SamplingParams(temperature=temperature), [TEXT[:4], TEXT[2:9]]
+    decoder = SpeculativeDecoder(target, draft, rule, 3, sampling)
+    wanted = texts_of(decoder, prompts)
+    card = torch.device("cuda:0")
+    monkeypatch.setattr(speculative, "draw", lambda *given: draw(*given).to(card))
+    with NamedDevices():
+        assert texts_of(decoder, prompts) == wanted
+    if rule.exact and sampling.greedy:
+        settings = {"max_new_tokens": 14, "do_sample": False, "eos_token_id": None}
+        (whole,) = target.hf.generate(torch.tensor(prompts[:1]), **settings).tolist()  # pyright: ignore
+        assert whole == prompts[0] + wanted[0].tokens
 
 
 def test_greedy_speculation_is_the_plain_text_to_the_bit():
