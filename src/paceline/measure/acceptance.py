@@ -24,6 +24,7 @@ from paceline.core.sampling import (
 )
 from paceline.core.text_scores import TextScores, score_tokens
 from paceline.data.collate import batches_of_like_length
+from paceline.errors import UsageError
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.contract import decoder_contexts, decoder_prompt_of
 from paceline.progress import Progress, silent
@@ -48,6 +49,15 @@ def budgets_of(writer: Model, prompts: Sequence[Sequence[int]], max_new_tokens: 
     contexts = decoder_contexts(writer, prompts)
     free = [max_new_tokens if longest is None else longest - len(context) for context in contexts]
     return torch.tensor(free).clamp(max=max_new_tokens)
+
+
+def check_longest(longest: int) -> None:
+    """Raise UsageError if the longest text has no token that a block could draft."""
+    if longest < 2:
+        raise UsageError(
+            "every text has 1 token, which comes from the target's prefill, so no block drafts; "
+            "use other prompts or more new tokens"
+        )
 
 
 @dataclass(frozen=True)
