@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -194,9 +194,9 @@ def test_lengths_of_answers_without_a_draft_are_no_variation_between_starts(
 ):
     """A token takes 10 ms in both starts, whose answers have other lengths."""
     routes = {"vllm": vllm_routes, "llamacpp": llamacpp_routes, "sglang": sglang_routes}[engine]
-    with serving(routes(pair[0], None, GAMMA)) as url:
+    with serving(routes(pair[0], None, GAMMA)) as url, closing(Client(url)) as client:
         choice = EngineChoice(engine=engine, url=url)  # pyright: ignore[reportArgumentType]
-        server = connect(choice, Client(url))
+        server = connect(choice, client)
         by_start = [
             {number: server.serve(Request([5, 6], length, SamplingParams(), number))}
             for number, length in enumerate((4, 24))
@@ -205,6 +205,8 @@ def test_lengths_of_answers_without_a_draft_are_no_variation_between_starts(
         {number: one._replace(seconds=0.01 * len(one.tokens)) for number, one in start.items()}
         for start in by_start
     ]
+    first, second = ([len(one.tokens) for one in start.values()] for start in timed)
+    assert first != second
     logs = Answers(server, timed).logs()
     assert logs == pytest.approx([math.log(0.01)] * 2)
     assert spread_of({0: [logs]}, 2, 0.0).deviation == pytest.approx(0, abs=1e-9)
