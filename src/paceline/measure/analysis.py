@@ -144,8 +144,7 @@ def analyze_rules(
         progress("analyzing rules", number + 1, len(lengths))
     lengths_B = torch.tensor(lengths)
     mask_BT = torch.arange(max(lengths)) < lengths_B[:, None]
-    # a draft with a longer context may write longer texts
-    budget_B = texts.budgets.clamp(min=lengths_B)
+    budget_B = texts.budgets
     base = Row(
         population="texts",
         units=tuple(range(len(lengths))),

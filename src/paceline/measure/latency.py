@@ -26,6 +26,7 @@ from paceline.core.sampling import SamplingParams, as_list, proposal_params
 from paceline.core.speed import break_even_acceptance
 from paceline.core.stats import DecodeStats, TimedAnswer, Times
 from paceline.decode.block import draw, verify
+from paceline.decode.decoder import shared_context
 from paceline.decode.text import count_blocks
 from paceline.errors import ContextLengthError, UsageError
 from paceline.measure.results import disturbance, gamma_of, value_of
@@ -205,7 +206,10 @@ def about(count: float) -> int:
 
 
 class PassTimer:
-    """Times the parts of decoding after one prompt and tokens generated from it, interleaved."""
+    """Times the parts of decoding after one prompt and tokens generated from it, interleaved.
+
+    Where the context has no space for a block behind them, after fewer of these tokens.
+    """
 
     def __init__(
         self,
@@ -219,10 +223,15 @@ class PassTimer:
     ) -> None:
         shared = check_same_vocabulary(target, draft)
         check_rollback(target, draft)
+        begun, limit = decoder_contexts(target, [prompt])[0], shared_context(target, draft)
+        text = [*begun, *generated]
+        if limit is not None:  # a block needs space behind it
+            text = text[: max(limit - max(gammas, default=0) - 1, 1)]
+        self._token, generated = text[-1], text[len(begun) :]
         self._target, self._draft = target.start_session(), draft.start_session()
         self._starts: dict[str, Model] = {}
         if decoder_prompt_of(target) is None:
-            prompt, generated = [*prompt, *generated], ()
+            prompt, generated = text, ()
         else:
             self._starts = {"target start": target, "draft start": draft}
         self._prompt = prompt
@@ -230,10 +239,9 @@ class PassTimer:
             session.vocab_size = shared
             session.prefill([prompt])
             if generated:
-                session.extend(torch.tensor([list(generated)]))
+                session.extend(torch.tensor([generated]))
         self._sampling = sampling
         self._draft_sampling = proposal_params(sampling, draft_sampling)
-        self._token = [*decoder_contexts(target, [prompt])[0], *generated][-1]
         self._gammas = gammas
         self._seconds: dict[tuple[str, int], list[float]] = {}
         for _ in range(2):  # warm-up

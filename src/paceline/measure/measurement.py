@@ -444,12 +444,13 @@ def _time_best(
         drafts = texts.draft_sampling
         return Candidate(row, SpeculativeDecoder(*texts.pair, *settings, draft_sampling=drafts))
 
-    def fits(candidate: Candidate) -> bool:
-        return all(has_room(candidate.decoder, prompt, length) for prompt in prompts)
+    def fits(row: Row) -> bool:
+        decoder = timed(row).decoder
+        return all(has_room(decoder, prompt, length) for prompt in prompts)
 
-    best, *others = map(timed, candidates(blocks))
-    others = [candidate for candidate in others if fits(candidate)]
-    choosing = num_choosing(len(prompts)) if others and fits(best) else 0
+    able = [row for row in blocks if fits(row)] or blocks[:1]  # none: an error names the prompt
+    best, *others = map(timed, candidates(able))
+    choosing = num_choosing(len(prompts)) if others else 0
     tried = [best, *others] if choosing else []
     if choosing:
         best = choose_gamma(
