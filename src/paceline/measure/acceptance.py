@@ -200,9 +200,11 @@ def _score_batch(
     scores = [*score_tokens(p_BTV, q_BTV, tokens_BT), agreement_BT.float()]
     if with_cross_entropy:
         own_BTV = target_logits_BTV.float().softmax(-1)
-        scores.append(-(own_BTV * draft_logits_BTV.float().log_softmax(-1)).sum(-1))
+        terms_BTV = own_BTV * draft_logits_BTV.float().log_softmax(-1)
+        # a token that the models may not write has the term 0 * -inf
+        scores.append(-torch.where(own_BTV > 0, terms_BTV, 0).sum(-1))
     acceptance, survival, greedy_draft, agreement, *more = (
-        score.cpu() * mask_BT for score in scores
+        torch.where(mask_BT, score.cpu(), 0) for score in scores
     )
     return TextScores(acceptance, survival, greedy_draft, agreement, mask_BT, *more)
 
