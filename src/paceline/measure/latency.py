@@ -16,11 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from paceline.core.block import DrawPlan, DrawRequest, UniformRows, VerifyRequest
-from paceline.core.bootstrap import (
-    LEAST_UNITS,
-    least_values,
-    median_interval,
-)
+from paceline.core.bootstrap import LEAST_UNITS, Interval, least_values, median_interval
 from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams, as_list, proposal_params
 from paceline.core.speed import break_even_acceptance
@@ -159,6 +155,19 @@ class PassCosts:
         _, low, high = median_interval(torch.tensor(ratios), confidence)
         value = self.block_cost(gamma)
         return min(low / value, 1.0), max(high / value, 1.0)
+
+    def error_of_speed(self, gamma: int, drafted: float, confidence: float) -> Interval:
+        """1 with the relative error that the costs give the speedup; unbounded without an interval.
+
+        `drafted`: mean number of drafted tokens per block, as in `block_cost`.
+        """
+        error = self.error_of_block(gamma, confidence)
+        if not math.isfinite(error[1]):
+            return Interval(1.0, 0.0, math.inf)
+        cost = self.block_cost(gamma, drafted)
+        spread = self.part_drafted(gamma, drafted) * self.block_cost(gamma)
+        low, high = (cost + spread * (factor - 1) for factor in error)
+        return Interval(1.0, cost / high, cost / low if low > 0 else math.inf)
 
     def part_drafted(self, gamma: int, drafted: float | None) -> float:
         """Part of a block of gamma tokens that blocks of this mean length draft."""
