@@ -126,10 +126,6 @@ class GSMSymbolic(TaskModel):
             "reasoning-gym": scoring.installed_version("reasoning-gym"),
         }
 
-    def signatures(self) -> dict[str, str]:
-        """The same as `versions`."""
-        return self.versions()
-
     def _record(self, item: dict[str, Any], where: str) -> Record:
         worked = item["metadata"]["answer_cot"]
         if self.chat:
