@@ -61,7 +61,7 @@ class Code(TaskModel):
             no effect, unless PACELINE_EXECUTION=1 is set.
         max_seconds: Processor time of a program; it may wait five times as long.
         max_megabytes: Memory of a program.
-        chat: Request the function in a message of the user; the first block of Python is the answer.
+        chat: Request the function in a message of the user; the first Python block is the answer.
         stop: The answer ends before the first of these texts; not used in chats.
     """
 

@@ -73,7 +73,7 @@ def test_tokens_that_models_may_not_write_leave_the_cross_entropy_as_it_is(keeps
     """By transformers, without the columns of these tokens."""
     hfs = tiny_hf(seed=0), tiny_hf(seed=1, num_hidden_layers=2)
     for hf in hfs:
-        hf.generation_config.suppress_tokens = [30, 41]  # pyright: ignore[reportOptionalMemberAccess]
+        hf.generation_config.suppress_tokens = [30, 41]  # pyright: ignore
     target, draft = map(wrap_model, hfs)
     texts = PairTexts(target, draft, PROMPTS, TEXTS, SamplingParams())
     kept = KeptStates(target) if keeps else None
