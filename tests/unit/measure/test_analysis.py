@@ -278,8 +278,7 @@ def test_texts_end_with_the_shorter_context_whichever_prompt_is_the_first(text: 
     """A prompt of 17 tokens leaves 3 of 20, fewer than a block of gamma 5 needs."""
     limits = {"target": (40, 20), "draft": (20, 40)}[text]
     models = [
-        TableModel(values, max_length=limit)
-        for values, limit in zip(tables(), limits, strict=True)
+        TableModel(values, max_length=limit) for values, limit in zip(tables(), limits, strict=True)
     ]
     given = {"target": "t", "draft": "d", "prompts": "p", "gammas": [1, 5], "text": text}
     given |= {"max_new_tokens": 12, "pass_repeats": 1, "sampling": {"temperature": 0.0}}
