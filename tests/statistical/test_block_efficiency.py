@@ -84,7 +84,7 @@ def test_the_engine_gives_the_tokens_per_block_that_text_predicts(
 ):
     """n = 2,000 texts on either side."""
     models = pair(end_chance)
-    budget_B = budgets_of(models[0], [PROMPT] * NUM_TEXTS, budget)
+    budget_B = budgets_of(models, [PROMPT] * NUM_TEXTS, budget)
     predicted = scored(*models, budget).tokens_and_blocks(gamma, budget_B)
     assert distance(predicted, decoded(*models, gamma, budget)) < ERRORS
 
@@ -122,7 +122,7 @@ def test_a_bonus_behind_the_end_of_text_is_caught():
     """The mutant gives a block its bonus although an end of text was accepted. n = 2,000."""
     models, gamma, budget = pair(0.3), 4, 40
     scores = scored(*models, budget)
-    budget_B = budgets_of(models[0], [PROMPT] * NUM_TEXTS, budget)
+    budget_B = budgets_of(models, [PROMPT] * NUM_TEXTS, budget)
     tokens_B, blocks_B = scores.tokens_and_blocks(gamma, budget_B)
     _, survival, mask = scores.drafted
     judged = examined_places(survival, mask, gamma, budget=budget_B - 1)

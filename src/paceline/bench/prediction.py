@@ -101,9 +101,7 @@ def _predict(
     if passes and positive:
         costs = passes(positive)
     else:
-        # without the last token, so that a block after it stays within the context
-        begun = texts[0][:-1]
-        timed = PassTimer(*work.pair, work.prompts[0], positive, sampling, drafts, begun)
+        timed = PassTimer(*work.pair, work.prompts[0], positive, sampling, drafts, texts[0])
         costs = timed.run(_PASSES)
     answers = PairTexts(*work.pair, work.prompts, texts, sampling, drafts, work.max_new_tokens)
     analyzed = analyze_rules(answers, rules, gammas, progress)

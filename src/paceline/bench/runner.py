@@ -214,6 +214,8 @@ def _answer_interleaved(
     alone = [AutoregressiveDecoder(work.pair.target, sampling)]
     if work.reference is not None:
         alone.append(AutoregressiveDecoder(work.reference, sampling))
+        for number in sorted(work.timed):  # a text that its context cuts would take too few seconds
+            _check_room(work, number, alone[-1])
     for decoder in alone:
         warm_up(decoder, work.prompts, work.max_new_tokens, work.seed)
     order = named_generator(work.seed, "turns", cells[0].model_dump_json())

@@ -12,7 +12,6 @@ from pydantic import Field, model_validator
 from paceline.bench.workbench import prompt_set
 from paceline.config import Options, StrictModel
 from paceline.core.bootstrap import Interval
-from paceline.core.bounded_means import bounded_mean_interval
 from paceline.core.sampling import SamplingParams
 from paceline.data.input_checks import InputChecks, checked
 from paceline.engines.contract import Request
@@ -21,13 +20,11 @@ from paceline.engines.texts import MAY_CHANGE, OpenAIWriter
 from paceline.models.loading import load_tokenizer
 from paceline.progress import Progress, silent
 from paceline.records import RunDirectory, append_jsonl, read_jsonl
-from paceline.rng import named_generator
 from paceline.tasks import TaskChoice
 from paceline.tasks.base import corpus_figures
+from paceline.tasks.scoring import CorpusMean
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from paceline.bench.workbench import PromptSet
     from paceline.engines.texts import Written
 
@@ -190,7 +187,8 @@ def _summary(
     config: ScoreConfig, prompts: PromptSet, rows: dict[int, AnswerRow], rate: float | None
 ) -> Score:
     ordered = [rows[number] for number in range(len(prompts.prompts))]
-    scores = [row.score for row in ordered if row.score is not None]
+    known = [row.score for row in ordered if row.score is not None]
+    scores = CorpusMean(torch.tensor(known, dtype=torch.float64), most=1.0)
     task = config.task
     corpus = corpus_figures(task, prompts.examples, [row.text for row in ordered])
     return Score(
@@ -199,18 +197,10 @@ def _summary(
         num_examples=len(ordered),
         num_tokens=sum(row.num_tokens for row in ordered),
         num_cut=sum(row.stop_reason == "length" for row in ordered),
-        score=_mean(scores, config.seed),
+        score=scores.interval() if known else None,
         corpus_scores=corpus.scores,
         corpus_intervals=corpus.intervals,
         signatures=task.signatures(),
         servers=sorted({row.server for row in ordered}),
         tokens_per_s=rate,
     )
-
-
-def _mean(scores: Sequence[float], seed: int) -> Interval | None:
-    """Mean of scores in [0, 1]; None without scores."""
-    if not scores:
-        return None
-    rng = named_generator(seed, "mean score")
-    return bounded_mean_interval(torch.tensor(scores, dtype=torch.float64), rng=rng)

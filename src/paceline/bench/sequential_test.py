@@ -18,7 +18,7 @@ import torch
 
 from paceline.bench.answers import key_of
 from paceline.bench.tuning import NOT_MET, Tried
-from paceline.core.bootstrap import ratio_interval, ratio_of_ratios_interval
+from paceline.core.bootstrap import product_interval, ratio_interval, ratio_of_ratios_interval
 from paceline.decode.strategies import Autoregressive, DecodingConfig
 from paceline.results.frontier import is_lossless, with_target_scores
 from paceline.rng import named_generator
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.bench.tuning import Step, TuneConfig
+    from paceline.core.bootstrap import Interval
+    from paceline.measure.engine_costs import EngineCosts
     from paceline.results.frontier import Frontier
     from paceline.results.row import Row
 
@@ -46,8 +48,8 @@ class Bound:
         least: Its minimum.
     """
 
-    def __init__(self, config: TuneConfig) -> None:
-        self.config = config
+    def __init__(self, config: TuneConfig, costs: EngineCosts | None = None) -> None:
+        self.config, self._costs = config, costs
         if config.max_latency is not None:
             self.figure, self.least = "speedup", 1 / config.max_latency
             self._words = f"{config.max_latency:g} of the target's latency"
@@ -97,6 +99,8 @@ class Bound:
     def lower_limit(self, frontier: Frontier, row: Row) -> float:
         """The lower confidence limit of the bounded figure.
 
+        A speedup in an engine has the errors of its counts and of the engine's costs.
+
         For quality, adds one example with the target's best score and score 0 for the setting.
         Otherwise, a setting that loses 1 answer in 100 would have a perfect score and an interval
         of width 0 on most sets of 50 examples.
@@ -107,10 +111,24 @@ class Bound:
         if rest:
             (tokens_N, seconds_N), *_ = rest
             pair = (over_N, under_N), (seconds_N, tokens_N)
-            return ratio_of_ratios_interval(*pair, **settings).low
+            counted = ratio_of_ratios_interval(*pair, **settings)
+            if self._costs is None:
+                return counted.low
+            return product_interval(counted, self._error_of_speed(row, self._costs)).low
         over_N = torch.cat([over_N, over_N.new_zeros(1)])
         under_N = torch.cat([under_N, under_N.amax(keepdim=True)])
         return ratio_interval(over_N, under_N, **settings).low
+
+    def _error_of_speed(self, row: Row, costs: EngineCosts) -> Interval:
+        """As `PassCosts.error_of_speed`.
+
+        The costs chose among the block lengths, too, so the error rate is divided by their number.
+        """
+        gamma, config = int(row.setting["gamma"]), self.config
+        drafted, calls = (sum(filter(None, row.sums[name])) for name in ("drafted", "calls"))
+        confidence = 1 - 2 * (1 - config.confidence) / len(config.num_speculative_tokens)
+        steps = costs.step_costs([gamma], config.concurrency)
+        return steps.error_of_speed(gamma, drafted / max(calls, 1), confidence)
 
     def tried(
         self, frontier: Frontier, row: Row, decoding: DecodingConfig, examples: Step

@@ -84,7 +84,7 @@ def tune(config: TuneConfig, progress: Progress = silent) -> Tuned:
 def _tune(
     config: TuneConfig, costs: EngineCosts | None, run: RunDirectory, progress: Progress
 ) -> Tuned:
-    bound = Bound(config)
+    bound = Bound(config, costs)
     pair = cache(lambda: load_models_of(config, costs))
     choosing, confirming = (_Examples(config, costs, name, pair, progress) for name in _STEPS)
     _ = choosing.work, confirming.work  # raises if a prompt is too long

@@ -140,19 +140,19 @@ def _block_starts(survival_BT: Tensor, gamma: int) -> Tensor:
     return starts[:, :length]
 
 
-def drafted_per_block(
+def drafted_tokens(
     survival_BT: Tensor, mask_BT: Tensor, gamma: int, *, budget: int | Tensor | None = None
-) -> float:
-    """Mean number of drafted tokens per block: gamma, or less where the budget ends.
+) -> Tensor:
+    """Expected number of drafted tokens of each text: gamma per block, or less at the budget's end.
 
-    Shapes and errors: as in `tokens_and_blocks`.
+    Shapes and errors: as in `tokens_and_blocks` -> [B], float64; 0 for empty texts.
     Paper: ours.
     """
     _check(gamma)
     mask_BT, budget_B = _text(mask_BT, budget)
     starts_BT = _block_starts(survival_BT.cpu() * mask_BT, gamma) * mask_BT
     left_BT = budget_B[:, None] - torch.arange(mask_BT.shape[1]) - 1
-    return float((starts_BT * left_BT.clamp(max=gamma)).sum() / starts_BT.sum())
+    return (starts_BT * left_BT.clamp(max=gamma)).sum(-1)
 
 
 def examined_places(

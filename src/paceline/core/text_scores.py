@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.core.divergences import total_variation
 from paceline.core.rules import Lossless
-from paceline.core.speed import drafted_per_block, tokens_and_blocks
+from paceline.core.speed import drafted_tokens, tokens_and_blocks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,10 +50,10 @@ class TextScores(NamedTuple):
         """Expected tokens and blocks of each text, [B] each; `budget_B`: its maximum new tokens."""
         return tokens_and_blocks(*self.drafted, gamma, budget=budget_B - _UNDRAFTED)
 
-    def drafted_per_block(self, gamma: int, budget_B: Tensor) -> float:
-        """Mean number of drafted tokens per block; below gamma if budgets end within blocks."""
+    def drafted_tokens(self, gamma: int, budget_B: Tensor) -> Tensor:
+        """Expected number of drafted tokens of each text, [B]."""
         _, survival_BT, mask_BT = self.drafted
-        return drafted_per_block(survival_BT, mask_BT, gamma, budget=budget_B - _UNDRAFTED)
+        return drafted_tokens(survival_BT, mask_BT, gamma, budget=budget_B - _UNDRAFTED)
 
 
 def score_tokens(

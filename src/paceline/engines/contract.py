@@ -58,7 +58,7 @@ class Served(NamedTuple):
     Attributes:
         tokens: Generated tokens, in the order of the requests.
         seconds: From sending the request to receiving the answer; of several, the sum.
-        blocks: Block counts; None if the engine does not draft.
+        blocks: Block counts; None or counts of 0 if the engine does not draft.
     """
 
     tokens: list[int]

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from paceline.core.sampling import (
     apply_repetition_penalty,
+    as_list,
     mark_seen,
     proposal_params,
     seen_tokens,
@@ -24,6 +25,8 @@ from paceline.core.sampling import (
 )
 from paceline.core.text_scores import TextScores, score_tokens
 from paceline.data.collate import batches_of_like_length
+from paceline.decode.decoder import shared_context
+from paceline.errors import UsageError
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.contract import decoder_contexts, decoder_prompt_of
 from paceline.progress import Progress, silent
@@ -42,17 +45,44 @@ _MOST_LOGITS_CUDA = 2**28
 _LEAST_TEXTS, _MOST_TEXTS = 4, 64
 
 
-def budgets_of(writer: Model, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Tensor:
-    """Maximum number of new tokens of each text within the generating model's context. -> [B]."""
-    longest = writer.max_length
-    contexts = decoder_contexts(writer, prompts)
+def budgets_of(
+    models: Sequence[Model], prompts: Sequence[Sequence[int]], max_new_tokens: int
+) -> Tensor:
+    """Maximum number of new tokens of each text within the shortest context of the models. -> [B].
+
+    At least 1: the first token takes no space beside its prompt.
+    """
+    longest = shared_context(*models)
+    contexts = decoder_contexts(models[0], prompts)
     free = [max_new_tokens if longest is None else longest - len(context) for context in contexts]
-    return torch.tensor(free).clamp(max=max_new_tokens)
+    return torch.tensor(free, dtype=torch.int64).clamp(1, max_new_tokens)
+
+
+def within_context(
+    models: Sequence[Model],
+    prompts: Sequence[Sequence[int]],
+    texts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+) -> list[Sequence[int]]:
+    """The texts, cut where the shortest context of the models ends."""
+    most = as_list(budgets_of(models, prompts, max_new_tokens))
+    return [text[:count] for text, count in zip(texts, most, strict=True)]
+
+
+def check_longest(longest: int) -> None:
+    """Raise UsageError if the longest text has no token that a block could draft."""
+    if longest < 2:
+        raise UsageError(
+            "every text has 1 token, which comes from the target's prefill, so no block drafts; "
+            "use other prompts or more new tokens"
+        )
 
 
 @dataclass(frozen=True)
 class PairTexts:
     """Texts after their prompts, with the models and the sampling parameters that score them.
+
+    Texts are cut where the shorter context of the two models ends: no pair serves what is behind.
 
     Attributes:
         draft_sampling: Sampling parameters of the draft; None: those of the target.
@@ -66,6 +96,10 @@ class PairTexts:
     sampling: SamplingParams
     draft_sampling: SamplingParams | None = None
     max_new_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        fitting = within_context(self.pair, self.prompts, self.completions, self.most)
+        object.__setattr__(self, "completions", fitting)
 
     @property
     def pair(self) -> tuple[Model, Model]:
@@ -90,7 +124,7 @@ class PairTexts:
     @property
     def most(self) -> int:
         """Maximum number of tokens of a text."""
-        return max(self.lengths) if self.max_new_tokens is None else self.max_new_tokens
+        return max(self.lengths, default=0) if self.max_new_tokens is None else self.max_new_tokens
 
     @property
     def batch_size(self) -> int:
@@ -101,8 +135,8 @@ class PairTexts:
 
     @property
     def budgets(self) -> Tensor:
-        """Maximum number of tokens of each text within the target's context, [B]."""
-        return budgets_of(self.target, self.prompts, self.most)
+        """Maximum number of tokens of each text within the shorter context, [B]."""
+        return budgets_of(self.pair, self.prompts, self.most)
 
 
 @torch.inference_mode()
@@ -127,8 +161,7 @@ def score_texts(
     done: list[int] = []
     limit = None  # prompts of an encoder-decoder take no space in its decoder
     if decoder_prompt_of(of.target) is None:
-        limits = [model.max_length for model in of.pair if model.max_length is not None]
-        limit = min(limits, default=None)
+        limit = shared_context(*of.pair)
     progress("scoring", 0, count)
     lengths = list(map(len, of.prompts))
     for rows in batches_of_like_length(lengths, of.batch_size, of.lengths, limit):
@@ -167,9 +200,11 @@ def _score_batch(
     scores = [*score_tokens(p_BTV, q_BTV, tokens_BT), agreement_BT.float()]
     if with_cross_entropy:
         own_BTV = target_logits_BTV.float().softmax(-1)
-        scores.append(-(own_BTV * draft_logits_BTV.float().log_softmax(-1)).sum(-1))
+        terms_BTV = own_BTV * draft_logits_BTV.float().log_softmax(-1)
+        # a token that the models may not write has the term 0 * -inf
+        scores.append(-torch.where(own_BTV > 0, terms_BTV, 0).sum(-1))
     acceptance, survival, greedy_draft, agreement, *more = (
-        score.cpu() * mask_BT for score in scores
+        torch.where(mask_BT, score.cpu(), 0) for score in scores
     )
     return TextScores(acceptance, survival, greedy_draft, agreement, mask_BT, *more)
 

@@ -38,7 +38,7 @@ from paceline.core.bootstrap import (
     mean_interval,
     ratio_of_ratios_intervals,
 )
-from paceline.core.speed import accepted_by_position, drafted_per_block
+from paceline.core.speed import accepted_by_position, drafted_tokens
 from paceline.engines.kinds import KINDS
 from paceline.rng import named_generator
 
@@ -214,21 +214,8 @@ def predicted_counts(
     if conventions.counts_behind_end:
         drafted_B = gamma * blocks_B
     else:
-        drafted_B = _drafted(acceptance_BT, survival_BT, mask_BT, gamma, budget_B)
+        drafted_B = drafted_tokens(survival_BT, mask_BT, gamma, budget=budget_B)
     return Counts(blocks_B, drafted_B, by_position_BG.sum(-1), by_position_BG)
-
-
-def _drafted(
-    acceptance_BT: Tensor, survival_BT: Tensor, mask_BT: Tensor, gamma: int, budget_B: Tensor
-) -> Tensor:
-    """Expected number of drafted tokens of each text, [B]."""
-    parts = acceptance_BT, survival_BT, mask_BT
-    _, blocks_B = accepted_by_position(*parts, gamma, budget=budget_B)
-    per_block = [
-        drafted_per_block(survival_BT[row, None], mask_BT[row, None], gamma, budget=budget_B[row])
-        for row in range(len(blocks_B))
-    ]
-    return blocks_B * torch.tensor(per_block)
 
 
 def _extended(part_BT: Tensor, mask_BT: Tensor, gamma: int, value: float | None) -> Tensor:

@@ -21,7 +21,7 @@ from paceline.core.divergences import total_variation
 from paceline.core.rule_base import Bonus, Position, as_read, with_bonus
 from paceline.core.rules import DEFAULT_RULES, BinaryCascade
 from paceline.core.sampling import UNTEMPERED, to_probs
-from paceline.core.speed import drafted_per_block, examined_places, tokens_and_blocks
+from paceline.core.speed import drafted_tokens, examined_places, tokens_and_blocks
 from paceline.data.input_checks import InputChecks, checked
 from paceline.environment import environment
 from paceline.errors import UsageError
@@ -144,8 +144,7 @@ def analyze_rules(
         progress("analyzing rules", number + 1, len(lengths))
     lengths_B = torch.tensor(lengths)
     mask_BT = torch.arange(max(lengths)) < lengths_B[:, None]
-    # a draft with a longer context may write longer texts
-    budget_B = texts.budgets.clamp(min=lengths_B)
+    budget_B = texts.budgets
     base = Row(
         population="texts",
         units=tuple(range(len(lengths))),
@@ -181,7 +180,7 @@ def _blocks(
         rejected_B = (examined_BT * rejection_BT.double()).sum(-1)
         values = emitted_B, calls_B, examined_BT.sum(-1), rejected_B
         sums = dict(zip(_OF_BLOCKS, values, strict=True))
-        drafted = drafted_per_block(*blocks, budget=budget_B)
+        drafted = float(drafted_tokens(*blocks, budget=budget_B).sum() / calls_B.sum())
     return row.extended(sums, {"drafted_per_block": drafted}, gamma=gamma)
 
 

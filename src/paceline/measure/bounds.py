@@ -46,7 +46,7 @@ from paceline.core.rules import Chow, ChowLog, Diff, DiffLog, Opt, OptLog
 from paceline.core.sampling import to_probs
 from paceline.data.input_checks import InputChecks, checked
 from paceline.errors import UsageError, VocabularyMismatchError
-from paceline.measure.acceptance import PairTexts, forced_logits, score_texts
+from paceline.measure.acceptance import PairTexts, forced_logits, score_texts, within_context
 from paceline.measure.pair import (
     PairConfig,
     after_skipped,
@@ -267,6 +267,7 @@ def _regret(
     texts: list[list[int]] = []
     how = config, config.sampling, texts, progress
     sample_texts(truth, prompts, *how, skipped=config.skip_prompts)
+    fitting = within_context((truth, *pair), prompts, texts, config.max_new_tokens)
     vocab_size = check_same_vocabulary(*pair)
     rules = [rule for alpha in config.alphas for rule in _rules(alpha)]
     found: list[_Found] = [
@@ -276,7 +277,7 @@ def _regret(
         )
         for rule in rules
     ]
-    for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True), 1):
+    for number, (prompt, text) in enumerate(zip(prompts, fitting, strict=True), 1):
         probs = [
             _probs(model, prompt, text, config.sampling, vocab_size) for model in (truth, *pair)
         ]

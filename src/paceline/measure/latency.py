@@ -16,16 +16,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from paceline.core.block import DrawPlan, DrawRequest, UniformRows, VerifyRequest
-from paceline.core.bootstrap import (
-    LEAST_UNITS,
-    least_values,
-    median_interval,
-)
+from paceline.core.bootstrap import LEAST_UNITS, Interval, least_values, median_interval
 from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams, as_list, proposal_params
 from paceline.core.speed import break_even_acceptance
 from paceline.core.stats import DecodeStats, TimedAnswer, Times
 from paceline.decode.block import draw, verify
+from paceline.decode.decoder import shared_context
 from paceline.decode.text import count_blocks
 from paceline.errors import ContextLengthError, UsageError
 from paceline.measure.results import disturbance, gamma_of, value_of
@@ -159,6 +156,19 @@ class PassCosts:
         value = self.block_cost(gamma)
         return min(low / value, 1.0), max(high / value, 1.0)
 
+    def error_of_speed(self, gamma: int, drafted: float, confidence: float) -> Interval:
+        """1 with the relative error that the costs give the speedup; unbounded without an interval.
+
+        `drafted`: mean number of drafted tokens per block, as in `block_cost`.
+        """
+        error = self.error_of_block(gamma, confidence)
+        if not math.isfinite(error[1]):
+            return Interval(1.0, 0.0, math.inf)
+        cost = self.block_cost(gamma, drafted)
+        spread = self.part_drafted(gamma, drafted) * self.block_cost(gamma)
+        low, high = (cost + spread * (factor - 1) for factor in error)
+        return Interval(1.0, cost / high, cost / low if low > 0 else math.inf)
+
     def part_drafted(self, gamma: int, drafted: float | None) -> float:
         """Part of a block of gamma tokens that blocks of this mean length draft."""
         return 1.0 if self.drafts_in_full or drafted is None else drafted / gamma
@@ -205,7 +215,10 @@ def about(count: float) -> int:
 
 
 class PassTimer:
-    """Times the parts of decoding after one prompt and tokens generated from it, interleaved."""
+    """Times the parts of decoding after one prompt and tokens generated from it, interleaved.
+
+    Where the context has no space for a block behind them, after fewer of these tokens.
+    """
 
     def __init__(
         self,
@@ -219,10 +232,15 @@ class PassTimer:
     ) -> None:
         shared = check_same_vocabulary(target, draft)
         check_rollback(target, draft)
+        begun, limit = decoder_contexts(target, [prompt])[0], shared_context(target, draft)
+        text = [*begun, *generated]
+        if limit is not None:  # a block needs space behind it
+            text = text[: max(limit - max(gammas, default=0) - 1, 1)]
+        self._token, generated = text[-1], text[len(begun) :]
         self._target, self._draft = target.start_session(), draft.start_session()
         self._starts: dict[str, Model] = {}
         if decoder_prompt_of(target) is None:
-            prompt, generated = [*prompt, *generated], ()
+            prompt, generated = text, ()
         else:
             self._starts = {"target start": target, "draft start": draft}
         self._prompt = prompt
@@ -230,10 +248,9 @@ class PassTimer:
             session.vocab_size = shared
             session.prefill([prompt])
             if generated:
-                session.extend(torch.tensor([list(generated)]))
+                session.extend(torch.tensor([generated]))
         self._sampling = sampling
         self._draft_sampling = proposal_params(sampling, draft_sampling)
-        self._token = [*decoder_contexts(target, [prompt])[0], *generated][-1]
         self._gammas = gammas
         self._seconds: dict[tuple[str, int], list[float]] = {}
         for _ in range(2):  # warm-up

@@ -18,7 +18,7 @@ from paceline.data.input_checks import InputChecks, checked
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.environment import environment
 from paceline.errors import UsageError
-from paceline.measure.acceptance import PairTexts, score_texts
+from paceline.measure.acceptance import PairTexts, check_longest, score_texts
 from paceline.measure.engine_costs import EngineCosts, WithCosts, load_models_of, read_costs
 from paceline.measure.latency import (
     UNKNOWN_COSTS,
@@ -364,10 +364,6 @@ class ScoredTexts(NamedTuple):
         """Expected tokens and blocks of each text, [B] each."""
         return self.scores.tokens_and_blocks(gamma, self.budget_B)
 
-    def drafted_per_block(self, gamma: int) -> float:
-        """Mean number of drafted tokens per block; below gamma if budgets end within blocks."""
-        return self.scores.drafted_per_block(gamma, self.budget_B)
-
     def usable_gammas(self, gammas: Sequence[int]) -> list[int]:
         """See `usable_gammas`."""
         return usable_gammas(gammas, int(self.length_B.max()), int(self.budget_B.max()))
@@ -387,11 +383,7 @@ def usable_gammas(gammas: Sequence[int], longest: int, budget: int) -> list[int]
     Raises:
         UsageError: no gamma fits, or every text has a single token.
     """
-    if longest < 2:
-        raise UsageError(
-            "every text has 1 token, which comes from the target's prefill, so no block drafts; "
-            "use other prompts or more new tokens"
-        )
+    check_longest(longest)
     most = max(1, budget - 2)
     usable = sorted({gamma for gamma in gammas if gamma <= most})
     if not usable:
@@ -429,8 +421,9 @@ def _pass_costs(costs: PassCosts) -> dict[str, float]:
 
 def _row_of_gamma(row: Row, gamma: int, texts: ScoredTexts, costs: PassCosts) -> Row:
     """The row of the texts with the blocks of gamma tokens, and what these cost."""
-    drafted = texts.drafted_per_block(gamma)
     tokens_B, blocks_B = texts.tokens_and_blocks(gamma)
+    drafted_B = texts.scores.drafted_tokens(gamma, texts.budget_B)
+    drafted = float(drafted_B.sum() / blocks_B.sum())
     totals = {"drafted_per_block": drafted} | costs.totals(gamma, drafted)
     return row.extended({"emitted": tokens_B, "calls": blocks_B}, totals, gamma=gamma)
 
@@ -451,12 +444,13 @@ def _time_best(
         drafts = texts.draft_sampling
         return Candidate(row, SpeculativeDecoder(*texts.pair, *settings, draft_sampling=drafts))
 
-    def fits(candidate: Candidate) -> bool:
-        return all(has_room(candidate.decoder, prompt, length) for prompt in prompts)
+    def fits(row: Row) -> bool:
+        decoder = timed(row).decoder
+        return all(has_room(decoder, prompt, length) for prompt in prompts)
 
-    best, *others = map(timed, candidates(blocks))
-    others = [candidate for candidate in others if fits(candidate)]
-    choosing = num_choosing(len(prompts)) if others and fits(best) else 0
+    able = [row for row in blocks if fits(row)] or blocks[:1]  # none: an error names the prompt
+    best, *others = map(timed, candidates(able))
+    choosing = num_choosing(len(prompts)) if others else 0
     tried = [best, *others] if choosing else []
     if choosing:
         best = choose_gamma(

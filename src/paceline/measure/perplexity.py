@@ -112,7 +112,8 @@ def document_nats(model: Model, tokens: Sequence[int]) -> float:
     """Sum of -log p(token | tokens before it) over all tokens but the first.
 
     A document longer than the model's context is divided into windows. Each starts with the last
-    token of the one before, so that every token is predicted once.
+    token of the one before, so that every token is predicted once. A token that begins all texts,
+    such as <bos>, is in the first window alone.
     """
     longest = model.max_length or len(tokens)
     inputs = list(tokens[:-1])

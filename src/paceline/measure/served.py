@@ -14,7 +14,7 @@ from paceline.engines.contract import Request, check_counts
 from paceline.engines.kinds import untested
 from paceline.environment import environment
 from paceline.errors import UsageError
-from paceline.measure.acceptance import PairTexts, score_texts
+from paceline.measure.acceptance import PairTexts, check_longest, score_texts
 from paceline.measure.agreement import (
     Agreement,
     Counts,
@@ -222,6 +222,7 @@ def compare_served(
 
     Raises:
         EngineError: The counters do not match the texts.
+        UsageError: Every text has one token, so that nothing could be drafted.
     """
     gamma = config.num_speculative_tokens
     for answer in served:
@@ -229,6 +230,7 @@ def compare_served(
     units = tuple(place for place, answer in enumerate(served) if answer.blocks is not None)
     prompts = [requests[place].prompt for place in units]
     texts = [served[place].tokens for place in units]
+    check_longest(max(map(len, texts), default=0))
     written = PairTexts(*pair, prompts, texts, config.sampling, config.proposals)
     scores = score_texts(written, progress)
     settings = scores, gamma, config.max_new_tokens, conventions

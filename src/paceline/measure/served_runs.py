@@ -155,7 +155,8 @@ class Answers(NamedTuple):
 
 def _num_passes(answer: Served) -> int:
     """Target passes, that of the prompt included."""
-    return len(answer.tokens) if answer.blocks is None else 1 + answer.blocks.num_blocks
+    blocks = answer.blocks and answer.blocks.num_blocks
+    return 1 + blocks if blocks else len(answer.tokens)
 
 
 class Runs(NamedTuple):
@@ -263,6 +264,8 @@ class _Runner:
             self._progress("requests", done, len(part))
 
     def _check_drafted(self, answer: Served) -> None:
+        if len(answer.tokens) < 2:  # the prefill gave all of it
+            return
         if answer.blocks is not None and answer.blocks.num_drafted:
             return
         kind = self._config.engine.kind

@@ -72,13 +72,13 @@ class Starts(StrictModel):
             return interval
         return product_interval(interval, self._factor(0.95, terms))
 
-    def at(self, widened: Interval, confidence: float, terms: int = 1) -> Interval:
-        """The interval of `widen` at another confidence than 95%.
+    def at(self, widened: Interval, confidence: float) -> Interval:
+        """The interval of the seconds of a configuration at another confidence than 95%.
 
         Its part within a start grows as that of a normal distribution.
         """
         value = widened.value
-        between = log_distance(1.0, self._factor(0.95, terms).high)
+        between = log_distance(1.0, self._factor(0.95, 1).high)
         quantile = NormalDist().inv_cdf
         wider = quantile((1 + confidence) / 2) / quantile(0.975)
         below, above = (
@@ -87,7 +87,7 @@ class Starts(StrictModel):
         )
         high = value * math.exp(above) if above < _LARGEST else math.inf
         within = Interval(value, value * math.exp(-below), high)
-        return product_interval(within, self._factor(confidence, terms))
+        return product_interval(within, self._factor(confidence, 1))
 
     def _factor(self, confidence: float, terms: int) -> Interval:
         """The variation between starts alone, as a factor around 1."""

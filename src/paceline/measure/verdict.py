@@ -130,22 +130,11 @@ def expected_speeds(
             )
             scale = value / tau.value
             by_texts.append(Interval(value, tau.low * scale, tau.high * scale))
-            by_costs.append(_by_costs(row, costs, confidence))
+            blocks = gamma_of(row), row.totals["drafted_per_block"]
+            by_costs.append(costs.error_of_speed(*blocks, confidence))
         parts = [Interval(wide.value, wide.low, other.high) for wide, other in (by_texts, by_costs)]
         speeds.append(ExpectedSpeed(row, product_interval(*parts), *parts))
     return speeds
-
-
-def _by_costs(row: Row, costs: PassCosts, confidence: float) -> Interval:
-    """1 / the relative cost of a block that drafts `drafted_per_block` tokens."""
-    blocks = gamma_of(row), row.totals["drafted_per_block"]
-    error = costs.error_of_block(blocks[0], confidence)
-    if not math.isfinite(error[1]):
-        return Interval(1.0, 0.0, math.inf)
-    cost, whole = costs.block_cost(*blocks), costs.block_cost(blocks[0])
-    spread = costs.part_drafted(*blocks) * whole
-    low_cost, high_cost = (cost + spread * (factor - 1) for factor in error)
-    return Interval(1.0, cost / high_cost, cost / low_cost if low_cost > 0 else math.inf)
 
 
 def decide(acceptance: Interval, best: Row, speedup: Interval, count: int) -> Verdict:

@@ -75,7 +75,8 @@ class Cost(NamedTuple):
     def gain(self, frontier: Frontier, cells: Sequence[Row]) -> Tensor:
         """Gain of each cell in each resample, that of the target alone if unknown, [C, 1 + R]."""
         figure_CR = torch.stack([frontier.resampled(self.figure, row) for row in cells])
-        return (1 - figure_CR if self.is_saving else figure_CR).nan_to_num(self.alone)
+        gain_CR = 1 - figure_CR if self.is_saving else figure_CR
+        return gain_CR.nan_to_num(self.alone, torch.inf, -torch.inf)
 
     def num_examples(self, frontier: Frontier) -> int:
         """Number of examples that the gain is measured on."""
@@ -175,7 +176,10 @@ class Width(NamedTuple):
 
 
 class _Half(NamedTuple):
-    """Figures of some cells on one half of the examples, [C, 1 + R] each."""
+    """Figures of some cells on one half of the examples, [C, 1 + R] each.
+
+    A quality is infinite in a resample where the target scores 0: intervals leave it out.
+    """
 
     gain_CR: Tensor
     quality_CR: Tensor
@@ -184,7 +188,7 @@ class _Half(NamedTuple):
     def of(cls, half: Frontier, places: Sequence[int], cost: Cost) -> _Half:
         rows = [half.rows[place] for place in places]
         qualities = [half.resampled("relative_quality", row) for row in rows]
-        return cls(cost.gain(half, rows), torch.stack(qualities).nan_to_num(0))
+        return cls(cost.gain(half, rows), torch.stack(qualities).nan_to_num(0, torch.inf))
 
 
 Statistic = AtQuality | QualityAt | Width

@@ -131,9 +131,13 @@ class TaskModel(StrictModel):
         """None; see `Task.corpus_counts`."""
         return {}
 
-    def signatures(self) -> dict[str, str]:
-        """None; see `Task.signatures`."""
+    def versions(self) -> dict[str, str]:
+        """None; see `Task.versions`."""
         return {}
+
+    def signatures(self) -> dict[str, str]:
+        """The same as `versions`; see `Task.signatures`."""
+        return self.versions()
 
 
 class OwnTask(TaskModel, ABC):
@@ -157,9 +161,6 @@ class OwnTask(TaskModel, ABC):
     @abstractmethod
     def score(self, example: TaskExample, answer: str) -> float:
         """See `Task.score`."""
-
-    def versions(self) -> dict[str, str]:
-        return {}
 
 
 def examples_of(task: Task, split: Split, count: int, seed: int = 0) -> list[TaskExample]:

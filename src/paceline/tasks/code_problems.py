@@ -26,7 +26,9 @@ _COLUMNS = ("prompt", "test", "entry_point")
 _SOLUTION = "canonical_solution"
 _REQUEST = "Complete this Python function. Answer with the whole function in one code block.\n\n"
 _BEFORE = re.compile(r".*^(?=(?:async )?(?:def|class) )", re.DOTALL | re.MULTILINE)
-_FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
+# Code within a line, which is skipped, or a block: its name and its lines.
+_FENCED = re.compile(r"```[^\n`]+```|`{3,}[ \t]*([\w+.-]*)[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)
+_PYTHON = ("", "py", "python", "python3")  # names of blocks
 
 
 def _before_function(prompt: str) -> str:
@@ -59,11 +61,11 @@ class Code(TaskModel):
             no effect, unless PACELINE_EXECUTION=1 is set.
         max_seconds: Processor time of a program; it may wait five times as long.
         max_megabytes: Memory of a program.
-        chat: Request the function in a message of the user; the first code block is the answer.
+        chat: Request the function in a message of the user; the first Python block is the answer.
         stop: The answer ends before the first of these texts; not used in chats.
     """
 
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
 
     task: Literal["code"] = "code"
     corpus: CorpusConfig | None = None
@@ -119,8 +121,9 @@ class Code(TaskModel):
         """Prompt and answer as one program."""
         prompt = self._prompt(example)
         if self.chat:
-            found = _FENCED.search(answer)
-            answer = "\n" + (found[1] if found else answer)
+            found = _FENCED.findall(answer)
+            blocks = (code for name, code in found if code and name.lower() in _PYTHON)
+            answer = "\n" + next(blocks, answer)
         else:
             ends = [end for text in self.stop if (end := answer.find(text)) >= 0]
             answer = answer[: min(ends, default=len(answer))]

@@ -185,10 +185,6 @@ class Chat(Unscored):
         """Version of the task, and the hash of a local corpus."""
         return {"task_version": str(self.version), **corpus_version(self.corpus)}
 
-    def signatures(self) -> dict[str, str]:
-        """The same as `versions`."""
-        return self.versions()
-
     def _as_chat(self, record: Record) -> Record:
         if record.kind == "chat":
             return record

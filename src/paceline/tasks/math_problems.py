@@ -30,6 +30,7 @@ _HELD_OUT_SHARE = 0.1
 _MARK = "####"
 # A minus after a digit, a letter or a bracket is a subtraction. A comma separates thousands.
 _NUMBER = re.compile(r"(?:(?<![\w)])-)?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+_MARKED = re.compile(rf"{_MARK}\s*({_NUMBER.pattern})")
 
 
 class Math(RowTask):
@@ -39,7 +40,7 @@ class Math(RowTask):
         prompt: Template of a prompt.
     """
 
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
 
     task: Literal["math"] = "math"
     prompt: str = "Question: {source}\nAnswer:"
@@ -52,8 +53,9 @@ class Math(RowTask):
     def score(self, example: TaskExample, answer: str) -> float:
         """1 if the final number is the reference's, digit by digit, else 0; "18.0" is not "18".
 
-        As the evaluation that was released with GSM8K, except that an answer without `####` counts
-        with its last number, and that "$" before and a full stop after a number are left out.
+        As the evaluation that was released with GSM8K, except that an answer without a number after
+        `####` counts with its last number, and that "$" before and a full stop after a number are
+        left out.
         """
         return float(final_number(self.cut(answer)) == example.reference)
 
@@ -83,7 +85,7 @@ class GSMSymbolic(TaskModel):
         chat: Send each prompt as a message of the user, for instruction-tuned models.
     """
 
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
 
     task: Literal["gsm_symbolic"] = "gsm_symbolic"
     chat: bool = False
@@ -123,10 +125,6 @@ class GSMSymbolic(TaskModel):
             "task_version": str(self.version),
             "reasoning-gym": scoring.installed_version("reasoning-gym"),
         }
-
-    def signatures(self) -> dict[str, str]:
-        """The same as `versions`."""
-        return self.versions()
 
     def _record(self, item: dict[str, Any], where: str) -> Record:
         worked = item["metadata"]["answer_cot"]
@@ -168,16 +166,16 @@ def _is_held_out(problem: str) -> bool:
 
 
 def final_number(text: str) -> str | None:
-    """The first number after the first `####`, or else the last number, in plain digits.
+    """The first number that directly follows a `####`, or else the last one behind all marks.
 
-    Models without instruction tuning go on after their answer, often with another problem.
-    "$1,234." becomes "1234". None if there is no number.
+    `#### Step 1` is a heading, not an answer. Models without instruction tuning go on after their
+    answer, often with another problem. "$1,234." becomes "1234", and so does LaTeX's "1{,}234".
+    None if there is no number.
     """
-    before, mark, marked = text.partition(_MARK)
-    found = _NUMBER.findall(marked if mark else before)
-    if not found:
-        return None
-    return re.sub(r"[,$]", "", found[0] if mark else found[-1])
+    text = text.replace("{,}", ",").replace("\N{MINUS SIGN}", "-")
+    marked = _MARKED.search(text)
+    found = [marked[1]] if marked else _NUMBER.findall(text.rpartition(_MARK)[2])
+    return re.sub(r"[,$]", "", found[-1]) if found else None
 
 
 class Arithmetic(TaskModel):

@@ -126,10 +126,6 @@ class RowTask(TaskModel):
             found["train_corpus"] = self._fingerprint(self.train_corpus)
         return found
 
-    def signatures(self) -> dict[str, str]:
-        """The same as `versions`."""
-        return self.versions()
-
     def cut(self, answer: str) -> str:
         """The part of an answer that is scored, without white space around it."""
         answer = answer.strip()

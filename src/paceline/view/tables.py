@@ -91,8 +91,8 @@ def drafts_table(found: DraftComparison) -> Table:
         columns={
             "gamma": "of tokens per target call, that of the first draft; of a speedup, the "
             "draft's own.",
-            "difference": f"less the figure of {config.draft}, paired by prompt; costs of passes "
-            "count as exact.",
+            "value": "with its interval over prompts; costs of passes count as exact.",
+            "difference": f"less the figure of {config.draft}, paired by prompt; likewise.",
         },
         units="prompts",
         once=("figure",),

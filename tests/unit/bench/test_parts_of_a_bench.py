@@ -1,5 +1,7 @@
 """Benches that are parts of one measurement: other examples, or other models on one machine."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from paceline.bench.answers import key_of, read_texts
 from paceline.core.sampling import SamplingParams
 from paceline.data.tokens import encode
 from paceline.decode import AutoregressiveDecoder
-from paceline.errors import ConfigError, UsageError
+from paceline.errors import ConfigError, ContextLengthError, UsageError
 from paceline.models import load_model
 from support.runs import bench_config, write_pair
 
@@ -57,6 +59,16 @@ def test_a_reference_is_timed_alone_by_turns_with_the_others(folder: Path, tmp_p
             count if is_timed else None for count, is_timed in zip(counts, timed, strict=True)
         )
         assert [bool(seconds) for seconds in row.sums["reference_seconds"]] == timed
+
+
+def test_a_reference_whose_context_cuts_its_texts_is_one_line(folder: Path, tmp_path: Path):
+    """Its seconds would be those of fewer tokens."""
+    short = shutil.copytree(folder / "draft", tmp_path / "short")
+    config = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 16}))
+    made = settings(folder, tmp_path / "out", 0.0, reference=str(short), max_new_tokens=15)
+    with pytest.raises(ContextLengthError, match="max_new_tokens is 15, but the context holds 16"):
+        bench(made)
 
 
 def test_a_reference_with_another_tokenizer_is_one_line(folder: Path, tmp_path: Path):

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from scipy import stats
 
 from paceline.bench.sequential_test import Bound, confirm, statement
 from paceline.bench.tuning import Step, Tried, TuneConfig
@@ -12,7 +13,8 @@ from paceline.decode.strategies import DecodingConfig, Speculative
 from paceline.errors import ConfigError
 from paceline.results.frontier import Frontier
 from paceline.results.row import Row
-from support.results import ALONE, example, row, steady
+from support.engines import costs_of, step
+from support.results import ALONE, example, row, steady, with_sums
 
 
 def asked(**changes: Any) -> TuneConfig:
@@ -126,6 +128,23 @@ def test_a_setting_that_lost_nothing_in_too_few_examples_is_not_confirmed():
     plenty = steady(Chow(0.2), 1.0, 2.0, count=150)
     frontier = Frontier([steady(ALONE, count=150), plenty])
     assert tried_in(Bound(config), frontier, plenty).met
+
+
+@pytest.mark.parametrize("gammas", [[4], [1, 2, 4]])
+def test_a_latency_in_an_engine_is_confirmed_with_the_errors_of_its_costs(gammas: list[int]):
+    """By hand: 500 equal examples leave those alone. A step and a block are known to a tenth."""
+    cell = steady(Lossless(), 1.0, 2.0, count=500, gamma=4)
+    cell = with_sums(cell, drafted=[40] * 500)  # 4 in each of 10 blocks
+    frontier = Frontier([steady(ALONE, count=500), cell])
+    wanted = asked(max_latency=1 / 1.96, confidence=0.9, num_speculative_tokens=gammas)
+    exact, with_errors = Bound(wanted), Bound(wanted, costs_of(step(0, 0.010), step(4, 0.015)))
+    assert tried_in(exact, frontier, cell).lower_limit == pytest.approx(2.0)
+    found = tried_in(with_errors, frontier, cell)
+    # the bounds are those of 95%; an error rate of 0.1 on one side is shared by the gammas
+    part = stats.norm.ppf(1 - 0.1 / len(gammas)) / stats.norm.ppf(0.975)
+    assert found.lower_limit == pytest.approx(2.0 * (0.9 / 1.1) ** part)
+    assert tried_in(exact, frontier, cell).met
+    assert not found.met
 
 
 def test_a_latency_is_confirmed_by_the_timed_examples():

@@ -13,7 +13,7 @@ from paceline.core.speed import (
     best_gamma,
     block_efficiency_iid,
     break_even_acceptance,
-    drafted_per_block,
+    drafted_tokens,
     examined_places,
     mbsu,
     predicted_speedup,
@@ -224,8 +224,8 @@ def test_efficiency_from_text_is_what_enumerating_an_engine_gives(
     found_tokens, found_blocks = tokens_and_blocks(*scores(texts), mask, gamma)
     assert float(found_tokens.mean()) == pytest.approx(tokens, abs=1e-12)
     assert float(found_blocks.mean()) == pytest.approx(blocks, abs=1e-12)
-    mean = drafted_per_block(scores(texts)[1], mask, gamma)
-    assert mean == pytest.approx(drafted / blocks, abs=1e-12)
+    drafted_B = drafted_tokens(scores(texts)[1], mask, gamma)
+    assert float(drafted_B.mean()) == pytest.approx(drafted, abs=1e-12)
 
 
 @ends
@@ -296,8 +296,8 @@ def test_an_accepted_end_of_text_has_no_bonus_behind_it():
     for gamma in (10, 11, 20):
         assert tau_of_text(ones, ones, ones, gamma, budget=40) == 11
     assert tau_of_text(ones, ones, ones, 5, budget=40) == pytest.approx(11 / 2)
-    assert drafted_per_block(ones, ones, 20, budget=40) == 20
-    assert drafted_per_block(ones, ones, 20) == 10
+    assert drafted_tokens(ones, ones, 20, budget=40).tolist() == [20]
+    assert drafted_tokens(ones, ones, 20).tolist() == [10]
 
 
 def test_each_text_may_have_a_budget_of_its_own():
@@ -342,7 +342,7 @@ def test_texts_without_a_token_are_an_error():
         with pytest.raises(ValueError, match="no text has a token where a block could draft"):
             call(nothing, nothing, nothing, 4)
     with pytest.raises(ValueError, match="no text has a token"):
-        drafted_per_block(nothing, nothing, 4)
+        drafted_tokens(nothing, nothing, 4)
 
 
 def walked(survival: list[float], gamma: int) -> list[float]:

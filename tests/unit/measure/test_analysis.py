@@ -271,3 +271,21 @@ def test_what_is_printed_of_rules_follows_from_the_rows_in_the_json():
         cells = ["∞" if cell == "inf" else cell for cell in cells]
         (line,) = (line for line in lines if line[-5:] == cells and line[0] == rule["rule"])
         assert line[-8:-6] == [gamma, rejected]
+
+
+@pytest.mark.parametrize("text", ["target", "draft"])
+def test_texts_end_with_the_shorter_context_whichever_prompt_is_the_first(text: str):
+    """A prompt of 17 tokens leaves 3 of 20, fewer than a block of gamma 5 needs."""
+    limits = {"target": (40, 20), "draft": (20, 40)}[text]
+    models = [
+        TableModel(values, max_length=limit) for values, limit in zip(tables(), limits, strict=True)
+    ]
+    given = {"target": "t", "draft": "d", "prompts": "p", "gammas": [1, 5], "text": text}
+    given |= {"max_new_tokens": 12, "pass_repeats": 1, "sampling": {"temperature": 0.0}}
+    config, prompts = validate(AnalyzeConfig, given), [[1] * 17, [2, 3, 4, 5]]
+    found, turned = (analyze_models(*models, order, config) for order in (prompts, prompts[::-1]))
+    assert found.rows[0].sums["tokens"] == (3, 12)
+    for row, other in zip(found.rows, turned.rows, strict=True):
+        assert row.setting == other.setting
+        for name, values in row.sums.items():
+            assert values == pytest.approx(other.sums[name][::-1])

@@ -1,7 +1,9 @@
 """Bounds of theorems beside what they bound: by hand, and by enumerating small models."""
 
 import itertools
+import json
 import math
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -240,3 +242,14 @@ def test_rows_have_the_theorem_and_each_rule_with_its_alpha(folder: Path, tmp_pa
         assert row.units == theorem.units
         assert set(row.sums["violations"]) == {0.0}
         assert FIGURES["regret"].value(row) <= FIGURES["regret_bound"].value(row)
+
+
+def test_texts_end_with_the_shortest_context(folder: Path, tmp_path: Path):
+    """Of a draft that holds 7 tokens, prompts of which have up to 5."""
+    draft = shutil.copytree(folder / "draft", tmp_path / "short")
+    settings = json.loads((draft / "config.json").read_text())
+    (draft / "config.json").write_text(json.dumps(settings | {"max_position_embeddings": 7}))
+    made = config(folder, tmp_path / "out", draft=str(draft), truth=str(folder / "target"))
+    for row in bounds(made):
+        lengths = row.sums["length" if "theorem" in row.setting else "positions"]
+        assert min(lengths) == 2

@@ -66,3 +66,25 @@ def test_a_target_whose_logits_are_an_unknown_function_has_none():
 
     hf.register_forward_hook(clamp)
     assert KeptStates.of(wrap_model(hf)) is None
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_tokens_that_models_may_not_write_leave_the_cross_entropy_as_it_is(keeps: bool):
+    """By transformers, without the columns of these tokens."""
+    hfs = tiny_hf(seed=0), tiny_hf(seed=1, num_hidden_layers=2)
+    for hf in hfs:
+        hf.generation_config.suppress_tokens = [30, 41]  # pyright: ignore
+    target, draft = map(wrap_model, hfs)
+    texts = PairTexts(target, draft, PROMPTS, TEXTS, SamplingParams())
+    kept = KeptStates(target) if keeps else None
+    found = score_texts(texts, target_logits=kept, with_cross_entropy=True)
+    assert found.cross_entropy_BT is not None
+    allowed = [token for token in range(61) if token not in (30, 41)]
+    for row, (prompt, text) in enumerate(zip(PROMPTS, TEXTS, strict=True)):
+        whole = torch.tensor([[*prompt, *text]])
+        with torch.no_grad():
+            p_TV, q_TV = (hf(whole).logits[0, len(prompt) - 1 : -1, allowed] for hf in hfs)
+        wanted_T = torch.nn.functional.cross_entropy(q_TV, p_TV.softmax(-1), reduction="none")
+        got_T = found.cross_entropy_BT[row]
+        torch.testing.assert_close(got_T[: len(text)], wanted_T, rtol=1e-4, atol=1e-5)
+        assert not got_T[len(text) :].any()

@@ -428,3 +428,24 @@ def test_texts_that_fit_are_scored_beside_one_that_is_longer():
                 assert found is wanted
                 continue
             assert torch.equal(found[row, : len(completion)], wanted[0])
+
+
+def test_texts_end_where_the_context_of_the_draft_does():
+    target = TableModel.random(6, 1, seed=1, max_length=40)
+    draft = TableModel.random(6, 1, seed=2, max_length=20)
+    prompts = [[1] * 15, [2, 3, 4]]
+    found = measure_models(target, draft, prompts, _config(timed_prompts=0, max_new_tokens=20))
+    assert found.texts.sums["tokens"] == (5, 17)
+    texts = [one.tokens for one in AutoregressiveDecoder(target).generate(prompts, 20)]
+    cut = [text[:count] for text, count in zip(texts, (5, 17), strict=True)]
+    scored = score_texts(PairTexts(target, draft, prompts, cut, SamplingParams()))
+    accepted = scored.acceptance_BT.sum(-1).tolist()
+    assert found.texts.sums["acceptance"] == pytest.approx(accepted)
+
+
+@pytest.mark.parametrize("size", [3, 14, 17, 19])
+def test_passes_are_timed_within_the_context(size: int):
+    """Whatever the first prompt leaves of it, 20 tokens."""
+    target, draft = (TableModel.random(6, 1, seed=seed, max_length=20) for seed in (1, 2))
+    costs = PassTimer(target, draft, [1] * size, [1, 5], SamplingParams(), None, [2] * 9).run(1)
+    assert sorted(costs.verifying_s) == [1, 5]

@@ -17,7 +17,7 @@ from paceline.config import validate
 from paceline.core.sampling import SamplingParams
 from paceline.engines.assisted import Transformers
 from paceline.engines.contract import BlockCounts, Conventions, Request, Served
-from paceline.errors import EngineError
+from paceline.errors import EngineError, UsageError
 from paceline.export import ExportConfig, export
 from paceline.measure.served import compare_served, load_scored, measure_served
 from paceline.measure.served_runs import ServedConfig
@@ -89,6 +89,35 @@ def test_texts_that_end_by_themselves_are_predicted_with_their_ends(
         found = measure_served(hot)
     assert found.num_tokens < 40 * found.num_requests, "some text has to end"
     assert found.agreement.agrees, found.agreement.reason
+
+
+@pytest.mark.parametrize("place", [0, 3])
+def test_a_text_that_ends_at_once_has_no_blocks(
+    place: int, folder: Path, pair: tuple[CausalModel, CausalModel]
+):
+    """Also the one of the first request, with which a server is warmed up."""
+    routes, known = llamacpp_routes(*pair, GAMMA), dict[tuple[int, ...], int]()
+
+    def complete(body: dict[str, Any]) -> tuple[int, Any]:
+        if known.setdefault(tuple(body["prompt"]), len(known)) == place:
+            return 200, {"tokens": [1]}
+        return routes["/completion"](body)
+
+    with serving(routes | {"/completion": complete}) as url:
+        found = measure_served(config(folder, {"engine": "llamacpp", "url": url}))
+    for name in ("served", "predicted"):
+        whole, *_ = select(found.rows, counts=name)
+        assert whole.sums["tokens"][place] == 1
+        for counted in ("calls", "drafted", "accepted", "emitted"):
+            assert whole.sums[counted][place] == 0 < sum(whole.sums[counted])
+
+
+def test_texts_that_all_end_at_once_are_one_line(
+    folder: Path, pair: tuple[CausalModel, CausalModel]
+):
+    routes = llamacpp_routes(*pair, GAMMA) | {"/completion": lambda _: (200, {"tokens": [1]})}
+    with serving(routes) as url, pytest.raises(UsageError, match="every text has 1 token"):
+        measure_served(config(folder, {"engine": "llamacpp", "url": url}))
 
 
 def test_counts_by_position_add_up_to_the_accepted_tokens(

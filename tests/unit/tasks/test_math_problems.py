@@ -166,6 +166,10 @@ def test_a_generated_chat_asks_and_answers():
         ("half is .5", ".5"),
         ("1. 2. 3.", "3"),
         ("12 #### none", None),
+        ("#### Step 1: add\n3 + 4 = 7", "7"),
+        ("##### Step 1: 3\n##### Answer: **7**", "7"),
+        ("It is 1{,}234", "1234"),
+        ("x = \N{MINUS SIGN}5", "-5"),
         ("no number", None),
         ("", None),
     ],
@@ -184,6 +188,7 @@ def test_the_final_number_is_read(text: str, number: str | None):
         "e\n#### 10,250,000",
         "no mark",
         "#### 1\n#### 2",
+        "#### Step 1: add\n3 + 4 = 7\n#### 7",
     ],
 )
 def test_marked_numbers_are_those_of_the_evaluation_released_with_gsm8k(text: str):

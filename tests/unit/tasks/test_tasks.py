@@ -1,5 +1,6 @@
 """Tasks as choices, their examples as files to train on, and texts of their answers."""
 
+import importlib.metadata
 import json
 from pathlib import Path
 from typing import Any
@@ -189,10 +190,20 @@ def test_a_task_without_a_corpus_is_one_line(name: str):
     assert "\n" not in str(caught.value)
 
 
-def test_tasks_from_before_corpus_figures_add_nothing_to_a_row():
-    corpus = CorpusConfig(path="a.jsonl")
-    for task in (Arithmetic(), Docstrings(), PlainText(corpus=corpus), Pairs(corpus=corpus)):
-        assert (task.corpus_scores([], []), task.signatures()) == ({}, {})
+def test_tasks_without_corpus_figures_add_the_versions_of_their_scorers_to_a_row(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text("{}")
+    corpus = CorpusConfig(path=str(tmp_path / "a.jsonl"))
+    for task, names in (
+        (Arithmetic(), {"reasoning-gym"}),
+        (Docstrings(), {"rouge-score", "nltk"}),
+        (PlainText(corpus=corpus), {"corpus"}),
+        (Pairs(corpus=corpus, metric="chrf"), {"corpus", "sacrebleu"}),
+    ):
+        assert task.corpus_scores([], []) == {}
+        found = task.signatures()
+        assert names <= found.keys()
+        for name in names - {"corpus"}:
+            assert found[name] == importlib.metadata.version(name)
 
 
 def test_the_command_writes_a_task_of_rows(tmp_path: Path, capsys: Any):
