@@ -72,7 +72,7 @@ def _header(sources: Sources) -> str:
             values["datasets"] = [data]
     if sources.measurement is not None:
         values["model-index"] = _model_index(sources.config.out.name, sources.measurement)
-    return f"---\n{yaml.safe_dump(values, sort_keys=False)}---"
+    return f"---\n{dump_yaml(values)}---"
 
 
 def _is_on_hub(path: str) -> bool:

@@ -109,7 +109,7 @@ def execute(stage: PlannedStage, folder: StageFolder, run: Runner) -> None:
     _set_aside_if_stale(stage, folder, digest)
     # an earlier success is gone as soon as this run writes, however it ends
     folder.set_mark(stage, digest, done=False)
-    atomic_write_text(folder.config(stage), yaml.safe_dump(stage.config, sort_keys=False))
+    atomic_write_text(folder.config(stage), dump_yaml(stage.config))
     begin = log.stat().st_size if log.exists() else 0
     code = run(folder.command(stage), log)
     if code != 0:

@@ -159,7 +159,7 @@ def _packed(text: str) -> str:
 
 
 def _yaml(config: Any) -> str:
-    return yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+    return dump_yaml(config, allow_unicode=True)
 
 
 def _counted(tokens: Sequence[Token]) -> list[tuple[str, int]]:
