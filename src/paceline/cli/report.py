@@ -12,6 +12,9 @@ def report(
     folder: Annotated[
         Path, typer.Argument(metavar="RUN", help="Run directory, or a file written with --json.")
     ],
+    html: Annotated[
+        bool, typer.Option("--html", help="The default: reports are HTML files.")
+    ] = False,
 ) -> None:
     """Write the result of a run as one HTML file.
 

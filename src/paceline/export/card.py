@@ -7,10 +7,10 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import yaml
 from huggingface_hub import EvalResult
 from huggingface_hub.repocard_data import eval_results_to_model_index
 
+from paceline.config import dump_yaml
 from paceline.core.sampling import proposal_params
 from paceline.engines.kinds import Drafting
 from paceline.errors import UsageError

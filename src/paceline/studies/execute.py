@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import torch
-import yaml
 
-from paceline.config import read_json_mapping
+from paceline.config import dump_yaml, read_json_mapping
 from paceline.errors import ConfigError, PacelineError, StudyError, UsageError
 from paceline.processes import connect_to_ray, last_lines, stop_groups
 from paceline.records import RunDirectory, atomic_write_text, is_run, storage_errors

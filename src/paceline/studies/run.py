@@ -108,6 +108,8 @@ def check_inputs(study: StudyConfig, stages: Sequence[PlannedStage]) -> None:
                 raise UsageError(f"{needs}, which is a directory; name the files in it")
             if not path.exists():
                 how = study.prepare or "make it, or correct the stage's inputs"
+                if (path.parent / "config.json").is_file():  # a model of several files
+                    how = f"name {path.parent} in the stage's inputs, which stands for its files"
                 raise UsageError(f"{needs}, which is not there; {how}")
         written |= set(stage.outputs)
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 import vl_convert
-import yaml
 
+from paceline.config import dump_yaml
 from paceline.records import atomic_write_text
 from paceline.version import __version__
 from paceline.view import charts
