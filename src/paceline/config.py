@@ -315,7 +315,8 @@ def read_value(text: str, source: str) -> Any:
 def set_key(values: dict[str, Any], keys: Sequence[str], value: Any, source: str) -> None:
     """Set a value in nested mappings; missing ones are created. `source` is named in errors.
 
-    A text given by its path alone becomes a mapping if a key of a text follows, such as `limit`.
+    A text given by its path alone becomes a mapping if a key of a text follows, such as `limit`,
+    and an engine given by its name if any key follows.
 
     Raises:
         ConfigError: a key on the path holds a value that is not a mapping.
@@ -325,6 +326,8 @@ def set_key(values: dict[str, Any], keys: Sequence[str], value: Any, source: str
         child = node.get(key)
         if child is None:
             child = node[key] = {}
+        elif isinstance(child, str) and key == "engine":
+            child = node[key] = {"engine": child}
         elif isinstance(child, str) and below in _KEYS_OF_A_TEXT:
             child = node[key] = {"path": child}
         if not isinstance(child, dict):

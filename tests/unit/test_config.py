@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field, ValidationError, model_validator
 
-from paceline.cli import options
 from paceline.config import (
     HomePath,
     StrictModel,
@@ -355,16 +354,6 @@ def test_home_is_found_in_a_configuration(tmp_path: Path, monkeypatch: pytest.Mo
         output=tmp_path / "run", runs=(tmp_path / "a", Path("b")), costs=tmp_path / "costs.json"
     )
     assert CorpusConfig.model_validate("~/text.jsonl").path == f"{tmp_path}/text.jsonl"
-
-
-@pytest.mark.parametrize("kind", options.kinds())
-def test_every_path_of_a_configuration_may_be_at_home(kind: str):
-    bare = [
-        name
-        for name, info in options.schema_of(kind).model_fields.items()
-        if info.annotation is Path and not info.metadata
-    ]
-    assert not bare
 
 
 def test_a_key_below_nothing_makes_the_mapping_and_below_a_value_is_an_error():
