@@ -1,6 +1,9 @@
 """Odd paths, numbers and files: refused before the work, in one line with exit code 2."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
