@@ -273,6 +273,8 @@ class _Loader(yaml.SafeLoader):
                         f"{lines[key.value]} and in line {line}; keep one"
                     )
                 lines[key.value] = line
+                if key.tag == f"{_TAG}float":
+                    key.tag = f"{_TAG}str"  # a name, such as that of a learning rate
         return super().construct_mapping(node, deep)
 
 

@@ -335,6 +335,10 @@ def test_a_number_needs_no_dot(text: str):
     assert parse_yaml(text, "it") == float(text)
 
 
+def test_a_key_is_a_text():
+    assert parse_yaml("{1e-4: 1e-4, 0.5: 0.5}", "it") == {"1e-4": 1e-4, "0.5": 0.5}
+
+
 @pytest.mark.parametrize("text", ["1e", "e5", "1e-2x", "1e2e3", "'1e-2'"])
 def test_what_only_looks_like_a_number_is_a_text(text: str):
     assert parse_yaml(text, "it") == text.strip("'")
