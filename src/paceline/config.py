@@ -284,7 +284,7 @@ class _Dumper(yaml.SafeDumper):
 
 # PyYAML reads YAML 1.1, where 1e-2 is a text
 for _reader in (_Loader, _Dumper):
-    _reader.add_implicit_resolver(
+    _reader.add_implicit_resolver(  # pyright: ignore
         f"{_TAG}float", re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+$"), [*"-+.0123456789"]
     )
 for _kind in ("binary", "set", "omap", "pairs"):
