@@ -68,7 +68,7 @@ def keep_text(kind: str, name: str, text: str) -> None:
     with suppress(StorageError):
         folder = cache_directory(kind)
         if folder is not None:
-            atomic_write_text(folder / name, text)
+            atomic_write_text(folder / name, text, 0o600)
 
 
 def cached_directory(kind: str, name: str, fill: Callable[[Path], None]) -> Path:
@@ -101,7 +101,7 @@ def cached_directory(kind: str, name: str, fill: Callable[[Path], None]) -> Path
                 shutil.rmtree(stale, ignore_errors=True)
             with atomic_directory(entry) as scratch:
                 fill(scratch)
-                for made in scratch.rglob("*"):  # whatever the umask
+                for made in (scratch, *scratch.rglob("*")):  # whatever the umask
                     made.chmod(made.stat().st_mode & ~0o022)
     return entry
 

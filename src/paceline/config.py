@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
+import re
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import yaml
@@ -13,6 +15,7 @@ from pydantic import ValidationError
 from paceline.errors import ConfigError, PacelineError, first_line
 from paceline.permissions import Origin, given, without_consent
 from paceline.places import shipped
+from paceline.strict_models import HomePath as HomePath
 from paceline.strict_models import Result as Result
 from paceline.strict_models import StrictModel as StrictModel
 from paceline.strict_models import describe as describe
@@ -22,11 +25,21 @@ from paceline.strict_models import models_in as models_in
 from paceline.strict_models import shown as shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
     from pathlib import Path
 
 
-_KEYS_OF_A_TEXT = frozenset({"split", "subset", "prompt_field", "completion_field", "limit"})
+_KEYS_OF_A_TEXT = frozenset(
+    [
+        "split",
+        "subset",
+        "prompt_field",
+        "completion_field",
+        "limit",
+        "tools",
+        "chat_template_kwargs",
+    ]
+)
 _TAG = "tag:yaml.org,2002:"
 _LARGEST = 2**63
 _LARGEST_FILE = 1 << 20  # bytes of a configuration
@@ -260,9 +273,20 @@ class _Loader(yaml.SafeLoader):
                         f"{lines[key.value]} and in line {line}; keep one"
                     )
                 lines[key.value] = line
+                if key.tag == f"{_TAG}float":
+                    key.tag = f"{_TAG}str"  # a name, such as that of a learning rate
         return super().construct_mapping(node, deep)
 
 
+class _Dumper(yaml.SafeDumper):
+    """Safe dumper that quotes what `_Loader` would read as a number."""
+
+
+# PyYAML reads YAML 1.1, where 1e-2 is a text
+for _reader in (_Loader, _Dumper):
+    _reader.add_implicit_resolver(  # pyright: ignore
+        f"{_TAG}float", re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+$"), [*"-+.0123456789"]
+    )
 for _kind in ("binary", "set", "omap", "pairs"):
     _Loader.add_constructor(_TAG + _kind, _Loader.refuse_type)
 for _kind in ("int", "float"):
@@ -293,17 +317,20 @@ def read_value(text: str, source: str) -> Any:
 def set_key(values: dict[str, Any], keys: Sequence[str], value: Any, source: str) -> None:
     """Set a value in nested mappings; missing ones are created. `source` is named in errors.
 
-    A text given by its path alone becomes a mapping if a key of a text follows, such as `limit`.
+    A text given by its path alone becomes a mapping if a key of a text follows, such as `limit`,
+    and an engine given by its name if any key follows.
 
     Raises:
         ConfigError: a key on the path holds a value that is not a mapping.
     """
     node = values
-    for key in keys[:-1]:
+    for key, below in itertools.pairwise(keys):
         child = node.get(key)
         if child is None:
             child = node[key] = {}
-        elif isinstance(child, str) and keys[-1] in _KEYS_OF_A_TEXT:
+        elif isinstance(child, str) and key == "engine":
+            child = node[key] = {"engine": child}
+        elif isinstance(child, str) and below in _KEYS_OF_A_TEXT:
             child = node[key] = {"path": child}
         if not isinstance(child, dict):
             raise ConfigError(
@@ -316,4 +343,9 @@ def set_key(values: dict[str, Any], keys: Sequence[str], value: Any, source: str
 
 def to_yaml(config: StrictModel) -> str:
     """Dump the resolved configuration as YAML; `load_config` restores it."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    return dump_yaml(config.model_dump(mode="json"))
+
+
+def dump_yaml(values: Mapping[str, Any], *, allow_unicode: bool = False) -> str:
+    """The YAML text of plain values; `parse_yaml` restores them."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=allow_unicode)

@@ -25,6 +25,7 @@ from pydantic.fields import FieldInfo
 
 from paceline.config import describe
 from paceline.core.rules import AnyRule, Rule
+from paceline.errors import first_line
 from paceline.permissions import IMPORTS, Given, Origin, allow, allowed
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def imported(path: str) -> Any:
     except _RefusedError:
         raise
     except Exception as error:  # the user's module may raise anything
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         raise ValueError(
             f"{module_name} cannot be imported ({reason}); run from the directory that contains it "
             "or add that directory to PYTHONPATH"

@@ -256,9 +256,7 @@ def keep_freed_memory() -> None:
     By default glibc unmaps a freed block of logits, and the next allocation page-faults again: 5%
     of a training step's time on two cores.
     """
-    if sys.platform != "linux":
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = getattr(_LIBC, "mallopt", None)
     if mallopt is not None:
         mallopt(_MMAP_MAX, 0)
         mallopt(_TRIM_THRESHOLD, 2**31 - 1)

@@ -13,8 +13,8 @@ import hashlib
 import itertools
 import json
 import os
+import secrets
 import shutil
-import tempfile
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 _MOST_BYTES, _MOST_TIMES = 64 << 20, 100  # of a line, and of a decompressed file
 SCHEMA_VERSION: Final = 1
 """Of all result rows and files; it increases when a field changes its meaning."""
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""Numbers of errors that mean a full disk."""
 
 
 @contextlib.contextmanager
@@ -48,31 +49,43 @@ def storage_errors(path: Path) -> Iterator[None]:
     except Exception as error:
         code = error.errno if isinstance(error, OSError) else None
         # Libraries wrap the operating system's error in their own exceptions: search the text, too.
-        full = code in _FULL or any(os.strerror(number) in str(error) for number in _FULL)
+        full = code in FULL or any(os.strerror(number) in str(error) for number in FULL)
         if not full and code is None:
             raise
         detail = " ".join(str(error).split())
         reason = "the disk is full" if full else f"it cannot be written ({detail})"
         advice = "free some space" if full else "choose another path"
-        if cache_root() in (path, *path.parents):
-            advice = "set PACELINE_CACHE to another directory"
+        with contextlib.suppress(StorageError):
+            if cache_root() in (path, *path.parents):
+                advice = "set PACELINE_CACHE to another directory"
         raise StorageError(
             f"could not write {path}: {reason}; earlier files are intact: {advice} and run again"
         ) from error
 
 
 def cache_root() -> Path:
-    """The cache directory: $PACELINE_CACHE, or ~/.cache/paceline."""
-    return Path(os.environ.get("PACELINE_CACHE") or Path.home() / ".cache" / "paceline")
+    """The cache directory: $PACELINE_CACHE, or ~/.cache/paceline.
+
+    Raises:
+        StorageError: neither is known.
+    """
+    if found := os.environ.get("PACELINE_CACHE"):
+        return Path(os.path.expanduser(found))  # noqa: PTH111 - no error without a home
+    try:
+        return Path.home() / ".cache" / "paceline"
+    except RuntimeError:
+        raise StorageError(
+            "no home directory is known; set PACELINE_CACHE to a directory for the cache"
+        ) from None
 
 
-def atomic_write_text(path: Path, text: str) -> None:
+def atomic_write_text(path: Path, text: str, mode: int = 0o666) -> None:
     """Write a text file in UTF-8 as `atomic_write_bytes` does, with its errors."""
-    atomic_write_bytes(path, text.encode())
+    atomic_write_bytes(path, text.encode(), mode)
 
 
-def atomic_write_bytes(path: Path, content: bytes) -> None:
-    """Write a file atomically; create parent directories.
+def atomic_write_bytes(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Write a file atomically; create parent directories. The umask removes bits of `mode`.
 
     Raises:
         StorageError: the disk is full, or the path is not writable or not a regular file.
@@ -84,16 +97,16 @@ def atomic_write_bytes(path: Path, content: bytes) -> None:
         if path.exists() and not path.is_file():  # such as /dev/null
             raise FileExistsError(errno.EEXIST, "not a regular file", str(path))
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        name = path.parent / f".{path.name}.{secrets.token_hex(4)}"
+        handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:
             with os.fdopen(handle, "wb") as stream:
                 stream.write(content)
                 stream.flush()
                 os.fsync(stream.fileno())
-            Path(name).chmod(0o644)  # mkstemp creates files with mode 600
-            Path(name).replace(path)
+            name.replace(path)
         except BaseException:
-            Path(name).unlink(missing_ok=True)
+            name.unlink(missing_ok=True)
             raise
 
 
@@ -107,11 +120,13 @@ def atomic_directory(path: Path) -> Iterator[Path]:
         if path.exists() and not path.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, "not a directory", str(path))
         path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+        scratch = path.parent / f".{path.name}.{secrets.token_hex(4)}"
+        scratch.mkdir()
         try:
             yield scratch
             if path.exists():
-                old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
+                old = scratch.with_name(f"{scratch.name}.old")
+                old.mkdir()
                 path.replace(old / "was")
                 try:
                     scratch.replace(path)
@@ -122,7 +137,6 @@ def atomic_directory(path: Path) -> Iterator[Path]:
                 shutil.rmtree(old, ignore_errors=True)
             else:
                 scratch.replace(path)
-            path.chmod(0o755)
         except BaseException:
             shutil.rmtree(scratch, ignore_errors=True)
             raise

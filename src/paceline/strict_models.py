@@ -6,12 +6,14 @@ Configurations and results derive from them; `paceline.config` reads and writes 
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import reprlib
 from abc import ABCMeta, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, cast, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
 
 from paceline.errors import ConfigError
 
@@ -20,6 +22,11 @@ if TYPE_CHECKING:
 
     from pydantic.fields import FieldInfo
 
+HomePath = Annotated[
+    Path,
+    AfterValidator(lambda path: Path(os.path.expanduser(path))),  # noqa: PTH111 - as for a text
+]
+"""A path of a configuration: no shell replaces its `~` by the home directory."""
 _UNKNOWN = {"extra_forbidden", "unexpected_keyword_argument"}
 _SHOWN = 200  # characters of a key or a problem
 _MOST_FAULTS = 5  # reported in one message

@@ -388,7 +388,7 @@ def test_ctrl_c_is_one_line_that_says_how_to_go_on(run, monkeypatch):
     monkeypatch.setattr("paceline.environment.environment", stopped)
     code, _, err = run("env")
     assert code == 130
-    assert "interrupted; a run keeps what it has written" in one_line(err)
+    assert "interrupted; training, benches and studies keep what they have written" in one_line(err)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,9 @@
 """Odd paths, numbers and files: refused before the work, in one line with exit code 2."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -286,3 +289,20 @@ def test_an_entry_of_the_cache_that_cannot_be_written_names_its_variable(
     ):
         with pytest.raises(StorageError, match=said), storage_errors(entry):
             raise PermissionError(13, "Permission denied")
+
+
+@pytest.mark.parametrize(("words", "wanted"), [(["measure", "-h"], 0), (["env", "--wrong"], 2)])
+def test_a_process_whose_user_has_no_home_works(tmp_path: Path, words: list[str], wanted: int):
+    code = (
+        "import pwd, sys\n"
+        "def getpwuid(user): raise KeyError(user)\n"
+        "pwd.getpwuid = getpwuid\n"
+        f"sys.argv = ['paceline', *{words}]\n"
+        "from paceline.cli.main import main\n"
+        "main()\n"
+    )
+    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=kept, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == wanted, done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,11 +1,14 @@
 """`--html` of commands on tiny models: the page belongs to the result that is printed."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from paceline.view.measure_pages import decode_page
 from support.texts import refused
 
 pytestmark = pytest.mark.slow
@@ -72,3 +75,21 @@ def test_a_path_that_is_no_file_is_an_error_before_the_run(
     assert "is a directory; name a file" in refused(
         run, "decode", *pair, "--prompt", "a", "--html", tmp_path
     )
+
+
+@pytest.mark.parametrize("with_draft", [True, False])
+def test_the_command_of_a_decoded_page_gives_its_text_again(
+    run: Any, pair: tuple[Any, ...], tmp_path: Path, *, with_draft: bool
+):
+    prompt = ("--prompt", "the cat sat on")
+    given = pair if with_draft else pair[:2]
+    code, out, _ = run("decode", *given, *prompt, "--temperature", "0", "--json")
+    assert code == 0
+    first = json.loads(out)
+    source = decode_page(first).sources[0]
+    file = tmp_path / "decode.yaml"
+    file.write_text(yaml.safe_dump(source.config))
+    words = shlex.split(source.command.replace("decode.yaml", str(file)))[1:]
+    code, out, err = run(*words, *prompt, "--json")
+    assert code == 0, err
+    assert json.loads(out)["tokens"] == first["tokens"]

@@ -8,9 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field, ValidationError, model_validator
 
-from paceline.config import StrictModel, as_written, load_config, set_key, to_yaml
+from paceline.config import (
+    HomePath,
+    StrictModel,
+    apply_override,
+    as_written,
+    dump_yaml,
+    load_config,
+    parse_yaml,
+    set_key,
+    to_yaml,
+)
 from paceline.core.rules import AnyRule, Lenient, Lossless, Lossy
 from paceline.core.sampling import SamplingParams
+from paceline.data import CorpusConfig
 from paceline.errors import ConfigError, UsageError
 
 
@@ -298,6 +309,55 @@ def test_a_key_of_a_text_completes_its_path():
     values: dict[str, object] = {"prompts": "prompts.jsonl"}
     set_key(values, ["prompts", "limit"], 4, "override")
     assert values == {"prompts": {"path": "prompts.jsonl", "limit": 4}}
+
+
+@pytest.mark.parametrize("key", sorted(CorpusConfig.model_fields.keys() - {"path"}))
+def test_every_key_of_a_text_completes_its_path(key: str):
+    values: dict[str, object] = {"data": {"train": "c.jsonl"}}
+    apply_override(values, f"data.train.{key}=x")
+    assert values == {"data": {"train": {"path": "c.jsonl", key: "x"}}}
+
+
+def test_a_key_below_that_of_a_text_completes_its_path():
+    values: dict[str, object] = {"data": {"train": "c.jsonl"}}
+    apply_override(values, "data.train.chat_template_kwargs.enable_thinking=false")
+    thinking = {"enable_thinking": False}
+    assert values == {"data": {"train": {"path": "c.jsonl", "chat_template_kwargs": thinking}}}
+
+
+def test_a_name_of_a_task_is_no_path():
+    with pytest.raises(ConfigError, match=r"task holds a value \('math'\)"):
+        apply_override({"task": "math"}, "task.corpus.limit=5")
+
+
+@pytest.mark.parametrize("text", ["1e-2", "1E5", "1.5e3", ".5e-1", "-2e+3", "1_0e2"])
+def test_a_number_needs_no_dot(text: str):
+    assert parse_yaml(text, "it") == float(text)
+
+
+def test_a_key_is_a_text():
+    assert parse_yaml("{1e-4: 1e-4, 0.5: 0.5}", "it") == {"1e-4": 1e-4, "0.5": 0.5}
+
+
+@pytest.mark.parametrize("text", ["1e", "e5", "1e-2x", "1e2e3", "'1e-2'"])
+def test_what_only_looks_like_a_number_is_a_text(text: str):
+    assert parse_yaml(text, "it") == text.strip("'")
+    assert parse_yaml(dump_yaml({"key": text}), "it") == {"key": text}
+
+
+class Places(StrictModel):
+    output: HomePath
+    runs: tuple[HomePath, ...] = ()
+    costs: HomePath | None = None
+
+
+def test_home_is_found_in_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "c.yaml").write_text("output: ~/run\nruns: [~/a, b]\ncosts: ~/costs.json\n")
+    assert load_config(Places, tmp_path / "c.yaml") == Places(
+        output=tmp_path / "run", runs=(tmp_path / "a", Path("b")), costs=tmp_path / "costs.json"
+    )
+    assert CorpusConfig.model_validate("~/text.jsonl").path == f"{tmp_path}/text.jsonl"
 
 
 def test_a_key_below_nothing_makes_the_mapping_and_below_a_value_is_an_error():

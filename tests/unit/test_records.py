@@ -5,6 +5,7 @@ import fcntl
 import itertools
 import json
 import os
+import pwd
 import stat
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from paceline.cache import cached_text, keep_text
+from paceline.cli.crash import write_log
 from paceline.config import StrictModel
 from paceline.environment import environment
 from paceline.errors import ConfigError, StorageError, UsageError
@@ -22,6 +25,7 @@ from paceline.records import (
     atomic_directory,
     atomic_write_bytes,
     atomic_write_text,
+    cache_root,
     config_hash,
     locked,
     read_jsonl,
@@ -55,12 +59,45 @@ def test_a_file_is_written_with_its_parents_and_replaced_whole(tmp_path: Path):
     assert path.read_bytes() == b"\xff\r\n"
 
 
-def test_others_may_read_what_was_written(tmp_path: Path):
-    atomic_write_text(tmp_path / "file.txt", "x")
-    with atomic_directory(tmp_path / "dir"):
-        pass
-    assert stat.S_IMODE((tmp_path / "file.txt").stat().st_mode) & 0o444 == 0o444
-    assert stat.S_IMODE((tmp_path / "dir").stat().st_mode) & 0o555 == 0o555
+@pytest.mark.parametrize("umask", [0o077, 0o022, 0o002])
+def test_the_umask_says_who_may_read_what_was_written(tmp_path: Path, umask: int):
+    before = os.umask(umask)
+    try:
+        for _ in range(2):  # new, and replaced
+            atomic_write_text(tmp_path / "file.txt", "x")
+            with atomic_directory(tmp_path / "dir"):
+                pass
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "file.txt").stat().st_mode) == 0o666 & ~umask
+    assert stat.S_IMODE((tmp_path / "dir").stat().st_mode) == 0o777 & ~umask
+
+
+def test_the_cache_may_be_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PACELINE_CACHE", "~/cache")
+    assert cache_root() == tmp_path / "cache"
+
+
+def test_a_process_without_a_home_is_told_to_name_a_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def unknown(_user: int) -> None:
+        raise KeyError
+
+    for name in ("HOME", "PACELINE_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    with pytest.raises(StorageError, match="no home directory is known; set PACELINE_CACHE"):
+        cache_root()
+    assert cached_text("options", "x") is None
+    keep_text("options", "x", "y")
+    with pytest.raises(StorageError, match="not a directory"), storage_errors(tmp_path):
+        raise NotADirectoryError(errno.ENOTDIR, "not a directory", "x")
+    log = write_log(ValueError("odd"))
+    assert log is not None
+    assert "ValueError: odd" in log.read_text()
+    log.unlink()
 
 
 def test_a_full_disk_is_one_line_and_leaves_the_old_file(

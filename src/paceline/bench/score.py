@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 from pydantic import Field, model_validator
 
 from paceline.bench.workbench import prompt_set
-from paceline.config import Options, StrictModel
+from paceline.config import HomePath, Options, StrictModel
 from paceline.core.bootstrap import Interval
 from paceline.core.sampling import SamplingParams
 from paceline.data.input_checks import InputChecks, checked
@@ -47,7 +46,7 @@ class ScoreConfig(StrictModel):
     tokenizer: str = Field(min_length=1)
     writer: Annotated[OpenAIWriter, Options("url")]
     sampling: Annotated[SamplingParams, Options("temperature")] = SamplingParams()
-    output: Path
+    output: HomePath
     num_examples: int = Field(default=64, ge=1)
     skip_examples: int = Field(default=0, ge=0)
     max_prompt_tokens: int | None = Field(default=None, ge=1)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from paceline.bench.workbench import RuleChoice, expand_all
-from paceline.config import Options, Result, StrictModel
+from paceline.config import HomePath, Options, Result, StrictModel
 from paceline.core.bootstrap import LEAST_UNITS
 from paceline.core.rules import DEFAULT_RULES
 from paceline.core.sampling import SamplingParams
@@ -59,7 +58,7 @@ class TuneConfig(WithCosts, ModelsConfig):
     """
 
     task: TaskChoice
-    output: Path
+    output: HomePath
     quality_floor: float | None = Field(default=None, gt=0)
     absolute_quality: float | None = Field(default=None, gt=0, le=1)
     max_latency: float | None = Field(default=None, gt=0)

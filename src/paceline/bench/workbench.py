@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from paceline.bench.answers import digest, sums_of_answer
 from paceline.bench.settings import setting_of
-from paceline.config import StrictModel
+from paceline.config import HomePath, StrictModel
 from paceline.core.rule_base import Bonus
 from paceline.core.sampling import SamplingParams
 from paceline.data.input_checks import InputChecks
@@ -150,7 +150,7 @@ class BenchConfig(ModelsConfig):
 
     task: TaskChoice
     grid: Grid = Grid()
-    output: Path
+    output: HomePath
     num_examples: int = Field(default=64, ge=1)
     skip_examples: int = Field(default=0, ge=0)
     num_timed: int | None = Field(default=None, ge=1)

@@ -24,6 +24,7 @@ import paceline
 from paceline.cache import cache_directory
 from paceline.config import masked
 from paceline.errors import INTERRUPTED, CrashError, PacelineError
+from paceline.records import FULL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # torch and CUDA raise a plain RuntimeError with one of these messages.
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "std::bad_alloc")
 _LONGEST_REASON = 300
@@ -66,7 +66,7 @@ def _reason(error: Exception) -> str:
     if _is_out_of_memory(error):
         detail = f" ({first})" if first else ""
         return f"memory ran out{detail}: lower batch_size, shorten the texts or free memory"
-    if isinstance(error, OSError) and error.errno in _FULL:
+    if isinstance(error, OSError) and error.errno in FULL:
         return f"the disk is full ({first}): free space and run again"
     name = type(error).__name__
     return f"the command could not be completed: {name}: {first}" if first else f"{name} was raised"
@@ -88,7 +88,7 @@ def write_log(error: Exception) -> Path | None:
     command = shlex.join(masked(word) if "://" in word else word for word in sys.argv)
     text = f"paceline {paceline.__version__}, {system}\n{command}\n{trace}"
     for folder in (functools.partial(cache_directory, "logs"), tempfile.gettempdir):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(Exception):  # a report of a crash may not crash
             handle, log = tempfile.mkstemp(".log", name, folder())
             with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as stream:
                 stream.write(text)

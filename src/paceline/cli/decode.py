@@ -28,7 +28,10 @@ def decode(
     target: Annotated[str, typer.Option(help="Target model: directory, .gguf file or hub name.")],
     prompt: Annotated[str | None, typer.Option(help="Text to continue.")] = None,
     prompt_file: Annotated[
-        Path | None, typer.Option(help="Read the prompt from a file; -: from standard input.")
+        Path | None,
+        typer.Option(
+            help="Read the prompt from a file, without its last line break; -: standard input."
+        ),
     ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Apply the chat template.")] = False,
     draft: Annotated[
@@ -71,7 +74,9 @@ def decode(
         checks.drafting(target, draft)
     recorded: dict[str, Any] = {"target": target, "draft": draft}
     recorded |= {"max_new_tokens": max_new_tokens, "seed": seed}
-    recorded["decoding"] = decoding.model_dump(mode="json")
+    recorded |= {"chat": chat, "draft_weights": draft_weights}
+    without = None if draft else {"strategy"}  # a default that the command refuses
+    recorded["decoding"] = decoding.model_dump(mode="json", exclude=without)
     noted = Trace(decoding, seed) if trace else None
     stream_text(
         *load_decoder(target, draft, draft_weights, noted.decoding if noted else decoding),

@@ -17,13 +17,14 @@ from paceline.cli.command import styled
 from paceline.cli.console import echo, progress_bars, stdout
 from paceline.cli.result_tables import losslessness_lines, measurement_table
 from paceline.cli.streaming import stream_text
-from paceline.config import read_yaml, validate
+from paceline.config import dump_yaml, read_yaml, validate
 from paceline.core.sampling import SamplingParams
 from paceline.data import read_prompts
 from paceline.data.prompts import Record
 from paceline.data.python_docs import PythonDocs, write_python_docs
 from paceline.data.tokens import encode
 from paceline.decode import SpeculativeDecoder
+from paceline.errors import UsageError
 from paceline.measure import (
     LosslessnessReport,
     MeasureConfig,
@@ -69,6 +70,7 @@ class Demo:
         self.target = target
         self.out = out
         self.layers = layers
+        self.made = out / "draft-before.yaml"  # of which target and layers; the draft is a model
         self.drafts = {"before": out / "draft-before", "after": out / "align" / "draft"}
         self.docs = PythonDocs(*(out / "data" / f"{name}.jsonl" for name in PythonDocs._fields))
 
@@ -92,6 +94,18 @@ class Demo:
         values["data"] = values.get("data", {}) | {"train": str(self.docs.beginnings)}
         return validate(AlignConfig, values)
 
+    @property
+    def _origin(self) -> str:
+        return dump_yaml({"target": self.target, "layers": self.layers})
+
+    def check(self) -> None:
+        """Raise UsageError if `out` holds a draft of another target or of other layers."""
+        start = self.drafts["before"]
+        if start.exists() and not (self.made.exists() and self.made.read_text() == self._origin):
+            raise UsageError(
+                f"{start} was made from another target or other layers; choose another --out"
+            )
+
     def prepare(self) -> None:
         """Write the corpus and the initial draft."""
         if not all(path.exists() for path in self.docs):
@@ -107,6 +121,7 @@ class Demo:
                 text=str(self.docs.train),
             )
             draft, _ = make_draft(config, self.loaded)
+            atomic_write_text(self.made, self._origin)
             save_draft(draft, self.target, start, stored_dtype(self.target))
 
     def align(self, wanted: AlignConfig) -> None:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["SCHEMAS", "app", "main", "schema_of"]
 
 _INTERRUPTED = (
-    "interrupted; a run keeps what it has written: run the same command again to continue, with "
-    "--resume if the command has that option"
+    "interrupted; training, benches and studies keep what they have written: run the same command "
+    "again to continue, with --resume if the command has that option"
 )
 _HELP = """\
 Speculative decoding with small draft models: create, align, measure and decode.

@@ -122,9 +122,14 @@ def _rows(prefix: str, values: dict[str, Any]) -> list[tuple[str, str]]:
 def demo(
     target: Annotated[str, typer.Option(help="Target model: directory, .gguf file or hub name.")],
     out: Annotated[Path, typer.Option(help="Output directory.")] = Path("runs/demo"),
-    config: options.ConfigFile = Path("configs/align/demo.yaml"),
+    config: Annotated[
+        Path, typer.Option("--config", help="YAML file of the configuration of align.")
+    ] = Path("configs/align/demo.yaml"),
     minutes: Annotated[float, typer.Option(help="Training time of the alignment.")] = 6.0,
-    layers: Annotated[str, typer.Option(help="Target layers to keep in the draft.")] = "0,1,2,29",
+    layers: Annotated[
+        str | None,
+        typer.Option(help="Target layers to keep in the draft; default: 0, 1, 2 and the last."),
+    ] = None,
     dry_run: options.DryRun = False,
 ) -> None:
     """Create, align, measure and verify a draft.
@@ -137,13 +142,14 @@ def demo(
     from paceline.measure.verdict import best_code
     from paceline.models.drafts.layers import check_layers
 
-    kept = options.numbers("--layers", layers)
-    steps = Demo(target, out, kept)
-    align = steps.plan(config or Path("configs/align/demo.yaml"), minutes)  # fail early
     checks = InputChecks()
     facts = checks.model("target", target)
+    kept = options.numbers("--layers", layers or f"0,1,2,{facts.num_layers - 1}")
+    steps = Demo(target, out, kept)
+    align = steps.plan(config, minutes)  # fail early
     checks.drafting(target)
     check_layers(kept, facts.num_layers)
+    steps.check()
     checks.output(out)
     if dry_run:
         end_dry_run(checks)

@@ -45,6 +45,8 @@ def read_prompt(prompt: str | None, path: Path | None) -> str:
         source, raw = "standard input", _standard_input()
     try:
         text = raw.decode("utf-8-sig")
+        if prompt is None:  # editors and echo end a text with a line break
+            text = text.replace("\r\n", "\n").removesuffix("\n")
     except UnicodeDecodeError as error:
         raise PromptError(
             f"the prompt from {source} is not UTF-8 (byte 0x{raw[error.start]:02x} at offset "

@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from paceline.config import StrictModel
 from paceline.data.text_files import (
@@ -59,7 +60,7 @@ class CorpusConfig(StrictModel):
         limit: Read only the first N texts.
     """
 
-    path: str = Field(min_length=1)
+    path: Annotated[str, AfterValidator(os.path.expanduser)] = Field(min_length=1)
     split: str | None = None
     subset: str | None = None
     prompt_field: str | None = None

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import AliasChoices, Field, field_validator, model_validator
 
-from paceline.config import StrictModel
+from paceline.config import HomePath, StrictModel
 from paceline.data.chats import warn_of_unused
 from paceline.data.input_checks import InputChecks
 from paceline.data.prompts import CorpusConfig, Record, read_records
@@ -89,7 +88,7 @@ class GenerateDataConfig(StrictModel):
     writer: Writer = ModelWriter()
     draft: str | None = None
     num_speculative_tokens: int = Field(default=3, ge=1)
-    output: Path
+    output: HomePath
     prompts: CorpusConfig
     format: Literal["plain", "chat"] = "plain"
     system_prompts: tuple[str, ...] = ()

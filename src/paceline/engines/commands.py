@@ -53,6 +53,7 @@ class EngineChoice(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _starts_what_the_user_permits(cls, values: Any, info: ValidationInfo) -> Any:
+        values = {"engine": values} if isinstance(values, str) else values
         if info.context is not Origin.CONFIGURATION or not isinstance(values, dict):
             return values
         known = cast("dict[str, Any]", values)

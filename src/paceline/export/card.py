@@ -7,10 +7,10 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import yaml
 from huggingface_hub import EvalResult
 from huggingface_hub.repocard_data import eval_results_to_model_index
 
+from paceline.config import dump_yaml
 from paceline.core.sampling import proposal_params
 from paceline.engines.kinds import Drafting
 from paceline.errors import UsageError
@@ -72,7 +72,7 @@ def _header(sources: Sources) -> str:
             values["datasets"] = [data]
     if sources.measurement is not None:
         values["model-index"] = _model_index(sources.config.out.name, sources.measurement)
-    return f"---\n{yaml.safe_dump(values, sort_keys=False)}---"
+    return f"---\n{dump_yaml(values)}---"
 
 
 def _is_on_hub(path: str) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import torch
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from paceline.config import Options, StrictModel, parse_yaml, read_result
+from paceline.config import HomePath, Options, StrictModel, parse_yaml, read_result
 from paceline.data.input_checks import FLOAT32_BYTES, InputChecks
 from paceline.engines.commands import EngineChoice
 from paceline.engines.kinds import KINDS, EngineKind, EngineName, names_of
@@ -73,13 +73,13 @@ class ExportConfig(StrictModel):
 
     model: Annotated[str, Options(positional=True)]
     to: EngineName
-    out: Path
+    out: HomePath
     target: str | None = None
     served_target: str | None = None
     base_model: Annotated[str | None, Field(pattern=r"^[\w.-]+/[\w.-]+$")] = None
     dtype: Stored = "auto"
     draft_vocabulary: Literal["keep", "bake"] = "keep"
-    measurement: Path | None = None
+    measurement: HomePath | None = None
     num_speculative_tokens: Annotated[int | None, Options(gamma="")] = Field(default=None, ge=1)
     draft_sample_method: Literal["auto", "greedy", "probabilistic"] = "auto"
     check_engine: bool = False

@@ -34,12 +34,12 @@ same bounds are here for the rules of lemma 1, and the part of q for those of le
 # S samples, T positions, V vocabulary
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 import torch
 from pydantic import Field, model_validator
 
+from paceline.config import HomePath
 from paceline.core.divergences import total_variation
 from paceline.core.rule_base import Position
 from paceline.core.rules import Chow, ChowLog, Diff, DiffLog, Opt, OptLog
@@ -91,7 +91,7 @@ class BoundsConfig(PairConfig):
         num_samples: Texts of each model per prompt, for the expectations of the theorem.
     """
 
-    output: Path
+    output: HomePath
     truth: str | None = None
     alphas: tuple[Annotated[float, Field(ge=0)], ...] = (0.1, 0.3)
     num_prompts: int = Field(default=64, ge=1)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
 
-from paceline.config import StrictModel, read_result
+from paceline.config import HomePath, StrictModel, read_result
 from paceline.core.bootstrap import Interval, median_interval
 from paceline.engines.contract import BlockCounts
 from paceline.engines.kinds import KINDS, DraftSampling, EngineName
@@ -22,6 +21,7 @@ from paceline.progress import Progress, silent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from paceline.core.sampling import SamplingParams
     from paceline.engines.contract import Engine, Request, Served
@@ -43,7 +43,7 @@ class WithCosts(ModelsConfig):
         concurrency: Number of requests that the engine serves concurrently.
     """
 
-    costs: Path | None = None
+    costs: HomePath | None = None
     concurrency: int = Field(default=1, ge=1)
 
     @model_validator(mode="after")
@@ -319,7 +319,7 @@ class WriteCosts(StrictModel):
         num_rounds: Number of timings of each gamma and batch size, divided among the starts.
     """
 
-    file: Path
+    file: HomePath
     gammas: tuple[_Count, ...] = Field(default=(1, 3, 6), min_length=1)
     batch_sizes: tuple[_Count, ...] = Field(default=(1,), min_length=1)
     num_rounds: int = Field(default=12, ge=_MIN_ROUNDS)

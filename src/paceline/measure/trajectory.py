@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import torch
 from pydantic import Field, ValidationError, model_validator
 
-from paceline.config import Options, StrictModel, describe, fields_of, read_json
+from paceline.config import HomePath, Options, StrictModel, describe, fields_of, read_json
 from paceline.core.sampling import SamplingParams
 from paceline.data import CorpusConfig, read_prompts
 from paceline.data.input_checks import InputChecks, checked
@@ -86,7 +86,7 @@ class TrajectoryConfig(StrictModel):
     """
 
     target: str = Field(min_length=1)
-    runs: Annotated[tuple[Path, ...], Options(run="")] = Field(min_length=1)
+    runs: Annotated[tuple[HomePath, ...], Options(run="")] = Field(min_length=1)
     tasks: dict[PathPart, Task] = Field(default_factory=dict)
     scored_tasks: dict[PathPart, TaskChoice] = Field(default_factory=dict)
     samplings: tuple[SamplingParams, ...] = Field(
@@ -99,7 +99,7 @@ class TrajectoryConfig(StrictModel):
     max_new_tokens: int = Field(default=64, ge=1)
     batch_size: int = Field(default=32, ge=1)
     seed: int = 0
-    output: Path
+    output: HomePath
 
     @model_validator(mode="after")
     def _names_tasks_once(self) -> TrajectoryConfig:

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import torch
-import yaml
 
-from paceline.config import read_json_mapping
+from paceline.config import dump_yaml, read_json_mapping
 from paceline.errors import ConfigError, PacelineError, StudyError, UsageError
 from paceline.processes import connect_to_ray, last_lines, stop_groups
 from paceline.records import RunDirectory, atomic_write_text, is_run, storage_errors
@@ -109,7 +108,7 @@ def execute(stage: PlannedStage, folder: StageFolder, run: Runner) -> None:
     _set_aside_if_stale(stage, folder, digest)
     # an earlier success is gone as soon as this run writes, however it ends
     folder.set_mark(stage, digest, done=False)
-    atomic_write_text(folder.config(stage), yaml.safe_dump(stage.config, sort_keys=False))
+    atomic_write_text(folder.config(stage), dump_yaml(stage.config))
     begin = log.stat().st_size if log.exists() else 0
     code = run(folder.command(stage), log)
     if code != 0:

@@ -12,7 +12,7 @@ from paceline.data.requests import GenerateDataConfig
 from paceline.errors import ConfigError
 from paceline.measure.bounds import BoundsConfig
 from paceline.measure.trajectory import TrajectoryConfig
-from paceline.studies.study_file import Command, Label, Scale, Stage, StudyConfig, filled
+from paceline.studies.study_file import SCALES, Command, Label, Scale, Stage, StudyConfig, filled
 from paceline.train import AlignConfig, PretrainConfig
 from paceline.train.initial_draft import DraftConfig
 from paceline.train.sweep import SweepConfig
@@ -30,7 +30,8 @@ SCHEMAS: dict[Command, type[StrictModel]] = {
     "bench": BenchConfig,
     "bounds": BoundsConfig,
 }
-FOLDERS = ("stages", "logs", "replaced")  # of the study itself, in its directory
+# of the study itself, in its directory
+FOLDERS = ("stages", "logs", "replaced", *SCALES)
 
 
 class PlannedStage(NamedTuple):

@@ -15,6 +15,7 @@ from paceline.progress import Progress, silent
 from paceline.records import RunDirectory
 from paceline.studies.execute import LocalRunner, RayRunner, StageFolder, execute
 from paceline.studies.plan import PlannedStage, plan
+from paceline.studies.study_file import SCALES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +71,9 @@ def _refuse_other_files(output: Path) -> None:
         with suppress(ConfigError):
             if "digest" in read_json_mapping(path):
                 return
-    if there := [path for path in output.iterdir() if not path.name.startswith(".")]:
+    scales = {name for name in SCALES if (output / name / "stages").is_dir()}
+    there = [p for p in output.iterdir() if not p.name.startswith(".") and p.name not in scales]
+    if there:
         raise ConfigError(
             f"output {output} holds {min(there).name} and no stage of a study; choose another "
             "output"
@@ -105,6 +108,8 @@ def check_inputs(study: StudyConfig, stages: Sequence[PlannedStage]) -> None:
                 raise UsageError(f"{needs}, which is a directory; name the files in it")
             if not path.exists():
                 how = study.prepare or "make it, or correct the stage's inputs"
+                if (path.parent / "config.json").is_file():  # a model of several files
+                    how = f"name {path.parent} in the stage's inputs, which stands for its files"
                 raise UsageError(f"{needs}, which is not there; {how}")
         written |= set(stage.outputs)
 

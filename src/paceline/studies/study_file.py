@@ -11,9 +11,9 @@ from pathlib import Path
 from string import Template
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import AliasChoices, Field, model_validator
+from pydantic import Field, model_validator
 
-from paceline.config import StrictModel, load_config
+from paceline.config import HomePath, StrictModel, load_config
 from paceline.errors import UsageError
 from paceline.places import SHIPPED
 
@@ -53,7 +53,7 @@ class Stage(StrictModel):
     """
 
     command: Command
-    config: Path | None = None
+    config: HomePath | None = None
     set: dict[str, Any] = Field(default_factory=dict)
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = Field(min_length=1)
@@ -82,12 +82,10 @@ class StudyConfig(StrictModel):
     about: str = ""
     variables: dict[str, str] = Field(default_factory=dict)
     prepare: str = ""
-    output: Path
+    output: HomePath
     stages: dict[Annotated[str, Field(pattern=r"^[a-z0-9_-]+$")], Stage] = Field(min_length=1)
     workers: int = Field(default=1, ge=1)
-    runner: Literal["local", "ray"] = Field(
-        default="local", validation_alias=AliasChoices("runner", "engine")
-    )
+    runner: Literal["local", "ray"] = "local"
 
     @model_validator(mode="after")
     def _variables_are_known(self) -> StudyConfig:

@@ -5,12 +5,11 @@ Paper: Zhou et al. 2023, Table 1 and appendix B.3: `RECIPES`.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from paceline.config import StrictModel
+from paceline.config import HomePath, StrictModel
 from paceline.core.divergences import Mean
 from paceline.core.sampling import SamplingParams
 from paceline.data.examples import Lengths
@@ -104,7 +103,7 @@ class TrainSettings(StrictModel):
         track: Experiment trackers that get the metrics: tensorboard, wandb, trackio, mlflow.
     """
 
-    output: Path
+    output: HomePath
     mean: Mean = "sequence"
     optimizer: Optimizer = Adafactor()
     num_steps: int | None = Field(default=None, ge=1)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from pydantic import Field, model_validator
 
-from paceline.config import StrictModel
+from paceline.config import HomePath, StrictModel
 from paceline.core.sampling import SamplingParams
 from paceline.data.input_checks import InputChecks
 from paceline.data.sources import rows_of, sample_completions
@@ -68,7 +68,7 @@ class DraftConfig(StrictModel):
     """
 
     target: str = Field(min_length=1)
-    out: Path
+    out: HomePath
     layers: tuple[int, ...] | None = None
     search_layers: int | None = Field(default=None, ge=1)
     encoder_layers: tuple[int, ...] | None = None

@@ -12,13 +12,12 @@ import math
 import os
 from functools import partial
 from operator import attrgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
 
-from paceline.config import StrictModel, read_json, validate
+from paceline.config import HomePath, StrictModel, read_json, validate
 from paceline.core.bootstrap import Interval, mean_interval
 from paceline.data.input_checks import InputChecks, checked
 from paceline.errors import ConfigError, DivergedError, TrainingError
@@ -33,6 +32,7 @@ from paceline.train.config import AlignConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from paceline.progress import Progress
     from paceline.results.row import Label
@@ -62,7 +62,7 @@ class SweepConfig(StrictModel):
         workers: Number of parallel runs, which share the cores; useful for small models.
     """
 
-    output: Path
+    output: HomePath
     base: Changes
     rows: dict[PathPart, Changes] = Field(min_length=1)
     columns: dict[PathPart, Changes] = Field(min_length=1)

@@ -199,7 +199,9 @@ def drafts_page(found: DraftComparison) -> Page:
 
 def served_page(found: ServedMeasurement) -> Page:
     """The page of a measurement in an engine: its counters beside the prediction."""
-    source = source_of("measure", found.config, found.environment)
+    source = source_of(
+        f"measure --engine {found.config.engine.engine}", found.config, found.environment
+    )
     agreement, config = found.agreement, found.config
     requests = (
         f"{found.num_requests} requests, {found.num_tokens} tokens, "
@@ -360,6 +362,10 @@ def decode_page(found: Mapping[str, Any]) -> Page:
         for name in names
         if found.get(name) is not None
     ]
+    if found.get("draft_weights", "auto") != "auto":
+        options.append(f"--draft-weights {found['draft_weights']}")
+    if found.get("chat"):
+        options.append("--chat")
     source = source_of(" ".join(["decode", *options]), found.get("decoding"))
     tokens = [
         Token(text, name, number)
@@ -374,11 +380,14 @@ def decode_page(found: Mapping[str, Any]) -> Page:
     if calls:
         each = f"{emitted / calls:.2f}"
         facts.append(Fact(words_of("block_efficiency"), each))
+        how = f"{accepted} of {stats['num_drafted']} drafted tokens were accepted"
+        if not examined:  # a cascade verifies nothing
+            how = f"{stats['num_kept']} are the draft's own"
         verdict = (
             f"{len(tokens)} tokens took {calls} target calls after the prompt, {each} tokens per "
-            f"call: {accepted} of {stats['num_drafted']} drafted tokens were accepted."
+            f"call: {how}."
         )
-    if not stats["num_drafted"]:
+    if found.get("draft") is None:
         verdict = f"{len(tokens)} tokens without a draft, one per target call."
     if examined:
         share = f"{accepted / examined:.0%}"

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 import vl_convert
-import yaml
 
+from paceline.config import dump_yaml
 from paceline.records import atomic_write_text
 from paceline.version import __version__
 from paceline.view import charts
@@ -159,7 +159,7 @@ def _packed(text: str) -> str:
 
 
 def _yaml(config: Any) -> str:
-    return yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+    return dump_yaml(config, allow_unicode=True)
 
 
 def _counted(tokens: Sequence[Token]) -> list[tuple[str, int]]:

@@ -144,3 +144,12 @@ def test_colours_are_forced_into_a_file_by_the_environment(
 def test_a_dash_is_standard_input(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Once upon")))
     assert read_prompt(None, Path("-")) == "Once upon"
+
+
+def test_a_prompt_file_is_the_prompt_without_its_last_line_break(tmp_path: Path):
+    path = tmp_path / "prompt.txt"
+    path.write_bytes(b"\xef\xbb\xbfA b\r\nc\r\n")
+    assert read_prompt(None, path) == "A b\nc"
+    path.write_bytes(b"A\n\n")
+    assert read_prompt(None, path) == "A\n"
+    assert read_prompt("A\n", None) == "A\n"

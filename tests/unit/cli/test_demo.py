@@ -1,14 +1,16 @@
 """What the demo keeps of an earlier run: only what still holds for this configuration and draft."""
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 
-from paceline.cli.demo import median_acceptance, remember
+from paceline.cli.demo import Demo, median_acceptance, remember
 from paceline.config import StrictModel
 from paceline.core.stats import DecodeStats
 from paceline.decode import Generation
+from paceline.errors import UsageError
 from paceline.measure.verdict import best_code
 from paceline.progress import Progress
 
@@ -86,3 +88,21 @@ def test_the_shown_text_has_median_acceptance_among_those_of_full_length():
     rates = [(8, 9, 1), (3, 5, 5), (8, 1, 9), (8, 5, 5), (8, 4, 6)]
     assert median_acceptance([generation(*rate) for rate in rates], 8) == 4
     assert median_acceptance([generation(3, 1, 1), generation(2, 1, 3)], 8) == 1
+
+
+def test_a_draft_of_other_layers_is_not_taken_for_that_of_these(
+    model_directory: Path, tmp_path: Path
+):
+    target = str(model_directory)
+    first = Demo(target, tmp_path / "demo", [0])
+    first.docs.train.parent.mkdir(parents=True)
+    for path in first.docs:
+        path.write_text('{"text": "the cat sat on the mat"}\n')
+    first.check()
+    first.prepare()
+    Demo(target, tmp_path / "demo", [0]).check()
+    for other in (Demo(target, tmp_path / "demo", [0, 1]), Demo("other", tmp_path / "demo", [0])):
+        with pytest.raises(UsageError, match="other layers; choose another --out"):
+            other.check()
+    config = json.loads((tmp_path / "demo" / "draft-before" / "config.json").read_text())
+    assert config["num_hidden_layers"] == 1

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from paceline.bench.tune import TuneConfig
 from paceline.cli.main import SCHEMAS, app, schema_of
-from paceline.cli.options import Variant, build, make_settings
+from paceline.cli.options import Variant, build, make_settings, numbers
 from paceline.core.rules import Lossless, Opt, Rule
 from paceline.decode.strategies import DecodingConfig, Speculative
 
@@ -138,3 +138,13 @@ def test_help_and_completion_of_a_command_load_pytorch_once(tmp_path: Path):
     mark = tmp_path / "options" / "paceline.measure.MeasureConfig.json"
     mark.write_text(mark.read_text().replace('"mark": "', '"mark": "x'))  # of other sources
     assert program("measure", "--help", cache=tmp_path) == first
+
+
+def test_numbers_may_be_powers_of_ten():
+    assert numbers("--alphas", "1e-2,0.1") == [0.01, 0.1]
+
+
+@pytest.mark.parametrize("kind", SCHEMAS)
+def test_every_path_of_a_configuration_may_be_at_home(kind: str):
+    fields = schema_of(kind).model_fields
+    assert not [n for n, one in fields.items() if one.annotation is Path and not one.metadata]

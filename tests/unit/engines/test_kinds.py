@@ -3,7 +3,9 @@
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from paceline.config import apply_override
 from paceline.engines.assisted import Transformers
+from paceline.engines.commands import EngineChoice
 from paceline.engines.kinds import KINDS, EngineKind, EngineName, RuleServer, names_of, text_form
 from paceline.engines.servers import LlamaServer, SglangServer, VllmServer
 
@@ -45,3 +47,11 @@ def test_sentences_name_the_engines_with_a_property():
 def test_a_server_is_asked_in_the_form_of_its_program(server: str, path: str | None):
     form = text_form(server)
     assert (None if form is None else form.path) == path
+
+
+def test_an_engine_may_be_given_by_its_name():
+    read = TypeAdapter(EngineChoice).validate_python
+    assert read("vllm") == read({"engine": "vllm"}) == EngineChoice(engine="vllm")
+    values: dict[str, object] = {"engine": "vllm"}
+    apply_override(values, "engine.url=http://localhost:8000")
+    assert values == {"engine": {"engine": "vllm", "url": "http://localhost:8000"}}

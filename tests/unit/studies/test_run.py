@@ -404,6 +404,30 @@ def test_a_directory_with_other_files_is_no_output_of_a_study(
     }
 
 
+def test_a_study_runs_after_another_scale_of_it(study: StudyConfig, writer: Writer):
+    smoke = study.model_copy(update={"output": study.output / "smoke"})
+    writer.stages = {stage.name: stage for stage in plan(smoke)}
+    run_study(smoke)
+    writer.stages = {stage.name: stage for stage in plan(study)}
+    run_study(study)
+    assert sorted(writer.ran) == sorted(2 * list(writer.stages))
+
+
+def test_a_file_in_the_place_of_a_scale_is_not_of_a_study(study: StudyConfig, writer: Writer):
+    (study.output / "smoke").mkdir(parents=True)
+    (study.output / "smoke" / "precious").touch()
+    with pytest.raises(ConfigError, match="holds smoke and no stage of a study"):
+        run_study(study)
+    assert not writer.ran
+
+
+def test_a_model_of_several_files_is_named_by_its_directory(study: StudyConfig, tmp_path: Path):
+    (tmp_path / "data" / "target" / "model.safetensors").unlink()
+    (tmp_path / "data" / "target" / "config.json").touch()
+    with pytest.raises(UsageError, match=r"is not there; name .*target in the stage's inputs"):
+        check_inputs(study, plan(study))
+
+
 @pytest.mark.parametrize("left", [[".tmp"], ["stages/align.json", "align/x"]])
 def test_a_study_that_was_killed_early_goes_on(study: StudyConfig, writer: Writer, left: list[str]):
     for name in left:

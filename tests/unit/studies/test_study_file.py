@@ -14,7 +14,6 @@ from paceline.studies.study_file import (
     read_study,
     study_path,
 )
-from support.runs import tiny_study
 
 ROOT = Path(__file__).parents[3]
 STAGE = {
@@ -91,8 +90,3 @@ def test_outside_a_clone_own_studies_are_beside_those_of_paceline(
     assert set(find_studies()) == own | {"recipes"}
     assert read_study(study_path("bounds")).title == "T"
     assert read_study(study_path("cascades_t5")) == read_study(ROOT / FOLDER / "cascades_t5.yaml")
-
-
-def test_the_runner_may_be_called_engine():
-    for key in ("runner", "engine"):
-        assert validate(StudyConfig, tiny_study() | {key: "ray"}).runner == "ray"
