@@ -30,6 +30,7 @@ from paceline.data.text_files import (
 from paceline.errors import PromptError
 from paceline.fingerprints import files_fingerprint
 from paceline.models.chat_text import Message, messages_of, template_kwargs_of, tools_of
+from paceline.models.prompt_text import HALF_PAIR
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -351,7 +352,7 @@ def _text(value: Any, name: str, where: str) -> Text:
     if (isinstance(value, str) and not value.strip()) or (is_tokens and not value):
         raise PromptError(f"{where} has an empty {name}; fill it or leave the line out")
     if isinstance(value, str):
-        if any("\ud800" <= character <= "\udfff" for character in value):
+        if HALF_PAIR.search(value):
             raise PromptError(f"{where} has half of a UTF-16 pair in its {name}; repair the text")
         return value
     if is_tokens:

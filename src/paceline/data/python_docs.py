@@ -16,7 +16,6 @@ import functools
 import hashlib
 import importlib.util
 import json
-import re
 import sysconfig
 import textwrap
 import warnings
@@ -26,6 +25,7 @@ from pydoc_data import topics  # the text behind help("topic")
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.errors import UsageError
+from paceline.models.prompt_text import HALF_PAIR
 from paceline.records import atomic_write_text
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ _SHORTEST_DOCUMENT = 40
 _SHORTEST_PROMPT = 300  # characters, so that a document is longer than a prompt of 32 tokens
 _BEGINNING = 400  # characters, about 100 tokens: one training row
 _HELD_OUT_SHARE = 0.08
-_SURROGATES = re.compile("[\ud800-\udfff]")  # cannot be encoded as UTF-8
 
 
 class PythonDocs(NamedTuple):
@@ -148,7 +147,7 @@ def named_docstrings(root: Path) -> Iterator[tuple[str, str]]:
                 name = f"{name}.{node.name}" if name else node.name
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 text = ast.get_docstring(node)
-                if text and not _SURROGATES.search(text):
+                if text and not HALF_PAIR.search(text):
                     yield name or module, text
             waiting.extend((child, name) for child in ast.iter_child_nodes(node))
 

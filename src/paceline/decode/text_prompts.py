@@ -11,7 +11,7 @@ from paceline.decode.text import Block, Generation, Source, summary
 from paceline.errors import PromptError, shorten
 from paceline.models.answer_text import AnswerStream, answer_text
 from paceline.models.chat_text import Messages, chat_prompt, messages_of
-from paceline.models.prompt_text import prompt_tokens
+from paceline.models.prompt_text import HALF_PAIR, prompt_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -99,7 +99,7 @@ def as_tokens(prompt: Any, model: Model, where: str) -> Any:
             "token ids, or give wrap_model its tokenizer"
         )
     if isinstance(prompt, str):
-        if any("\ud800" <= character <= "\udfff" for character in prompt):
+        if HALF_PAIR.search(prompt):
             raise PromptError(f"{where} has half of a UTF-16 pair; repair the text")
         return prompt_tokens(prompt, tokenizer, where)
     messages = messages_of(list(prompt), where)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from paceline.errors import PromptError, shorten
 from paceline.models import rendering
+from paceline.models.prompt_text import HALF_PAIR
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -162,7 +163,7 @@ def _message(value: Any, where: str) -> Message:
     message["content"] = _message_content(message, where)
     # further keys may hold dates, which are no JSON
     text = json.dumps(message, ensure_ascii=False, default=str)
-    if any("\ud800" <= each <= "\udfff" for each in text):
+    if HALF_PAIR.search(text):
         raise PromptError(f"{where} has half of a UTF-16 pair in a message; repair the text")
     return json.loads(text)
 
