@@ -29,8 +29,7 @@ from paceline.data.text_files import (
 )
 from paceline.errors import PromptError
 from paceline.fingerprints import files_fingerprint
-from paceline.models.chat_text import Message, messages_of, template_kwargs_of, tools_of
-from paceline.models.prompt_text import HALF_PAIR
+from paceline.models.chat_text import HALF_PAIR, Message, messages_of, template_kwargs_of, tools_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -25,7 +25,7 @@ from pydoc_data import topics  # the text behind help("topic")
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.errors import UsageError
-from paceline.models.prompt_text import HALF_PAIR
+from paceline.models.chat_text import HALF_PAIR
 from paceline.records import atomic_write_text
 
 if TYPE_CHECKING:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from paceline.errors import PromptError, shorten
 from paceline.models import rendering
-from paceline.models.prompt_text import HALF_PAIR
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Message = dict[str, Any]
 REASONING = frozenset({"reasoning_content", "reasoning", "thinking"})  # keys of thoughts
+HALF_PAIR = re.compile("[\ud800-\udfff]")  # of UTF-16, which no other encoding holds
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 # Set by Paceline, or not an argument of a template.

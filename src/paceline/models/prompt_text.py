@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, cast
 
 from paceline.errors import PromptError
@@ -10,8 +9,6 @@ from paceline.errors import PromptError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-HALF_PAIR = re.compile("[\ud800-\udfff]")
-"""Half of a UTF-16 pair, which no encoding holds."""
 _MAX_CHARACTERS = 10_000_000  # fast tokenizers need about 150 bytes per character
 
 
