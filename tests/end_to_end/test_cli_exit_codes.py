@@ -49,7 +49,7 @@ STARTS = {
     "study": (("study", "list"), "paceline.studies.study_file.find_studies"),
     "claims": (("claims",), "paceline.studies.session.current_verdicts"),
     "report": (("report", "x"), "paceline.config.as_written"),
-    "demo": (("demo", "--target", "t"), "paceline.cli.demo.Demo"),
+    "demo": (("demo", "--target", "t"), "paceline.data.input_checks.InputChecks.model"),
     "env": (("env",), "paceline.environment.environment"),
     "inspect": (("inspect", "m"), "paceline.export.model_report.load_model"),
 }
