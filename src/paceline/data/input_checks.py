@@ -7,7 +7,6 @@ the work calls it by `checked`, so a Python program gets the same errors as the 
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import tempfile
 import warnings
@@ -15,7 +14,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from paceline.data.prompts import CorpusConfig, read_records, stream_records
+from paceline.data.prompts import CorpusConfig, read_records
 from paceline.engines.client import api_key, root_of
 from paceline.engines.process import check_choice
 from paceline.errors import InputNote, ModelLoadError, StorageError, UsageError
@@ -25,10 +24,7 @@ from paceline.models.loading import find_device, load_tokenizer
 from paceline.records import storage_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from paceline.data.examples import Example
-    from paceline.data.prompts import Record
     from paceline.engines.commands import EngineChoice
     from paceline.models.inspection import Header
 
@@ -164,7 +160,7 @@ class InputChecks:
         if corpus in self._texts:
             return
         self._texts.append(corpus)
-        count = sum(1 for _ in first_records(corpus, _MAX_RECORDS))
+        count = len(read_records(corpus.first(_MAX_RECORDS)))
         bound = "" if count < (corpus.limit or _MAX_RECORDS) else "at least "
         self.lines.append(f"{name}: {corpus.path}, {bound}{count:,} texts")
 
@@ -179,14 +175,6 @@ class InputChecks:
     def _can_be_written(self, path: Path, free: int, num_bytes: int) -> None:
         need = f", about {size_in_words(num_bytes)} needed" if num_bytes else ""
         self.lines.append(f"output: {path} can be written, {size_in_words(free)} free{need}")
-
-
-def first_records(corpus: CorpusConfig, count: int) -> Iterable[Record]:
-    """The first records of a corpus, at most `count`."""
-    if corpus.path.lower().endswith((".txt", ".jsonl")):
-        return itertools.islice(stream_records(corpus), count)
-    limit = min(corpus.limit or count, count)
-    return read_records(corpus.model_copy(update={"limit": limit}))
 
 
 def check_output_directory(path: Path, num_bytes: int = 0, name: str = "output") -> int:

@@ -12,7 +12,7 @@ import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -80,6 +80,10 @@ class CorpusConfig(StrictModel):
             raise ValueError("completion_field needs prompt_field; set both")
         template_kwargs_of(self.chat_template_kwargs, "it")
         return self
+
+    def first(self, count: int) -> Self:
+        """The first `count` texts of the corpus."""
+        return self.model_copy(update={"limit": min(self.limit or count, count)})
 
 
 class TopTokens(NamedTuple):

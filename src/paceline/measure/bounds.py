@@ -47,13 +47,7 @@ from paceline.core.sampling import to_probs
 from paceline.data.input_checks import InputChecks, checked
 from paceline.errors import UsageError, VocabularyMismatchError
 from paceline.measure.acceptance import PairTexts, forced_logits, score_texts, within_context
-from paceline.measure.pair import (
-    PairConfig,
-    after_skipped,
-    load_beside,
-    load_models,
-    sample_texts,
-)
+from paceline.measure.pair import PairConfig, load_beside, load_models, sample_texts
 from paceline.models import prepare_for_decoding
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.loading import fingerprint
@@ -160,9 +154,7 @@ def bounds(config: BoundsConfig, progress: Progress = silent) -> list[Row]:
     with run.alone():
         pair = load_models(config, progress, full_vocabulary=True)
         truth = _load_truth(config, pair.target)
-        prompts = config.read_prompts(pair)
-        prompts = after_skipped(prompts, config.skip_prompts, config.prompts.path)
-        prompts = prompts[: config.num_prompts]
+        prompts = config.read_prompts(pair, config.skip_prompts)
         names = {"target": config.target, "draft": config.draft, "truth": config.truth}
         marks = {name: fingerprint(path) for name, path in names.items() if path is not None}
         run.write_manifest(config, inputs=marks)

@@ -9,9 +9,9 @@ from pydantic import Field, model_validator
 
 from paceline.config import Options, StrictModel
 from paceline.core.sampling import SamplingParams, proposal_params
-from paceline.data import CorpusConfig, read_prompts
+from paceline.data import CorpusConfig, read_prompts, read_records
 from paceline.data.collate import batches_of_like_length
-from paceline.data.input_checks import first_records, note
+from paceline.data.input_checks import note
 from paceline.data.tokens import encode
 from paceline.decode import AutoregressiveDecoder
 from paceline.errors import ContextLengthError, UsageError
@@ -82,18 +82,20 @@ class PairConfig(ModelsConfig):
         """The sampling parameters of both models and the maximum length, as in `PairTexts`."""
         return self.sampling, self.draft_sampling, self.max_new_tokens
 
-    def read_prompts(self, pair: Pair) -> list[list[int]]:
-        """Read the prompts as tokens.
+    def read_prompts(self, pair: Pair, skip: int = 0) -> list[list[int]]:
+        """Read the `num_prompts` prompts after the first `skip` as tokens; later ones are not read.
 
         Raises:
+            UsageError: there are no prompts after `skip`.
             PromptError: there are no prompts, or one is malformed.
         """
-        return read_prompts(
-            self.prompts,
+        prompts = read_prompts(
+            self.prompts.first(skip + self.num_prompts),
             pair.tokenizer,
             max_tokens=self.max_prompt_tokens,
             encoder=pair.target.decoder_prompt is not None,
         )
+        return after_skipped(prompts, skip, self.prompts.path)
 
     def check_prompts(
         self,
@@ -118,7 +120,7 @@ class PairConfig(ModelsConfig):
         limit = _least(model.max_length for model in models)
         source_limit = _least(model.max_source_length for model in models)
         tokenizer = next((m.tokenizer for m in models if m.tokenizer is not None), None)
-        found = list(first_records(self.prompts, skip + self.num_prompts))
+        found = read_records(self.prompts.first(skip + self.num_prompts))
         records = after_skipped(found, skip, self.prompts.path)
         most, lengths, num_cut = self.max_prompt_tokens, list[int](), 0
         needs = itertools.chain(itertools.repeat(timed[1], timed[0]), itertools.repeat(new_tokens))

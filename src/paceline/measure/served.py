@@ -109,10 +109,11 @@ def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedM
     checked(config)
     config.engine.kind.check_draft_path(config.engine.draft or config.draft)
     tokenizer = load_tokenizer(config.target)
-    prompts = read_prompts(config.prompts, tokenizer, max_tokens=config.max_prompt_tokens)
+    asked = config.prompts.first(config.num_prompts)
+    prompts = read_prompts(asked, tokenizer, max_tokens=config.max_prompt_tokens)
     requests = [
         Request(prompt, config.max_new_tokens, config.sampling, config.seed + number)
-        for number, prompt in enumerate(prompts[: config.num_prompts])
+        for number, prompt in enumerate(prompts)
     ]
     in_process = config.engine.kind.in_process
     pair = load_scored(config) if in_process else None

@@ -408,8 +408,9 @@ def _prompts(
     config: TrajectoryConfig, corpus: Task, tokenizer: Tokenizer, *, encoder: bool
 ) -> list[list[int]]:
     longest = corpus.max_prompt_tokens or config.max_prompt_tokens
+    corpus = corpus.first(config.skip_prompts + config.num_prompts)
     prompts = read_prompts(corpus, tokenizer, max_tokens=longest, encoder=encoder)
-    return after_skipped(prompts, config.skip_prompts, corpus.path)[: config.num_prompts]
+    return after_skipped(prompts, config.skip_prompts, corpus.path)
 
 
 def _scored_examples(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from paceline.data.examples import Lengths, build_examples
-from paceline.data.input_checks import first_records
+from paceline.data.prompts import read_records
 from paceline.data.sources import ExampleStream, FixedText
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def check_trained(
     if tokenizer is None or getattr(data, "streaming", False):
         return
     examples = build_examples(
-        list(first_records(data.train, _TRAINED)),
+        read_records(data.train.first(_TRAINED)),
         tokenizer,
         lengths,
         eos_token_ids=model.eos_token_ids,

@@ -1,10 +1,13 @@
 """A Python program gets the errors of the command line, before weights are read."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from paceline.bench import BenchConfig, bench
 from paceline.bench.tune import TuneConfig, tune
@@ -50,6 +53,17 @@ def config_of(verb: Callable[..., Any], folder: Path, output: Path, text: Path) 
         "pretrain": run | {"model": pair["target"]},
     }
     return validate(VERBS[verb], values.get(verb.__name__, pair | prompts))
+
+
+def test_prompts_after_those_that_are_measured_are_not_read(folder: Path, tmp_path: Path):
+    text = tmp_path / "prompts.jsonl"
+    lines = [json.dumps({"prompt": prompt}) for prompt in ("a b", "c d e", "f")]
+    text.write_text("\n".join([*lines, "not json"]))
+    config = config_of(bounds, folder, tmp_path / "out", text).model_copy(update={"num_prompts": 2})
+    tokenizer = AutoTokenizer.from_pretrained(folder / "target")
+    pair: Any = SimpleNamespace(tokenizer=tokenizer, target=SimpleNamespace(decoder_prompt=None))
+    expected = [tokenizer(prompt)["input_ids"] for prompt in ("c d e", "f")]
+    assert config.read_prompts(pair, skip=1) == expected
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.__name__)

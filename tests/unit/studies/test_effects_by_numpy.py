@@ -210,22 +210,23 @@ def test_differences_of_quality_are_means_over_divergences_and_seeds(text: str):
 @pytest.mark.parametrize(
     ("name", "study", "task", "lowest", "highest"),
     [
-        ("summaries", "cascades_t5", "summarization", 0.7, 0.95),
+        ("summaries", "cascades_t5", "summarization", None, 0.95),
         ("translation", "cascades_t5", "translation", 0.7, 0.95),
         ("sums", "cascades_sums", "arithmetic", 0.1, 0.6),
     ],
 )
 def test_cascades_save_calls_near_the_targets_quality_and_lose_them_with_few_deferrals(
-    name: str, study: str, task: str, lowest: float, highest: float
+    name: str, study: str, task: str, lowest: float | None, highest: float
 ):
     def calls(family: str, **threshold: float) -> float:
         setting = {"part": "rules", "task": task, "temperature": 1.0} | threshold
         return ratio(study, "calls", "emitted", family=family, **setting)
 
-    near = calls("lossless") / calls("token_cascade", alpha=lowest) - 1
     far = calls("token_cascade", alpha=highest) / calls("chow", alpha=highest) - 1
-    assert effect(f"fc-cascade-calls-{name}") == pytest.approx(near, abs=1e-6)
     assert effect(f"fc-sequential-{name}") == pytest.approx(far, abs=1e-6)
+    if lowest is not None:  # its threshold; there is no claim of this kind on summaries
+        near = calls("lossless") / calls("token_cascade", alpha=lowest) - 1
+        assert effect(f"fc-cascade-calls-{name}") == pytest.approx(near, abs=1e-6)
 
 
 def test_speeds_of_the_garden_are_ratios_of_rates_in_one_process():
@@ -239,7 +240,7 @@ def test_speeds_of_the_garden_are_ratios_of_rates_in_one_process():
         / speed("target_tokens", "target_seconds", model=model, draft=draft)
         for model, draft in pairs
     ]
-    assert effect("ds-garden-drafting") == pytest.approx(min(found) - 1, abs=1e-6)
+    assert effect("ds-garden-drafting") == pytest.approx(max(found) - 1, abs=1e-6)
     assert effect("ds-garden-both") == pytest.approx(found[3] - 1, abs=1e-6)
     latency = speed("reference_seconds", "seconds", model="distilled medium")
     assert effect("ds-garden-speed") == pytest.approx(latency - 1, abs=1e-6)
