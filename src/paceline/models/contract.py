@@ -14,9 +14,10 @@ Shape suffixes: B batch, N new tokens, T text, S source, V vocabulary (logits ov
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from paceline.errors import ContextLengthError, PromptError
 
@@ -273,14 +274,13 @@ class Texts(NamedTuple):
         return Texts(self.tokens_BT.to(device), attention, self.source)
 
 
-def pad(rows: Sequence[Sequence[int]]) -> Texts:
-    """Texts padded on the right; no mask if none is shorter than the longest."""
-    width = max(len(row) for row in rows)
-    tokens_BT = torch.zeros(len(rows), width, dtype=torch.int64)
-    attention_BT = torch.zeros_like(tokens_BT)
-    for index, row in enumerate(rows):
-        tokens_BT[index, : len(row)] = torch.tensor(list(row))
-        attention_BT[index, : len(row)] = 1
+def pad(rows: Sequence[Sequence[int]], side: Literal["left", "right"] = "right") -> Texts:
+    """Texts padded on one side; no mask if none is shorter than the longest."""
+    given = [torch.tensor(list(row), dtype=torch.int64) for row in rows]
+    tokens_BT, attention_BT = (
+        pad_sequence(parts, batch_first=True, padding_side=side)
+        for parts in (given, [torch.ones_like(row) for row in given])
+    )
     return Texts(tokens_BT, None if bool(attention_BT.all()) else attention_BT)
 
 

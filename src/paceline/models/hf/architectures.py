@@ -64,8 +64,8 @@ def context_length(config: PreTrainedConfig) -> int | None:
 
 
 def body_of(hf: PreTrainedModel) -> Any:
-    """The module of a decoder-only model that makes the hidden states which its head reads."""
-    body: Any = hf.base_model
+    """The module whose output the head reads; of an encoder-decoder, its decoder."""
+    body: Any = hf.get_decoder() if is_encoder_decoder(hf.config) else hf.base_model
     if body is not hf:
         return body
     embedding = hf.get_input_embeddings()  # Llama 4 names its body otherwise than it says
@@ -75,7 +75,7 @@ def body_of(hf: PreTrainedModel) -> Any:
 
 def decoder_body(hf: PreTrainedModel) -> Any:
     """The module that holds the layers of a decoder."""
-    body: Any = hf.get_decoder() if is_encoder_decoder(hf.config) else body_of(hf)
+    body = body_of(hf)
     parts = list(body.children())
     return parts[0] if len(parts) == 1 else body  # BART's decoder without an encoder is wrapped
 

@@ -73,7 +73,6 @@ _MEASURED: WeakKeyDictionary[PreTrainedModel, LogitMap] = WeakKeyDictionary()
 def _measured(hf: PreTrainedModel) -> LogitMap:
     seen: dict[str, Tensor] = {}
     head: Any = hf.get_output_embeddings()
-    body: Any = hf.get_decoder() if is_encoder_decoder(hf.config) else body_of(hf)
 
     def keep_states(_body: nn.Module, _inputs: Any, output: Any) -> None:
         seen["states"] = output.last_hidden_state
@@ -87,7 +86,7 @@ def _measured(hf: PreTrainedModel) -> LogitMap:
     tokens = {"input_ids": torch.ones(1, len(_RAMPS), dtype=torch.int64, device=hf.device)}
     if is_encoder_decoder(hf.config):
         tokens["decoder_input_ids"] = tokens["input_ids"]
-    handles = [body.register_forward_hook(keep_states), head.register_forward_hook(replace)]
+    handles = [body_of(hf).register_forward_hook(keep_states), head.register_forward_hook(replace)]
     try:
         with torch.autocast(hf.device.type, enabled=False):
             logits_RV = hf(**tokens, use_cache=False).logits[0].double().cpu()

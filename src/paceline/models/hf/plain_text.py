@@ -106,15 +106,10 @@ def _emitted(model: HfModel, logits_TV: Tensor) -> Tensor:
 
 def _inputs(model: HfModel, prompts: Sequence[Sequence[int]]) -> dict[str, Tensor]:
     """Arguments of generate(): decoder-only prompts are padded on the left."""
-    longest = max(map(len, prompts))
     left = model.decoder_prompt is None
-    tokens_BT = torch.zeros(len(prompts), longest, dtype=torch.int64)
-    mask_BT = torch.zeros_like(tokens_BT)
-    for row, prompt in enumerate(prompts):
-        place = slice(longest - len(prompt), None) if left else slice(len(prompt))
-        tokens_BT[row, place] = torch.tensor(list(prompt))
-        mask_BT[row, place] = 1
-    found = {"input_ids": tokens_BT.to(model.device), "attention_mask": mask_BT.to(model.device)}
+    texts = pad(prompts, "left" if left else "right").to(model.device)
+    mask_BT = torch.ones_like(texts.tokens_BT) if texts.attention_BT is None else texts.attention_BT
+    found = {"input_ids": texts.tokens_BT, "attention_mask": mask_BT}
     hf = model.hf
     if not left and model.decoder_prompt != configured_prompt(hf.config, hf.generation_config):
         prompt_1D = torch.tensor([model.decoder_prompt], device=model.device)
