@@ -173,7 +173,7 @@ class Model(Protocol):
         vocab_size: Tokens of the tokenizer and width of the logits, without padding.
         max_length: Context length in tokens, or None if there is no limit.
         eos_token_ids: Tokens that end a text; may be empty.
-        num_parameters: Distinct weights (tied ones count once).
+        num_parameters: Distinct weights: tied ones count once, and packed 4-bit ones singly.
     """
 
     @property

@@ -42,7 +42,7 @@ from paceline.models.checkpoint_files import (
     with_weights,
     without_weights,
 )
-from paceline.models.gguf import converted_gguf, is_gguf
+from paceline.models.gguf.conversion import converted_gguf, is_gguf
 from paceline.models.hf.architectures import (
     configured_prompt,
     is_encoder_decoder,

@@ -12,14 +12,15 @@ import math
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import nn
 
 from paceline.models.hf.architectures import (
+    is_tied,
     kind_of,
     nested_configs,
     outer_lists,
     ropes_of,
     shorten_config,
+    untie_head,
 )
 from paceline.models.silence import quiet
 from paceline.rng import named_generator
@@ -96,7 +97,7 @@ def tiny_twin(hf: PreTrainedModel, *, seed: int = 0) -> PreTrainedModel | None:
             with quiet(), torch.random.fork_rng(devices=[]):
                 config = tiny_config(hf, shape, repeats)
                 with torch.device("meta"):
-                    size = sum(x.numel() for x in type(hf)(copy.deepcopy(config)).parameters())
+                    size = type(hf)(copy.deepcopy(config)).num_parameters()
                 if size > _LARGEST:
                     continue
                 twin: Any = type(hf)._from_config(config, dtype=torch.float32).eval()
@@ -227,15 +228,12 @@ def _kept_layers(hf: PreTrainedModel) -> list[int]:
 
 def _keep_ties(hf: Any, twin: Any) -> None:
     """Tie the head if that of the model is tied, whatever the configuration says."""
-    heads = [each.get_output_embeddings() for each in (hf, twin)]
-    inputs = [each.get_input_embeddings() for each in (hf, twin)]
-    if any(head is None or not hasattr(head, "weight") for head in heads):
+    if not is_tied(hf):
+        untie_head(twin)
         return
-    tied = [head.weight is each.weight for head, each in zip(heads, inputs, strict=True)]
-    if tied[0] and not tied[1] and heads[1].weight.shape == inputs[1].weight.shape:
-        heads[1].weight = inputs[1].weight
-    elif tied[1] and not tied[0]:
-        heads[1].weight = nn.Parameter(heads[1].weight.detach().clone())
+    head, embedding = twin.get_output_embeddings(), twin.get_input_embeddings()
+    if head.weight.shape == embedding.weight.shape:
+        head.weight = embedding.weight
 
 
 @torch.inference_mode()

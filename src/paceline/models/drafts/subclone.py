@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from paceline.errors import ConfigError, UnsupportedModelError, UsageError
 from paceline.models.drafts.restricted_head import sampled_answer
 from paceline.models.drafts.scratch import new_like
+from paceline.models.hf.architectures import is_tied
 from paceline.models.hf.base import HfModel, evaluating
 from paceline.models.hf.logit_map import logit_map
 from paceline.models.llama.forward import LlamaDecoder
@@ -172,7 +173,7 @@ def subclone(target: HfModel, width: Width, importance: Importance) -> HfModel:
             grown = math.sqrt(whole.out.in_features / len(inner_I))
             _fill(mlp.out, whole.out, hidden_D, inner_I, grown)
         hf.get_input_embeddings().weight.copy_(source.get_input_embeddings().weight[:, hidden_D])
-        if hf.get_output_embeddings().weight is not hf.get_input_embeddings().weight:
+        if not is_tied(hf):
             head = source.get_output_embeddings().weight
             hf.get_output_embeddings().weight.copy_(head[:, hidden_D])
         scales = [scale] * (len(parts.norms) + len(parts.last_norms))

@@ -252,7 +252,7 @@ def _layout(weight: Tensor, name: str, arch: str, config: Any) -> Tensor:
     """Undo what llama.cpp's converter does to a weight."""
     match arch:
         case "llama" | "granite":
-            return _rotated_by_halves(name, weight, config)
+            return rotated_by_pairs(name, weight, config, parts=(-1, 2))
         case "gemma" | "gemma2" | "gemma3" | "nemotron":
             return weight - 1 if name.endswith("norm.weight") else weight
         case "gpt2":
@@ -275,17 +275,13 @@ def _in_groups(weight: Tensor, heads: int, kv_heads: int) -> Tensor:
     return torch.cat((groups, keys[:, None], values[:, None]), 1).reshape(weight.shape)
 
 
-def _rotated_by_halves(name: str, weight: Tensor, config: Any) -> Tensor:
-    """Reorder rows of q and k: llama.cpp rotates neighbours, transformers the two halves."""
-    return _transposed(name, weight, config, (-1, 2))
+def rotated_by_pairs(
+    name: str, weight: Tensor, config: Any, parts: tuple[int, int] = (2, -1)
+) -> Tensor:
+    """Reorder rows of q and k: llama.cpp rotates neighbours, transformers the two halves.
 
-
-def rotated_by_pairs(name: str, weight: Tensor, config: Any) -> Tensor:
-    """The inverse of `_rotated_by_halves`."""
-    return _transposed(name, weight, config, (2, -1))
-
-
-def _transposed(name: str, weight: Tensor, config: Any, parts: tuple[int, int]) -> Tensor:
+    `parts`: (-1, 2) for the inverse.
+    """
     part = name.split(".")[-2]
     sizes = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     if part not in sizes:

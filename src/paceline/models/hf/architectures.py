@@ -89,6 +89,18 @@ def is_encoder_decoder(config: PreTrainedConfig) -> bool:
     return bool(getattr(config, "is_encoder_decoder", False))
 
 
+def is_tied(hf: Any) -> bool:
+    """Whether the head has the weight of the input embeddings."""
+    return getattr(hf.get_output_embeddings(), "weight", None) is hf.get_input_embeddings().weight
+
+
+def untie_head(hf: Any) -> None:
+    """Give a model whose head is tied a head of its own, with the same weights."""
+    if is_tied(hf):
+        old = hf.get_output_embeddings().weight
+        hf.get_output_embeddings().weight = nn.Parameter(old.detach().clone(), old.requires_grad)
+
+
 def source_length(config: PreTrainedConfig) -> int | None:
     """Maximum number of encoder tokens of an encoder-decoder, or None if there is no limit."""
     return _first(config, "max_position_embeddings", "max_encoder_position_embeddings")

@@ -106,7 +106,7 @@ class HfModel(ABC):
         self.vocab_size = named_tokens(tokenizer, self._head.weight.shape[0])
         self.max_length = context_length(hf.config)
         self.eos_token_ids = stop_tokens(hf, tokenizer)
-        self.num_parameters = sum(weight.numel() for weight in hf.parameters())
+        self.num_parameters = hf.num_parameters()
         self.weight_change = 0.0
         self.forced_eos = forced_eos(hf.generation_config, len(self._head.weight))
         banned = banned_tokens(hf.generation_config, self.eos_token_ids, len(self._head.weight))
