@@ -18,8 +18,8 @@ from paceline.models.admission.model import (
     faster,
     hidden_states_fault,
     tolerance_for,
-    warn_of_slower,
 )
+from paceline.models.hf.base import warn_of_slower
 from paceline.models.hf.causal import CausalSession
 from paceline.models.hf.spreading import is_spread
 from paceline.models.llama import packing
@@ -123,7 +123,8 @@ def prepare_for_training(model: HfModel, *, frozen: bool = False) -> HfModel:
     ready = model.reading_with(T5States(model.hf, frozen=frozen))
     fault = hidden_states_fault(model, ready)
     if fault is not None:
-        warn_of_slower(model, "the fused training pass", fault)
+        fault = f"the fused training pass {fault}"
+        warn_of_slower(model.hf.config.model_type, fault, stacklevel=3)
         return model
     return ready
 

@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 import transformers
 
-from paceline.errors import (
-    ModelLoadError,
-    PacelineError,
-    SlowerWarning,
-    UnsupportedModelError,
-    first_line,
-)
+from paceline.errors import ModelLoadError, PacelineError, UnsupportedModelError, first_line
 from paceline.models.admission.results import key_of, recall, remember
 from paceline.models.admission.trial import (
     FAULTS,
@@ -31,7 +25,7 @@ from paceline.models.admission.trial import (
 )
 from paceline.models.admission.twin import VOCABULARY, tiny_twin
 from paceline.models.contract import pad
-from paceline.models.hf.base import evaluating, rolls_back
+from paceline.models.hf.base import evaluating, rolls_back, warn_of_slower
 from paceline.models.hf.causal import CausalModel
 from paceline.models.hf.seq2seq import Seq2SeqModel
 from paceline.models.hf.spreading import is_spread
@@ -196,19 +190,9 @@ def faster(
         key = None if model.files is None else key_of(model, *facts, model.files, limited)
         fault = _checked(key, lambda: _fault_of(prepared, play_briefly, tolerance), tolerance)
     if fault is not None:
-        warn_of_slower(model, name, fault)
+        warn_of_slower(model.hf.config.model_type, f"{name} {fault}", stacklevel=3)
         return None
     return prepared
-
-
-def warn_of_slower(model: HfModel, name: str, fault: str) -> None:
-    """Warn that a faster pass is not used."""
-    warnings.warn(
-        f"{name} {fault} for this {model.hf.config.model_type}; it is not used, and the model runs "
-        "more slowly: please report this, with the output of paceline env",
-        SlowerWarning,
-        stacklevel=4,
-    )
 
 
 def hidden_states_fault(model: HfModel, ready: HfModel) -> str | None:

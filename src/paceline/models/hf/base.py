@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import warnings
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.sampling import BANNED_LOGIT
-from paceline.errors import ModelLoadError
+from paceline.errors import ModelLoadError, SlowerWarning
 from paceline.models.compatibility import written_vocabulary
 from paceline.models.contract import Texts
 from paceline.models.hf.architectures import context_length, source_length
@@ -267,6 +268,16 @@ def stop_tokens(hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) 
         if found:
             return tuple(found)
     return ()
+
+
+def warn_of_slower(architecture: str, fault: str, stacklevel: int) -> None:
+    """Warn that a faster pass of a model is not used; `fault` names the pass and what it does."""
+    warnings.warn(
+        f"{fault} for this {architecture}; it is not used, and the model runs more slowly: please "
+        "report this, with the output of paceline env",
+        SlowerWarning,
+        stacklevel=stacklevel + 1,
+    )
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paceline.cache import cache_directory
-from paceline.errors import SlowerWarning, StorageError, first_line
+from paceline.errors import StorageError, first_line
 from paceline.models.admission.trial import FAULTS
 from paceline.models.hf.architectures import (
     NUMBERS,
@@ -23,6 +23,7 @@ from paceline.models.hf.architectures import (
     num_decoder_layers,
     outer_lists,
 )
+from paceline.models.hf.base import warn_of_slower
 from paceline.models.recorded.fixed_cache import FixedCache, WithSources
 
 if TYPE_CHECKING:
@@ -105,12 +106,7 @@ class CompiledModules:
                 return got
             fault = f"gives logits that differ by {difference:.2g} of their norm"
         self.usable = False
-        warnings.warn(
-            f"the compiled pass {fault} for this {self._model_type}; it is not used, and the model "
-            "runs more slowly: please report this, with the output of paceline env",
-            SlowerWarning,
-            stacklevel=2,
-        )
+        warn_of_slower(self._model_type, f"the compiled pass {fault}", stacklevel=2)
         return forward()
 
     def _with_compiled(self, forward: Callable[[], Tensor]) -> Tensor:
