@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     Tokenizer: TypeAlias = PreTrainedTokenizerBase
 
     from paceline.core.block import Drafted, DrawRequest, VerifiedRows, VerifyRequest
-    from paceline.core.fused import Head
 
 
 class ModelSession(ABC):
@@ -196,38 +195,21 @@ class Model(Protocol):
         ...
 
 
-class EncoderDecoder(Model, Protocol):
-    """An encoder-decoder; its prompts are encoder inputs.
-
-    Attributes:
-        decoder_prompt: Tokens that every decoder text begins with: `decoder_start_token_id`, and a
-            forced first token. They are not part of a generation.
-        max_source_length: Maximum number of encoder tokens, or None if there is no limit.
-        source_vocab_size: Encoder tokens are below it; Marian may have a vocabulary for them alone.
-    """
-
-    @property
-    def decoder_prompt(self) -> tuple[int, ...]: ...
-
-    @property
-    def max_source_length(self) -> int | None: ...
-
-    @property
-    def source_vocab_size(self) -> int: ...
-
-
 def decoder_prompt_of(model: Model) -> tuple[int, ...] | None:
-    """`EncoderDecoder.decoder_prompt`; None for a decoder-only model."""
+    """Tokens that every text of a decoder begins with; None for a decoder-only model.
+
+    `decoder_start_token_id`, and a forced first token. They are not part of a generation.
+    """
     return getattr(model, "decoder_prompt", None)
 
 
 def max_source_length_of(model: Model) -> int | None:
-    """`EncoderDecoder.max_source_length`; None for a decoder-only model."""
+    """Maximum number of encoder tokens; None if there is no limit, or no encoder."""
     return getattr(model, "max_source_length", None)
 
 
 def source_vocab_size_of(model: Model) -> int | None:
-    """`EncoderDecoder.source_vocab_size`; None for a decoder-only model."""
+    """Encoder tokens are below it: Marian may have a vocabulary for them. None: no encoder."""
     return getattr(model, "source_vocab_size", None)
 
 
@@ -282,27 +264,3 @@ def pad(rows: Sequence[Sequence[int]], side: Literal["left", "right"] = "right")
         for parts in (given, [torch.ones_like(row) for row in given])
     )
     return Texts(tokens_BT, None if bool(attention_BT.all()) else attention_BT)
-
-
-class TrainableModel(Model, Protocol):
-    """The model interface that training and scoring by hidden states use."""
-
-    @property
-    def draft_vocabulary(self) -> Tensor | None:
-        """The tokens that it may propose, most likely first, [K]; None for all."""
-        ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def dtype(self) -> torch.dtype: ...
-
-    @property
-    def head(self) -> Head:
-        """Makes logits of `hidden`, those of padding rows included."""
-        ...
-
-    def hidden(self, batch: Batch) -> Tensor:
-        """Final hidden states, scaled for `head`, [B, T, D]. Differentiable."""
-        ...

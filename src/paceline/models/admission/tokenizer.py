@@ -14,7 +14,7 @@ import json
 import warnings
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from pydantic import Field, ValidationError
 from tokenizers import Tokenizer
@@ -426,28 +426,12 @@ class Reading(NamedTuple):
     text: str | None
 
 
-class Reference(Protocol):
-    """A library that reads the tokenizer's files by itself.
+class TokenizerFile:
+    """The library `tokenizers` on tokenizer.json.
 
     Attributes:
         source: The file that it reads.
     """
-
-    source: str
-
-    def probes(self, tokenizer: Any) -> list[str]:
-        """Texts that both read."""
-        ...
-
-    def reads(self, text: str) -> Reading: ...
-
-    def read_by(self, tokenizer: Any, text: str) -> Reading:
-        """The same with a tokenizer of transformers."""
-        ...
-
-
-class TokenizerFile:
-    """The library `tokenizers` on tokenizer.json."""
 
     source = TOKENIZER_FILE
 
@@ -457,6 +441,7 @@ class TokenizerFile:
         self.plain.no_padding()
 
     def probes(self, tokenizer: Any) -> list[str]:
+        """Texts that it and this tokenizer of transformers read; see `reads` and `read_by`."""
         added = [token.content for token in self.plain.get_added_tokens_decoder().values()]
         step = len(added) // _MOST_ADDED + 1
         texts = [*PROBES, *(f"a{token}b {token} c" for token in added[::step])]
@@ -474,7 +459,7 @@ class TokenizerFile:
 
 
 class SentencePieceFile:
-    """The library `sentencepiece` on its model file; the tokens are pieces, not ids.
+    """As `TokenizerFile`, the library `sentencepiece` on its model; tokens are pieces, not ids.
 
     transformers numbers the pieces of some models anew, and adds special tokens.
     """
@@ -503,6 +488,10 @@ class SentencePieceFile:
         else:
             found = tokenizer.convert_ids_to_tokens(ids)
         return Reading(_unknown_once(found, {*found} - {tokenizer.unk_token}), None)
+
+
+Reference: TypeAlias = TokenizerFile | SentencePieceFile
+"""A library that reads the tokenizer's files by itself."""
 
 
 def find_reference(directory: Path) -> Reference | None:
