@@ -7,13 +7,13 @@ damaged or of another model would give other texts without a word.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import math
 import re
 import zipfile
 from collections import Counter
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -271,11 +271,11 @@ def within(name: str, size: Callable[[], Size | None]) -> Iterator[None]:
         ModelLoadError: it has more than 4 times their tensors and 1000, or more than 4 times their
             values and 2^20; or its buffers have more than 4 times their values and 2^28.
     """
-    stored = functools.cache(size)
+    stored = cache(size)
     made: Counter[str] = Counter()
     seen: dict[int, Any] = {}  # tied weights are registered again
 
-    def count(kind: str, spare: int, tensor: Any) -> None:
+    def count(kind: str, spare: int, _module: nn.Module, _name: str, tensor: Any) -> None:
         if tensor is None or not tensor.is_meta or id(tensor) in seen:
             return
         seen[id(tensor)] = tensor
@@ -291,12 +291,8 @@ def within(name: str, size: Callable[[], Size | None]) -> Iterator[None]:
             )
 
     hooks = [
-        register_module_parameter_registration_hook(
-            lambda _module, _name, new: count("weight", _MORE_VALUES, new)
-        ),
-        register_module_buffer_registration_hook(
-            lambda _module, _name, new: count("buffer", _BUFFER_VALUES, new)
-        ),
+        register_module_parameter_registration_hook(partial(count, "weight", _MORE_VALUES)),
+        register_module_buffer_registration_hook(partial(count, "buffer", _BUFFER_VALUES)),
     ]
     try:
         yield

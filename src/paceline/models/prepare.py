@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
     from paceline.models.contract import ModelSession
     from paceline.models.hf.base import HfModel
+    from paceline.models.llama.forward import MakeLinear
     from paceline.models.loading import DType
 
 Weights = Literal["auto", "plain", "packed_fp16", "int8"]
@@ -181,7 +182,7 @@ def _packed(model: HfModel, *, exact: bool) -> HfModel:
         if LlamaDecoder.supports(each.hf):
             prepared = _with_llama(each, LlamaDecoder(each.hf, packer, each.draft_vocabulary))
         elif is_t5_like(each.hf):
-            prepared = each.decoding_with(T5Pass(each.hf, packer, each.draft_vocabulary))
+            prepared = _with_t5(each, packer)
         else:
             copy = packing.packed_copy(each.hf, packer)
             prepared = each.decoding_with(each.plain_pass(copy, each.draft_vocabulary))
@@ -225,11 +226,12 @@ def _t5_in_bfloat16(model: HfModel, *, round_activations: bool) -> HfModel:
     # rounding the inputs of small products takes longer than it saves
     in_float32 = can_pack() and not round_activations
     make_linear = Packer(packing.EXACT) if in_float32 else bfloat16_product
-
-    def build(each: HfModel) -> HfModel:
-        return each.decoding_with(T5Pass(each.hf, make_linear, each.draft_vocabulary))
-
+    build = partial(_with_t5, make_linear=make_linear)
     return faster(model, "the fused pass", ROUNDED, build, f"T5 {in_float32}") or model
+
+
+def _with_t5(model: HfModel, make_linear: MakeLinear) -> HfModel:
+    return model.decoding_with(T5Pass(model.hf, make_linear, model.draft_vocabulary))
 
 
 def _in_int8(model: HfModel) -> HfModel:
@@ -287,7 +289,9 @@ def training_writer(model: HfModel, *, bfloat16: bool = True) -> HfModel:
     are returned unchanged.
     """
     if _on_cpu(model) and model.dtype == torch.float32 and is_t5_like(model.hf):
-        build, name, tolerance = _fused_copy, "the fused copy of a model in training", EXACT
+        # no rounding: weights in training are not those of a 16-bit checkpoint
+        build = partial(_with_t5, make_linear=Packer(packing.EXACT))
+        name, tolerance = "the fused copy of a model in training", EXACT
     elif bfloat16 and _can_compile_copies(model):
         build, name, tolerance = _compiled_copy, "the compiled copy of a model in training", ROUNDED
     else:
@@ -301,12 +305,6 @@ def training_writer(model: HfModel, *, bfloat16: bool = True) -> HfModel:
         return (build(model) if is_right() else model).start_session()
 
     return model.decoding_with(model.decoder, start)
-
-
-def _fused_copy(model: HfModel) -> HfModel:
-    # no rounding: weights in training are not those of a 16-bit checkpoint
-    packer = Packer(packing.EXACT)
-    return model.decoding_with(T5Pass(model.hf, packer, model.draft_vocabulary))
 
 
 def _can_compile_copies(model: HfModel) -> bool:

@@ -26,8 +26,6 @@ from paceline.models.silence import quiet
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from transformers import PreTrainedConfig, PreTrainedModel
 
 Shape = Literal["free", "square", "wide"]
@@ -249,7 +247,8 @@ def _read_once(twin: Any) -> None:
 def _randomize(twin: PreTrainedModel, seed: int) -> None:
     """Weights that make every part matter: biases and norms are not neutral either."""
     rng = named_generator(seed, "tiny twin")
-    for name, weight in [*twin.named_parameters(), *_output_biases(twin)]:
+    biases = (part for part in twin.named_buffers() if part[0].endswith("final_logits_bias"))
+    for name, weight in [*twin.named_parameters(), *biases]:
         if not weight.is_floating_point():
             continue
         noise = torch.randn(weight.shape, generator=rng)
@@ -259,18 +258,7 @@ def _randomize(twin: PreTrainedModel, seed: int) -> None:
         elif weight.ndim < 2 or "bias" in name:
             weight += 0.3 * noise
         elif "A_log" not in name:
-            weight.copy_(noise * _spread(name, weight))
+            is_table = any(part in name for part in ("embed", "wte", "shared"))
+            weight.copy_(noise * (0.7 if is_table else 1.2 / math.sqrt(weight.shape[-1])))
         # values that float16 and bfloat16 hold exactly, as those of 16-bit checkpoints
         weight.copy_((weight * 256).round().div(256).bfloat16())
-
-
-def _spread(name: str, weight: torch.Tensor) -> float:
-    if "embed" in name or "wte" in name or "shared" in name:
-        return 0.7
-    return 1.2 / math.sqrt(weight.shape[-1])
-
-
-def _output_biases(twin: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, value in twin.named_buffers():
-        if name.endswith("final_logits_bias"):
-            yield name, value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import ModelLoadError
+from paceline.errors import ModelLoadError, shorten
 from paceline.models.checkpoint_files import Size
 
 if TYPE_CHECKING:
@@ -130,9 +130,8 @@ class GgufFile:
             name = key.removeprefix(f"{self.arch}.")
             if name in _IDLE or self._idle(name, field.contents()):
                 continue
-            raise self.error(
-                f"has the key {key} = {_short(field.contents())}, which is not supported"
-            )
+            found = shorten(repr(field.contents()), 40)
+            raise self.error(f"has the key {key} = {found}, which is not supported")
 
     def _idle(self, name: str, value: Any) -> bool:
         if name == "attention.sliding_window" and isinstance(value, int):
@@ -144,8 +143,3 @@ def _equal(value: Any, neutral: Any) -> bool:
     if isinstance(value, list):
         return all(_equal(each, neutral) for each in value)
     return isinstance(value, (int, float)) and math.isclose(value, neutral)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -55,7 +55,7 @@ def context_length(config: PreTrainedConfig) -> int | None:
     positions, and the cache would differ from a pass without a cache.
     """
     text = config.get_text_config(decoder=True)
-    limits: list[Any] = [_first(text, "max_position_embeddings", *_CONTEXT_NAMES)]
+    limits: list[Any] = [first_size(text, "max_position_embeddings", *_CONTEXT_NAMES)]
     for rope in ropes_of(text):
         if rope.get("rope_type") in ("longrope", "dynamic"):
             name = "original_max_position_embeddings"
@@ -103,7 +103,7 @@ def untie_head(hf: Any) -> None:
 
 def source_length(config: PreTrainedConfig) -> int | None:
     """Maximum number of encoder tokens of an encoder-decoder, or None if there is no limit."""
-    return _first(config, "max_position_embeddings", "max_encoder_position_embeddings")
+    return first_size(config, "max_position_embeddings", "max_encoder_position_embeddings")
 
 
 def num_decoder_layers(config: PreTrainedConfig) -> int:
@@ -112,14 +112,14 @@ def num_decoder_layers(config: PreTrainedConfig) -> int:
     if not is_encoder_decoder(config):
         return text.num_hidden_layers
     # not of `text`: transformers resets decoder_layers there to the default of the class
-    return _first(config, "num_decoder_layers", "decoder_layers") or text.num_hidden_layers
+    return first_size(config, "num_decoder_layers", "decoder_layers") or text.num_hidden_layers
 
 
 def num_encoder_layers(config: PreTrainedConfig) -> int:
     """Number of layers of the encoder; 0 for a decoder-only model."""
     if not is_encoder_decoder(config):
         return 0
-    return _first(config, "encoder_layers", "num_layers") or 0
+    return first_size(config, "encoder_layers", "num_layers") or 0
 
 
 def set_num_layers(config: PreTrainedConfig, decoder: int | None, encoder: int | None) -> None:
@@ -184,7 +184,7 @@ def ropes_of(config: PreTrainedConfig) -> list[dict[str, Any]]:
     return nested or [settings]
 
 
-def _first(config: PreTrainedConfig, *names: str) -> int | None:
+def first_size(config: PreTrainedConfig, *names: str) -> int | None:
     """The first of these settings that is a positive number, or None."""
     values = (getattr(config, name, None) for name in names)
     return next((value for value in values if isinstance(value, int) and value > 0), None)

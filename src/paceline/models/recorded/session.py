@@ -54,7 +54,7 @@ class GraphCaches:
 
     @torch.inference_mode()
     def take(self, num_rows: int, num_columns: int, num_sources: int = 0) -> FixedCache:
-        rows, columns = _buffer_rows(num_rows), _power_of_two(num_columns, _FEWEST_COLUMNS)
+        rows, columns = _power_of_two(num_rows), _power_of_two(num_columns, _FEWEST_COLUMNS)
         sources = _power_of_two(num_sources, _FEWEST_SOURCES) if num_sources else 0
         for cache in self._idle:
             if (cache.num_rows, cache.num_columns, cache.num_sources) == (rows, columns, sources):
@@ -62,19 +62,14 @@ class GraphCaches:
                 return cache
         return self.passes.new_cache(rows, columns, Recordings(self._recorder), sources)
 
-    def give_back(self, cache: FixedCache) -> None:
-        self._idle.append(cache)
+    def give_back(self, caches: Sequence[FixedCache]) -> None:
+        self._idle += caches
         del self._idle[:-_MOST_IDLE]
 
 
-def _buffer_rows(num_texts: int) -> int:
-    return _power_of_two(num_texts, 1)
-
-
-def _power_of_two(wanted: int, least: int) -> int:
-    while least < wanted:
-        least *= 2
-    return least
+def _power_of_two(wanted: int, least: int = 1) -> int:
+    """The smallest that is enough, from the power of two `least` on."""
+    return max(least, 1 << (wanted - 1).bit_length())
 
 
 class GraphSession(ModelSession):
@@ -85,7 +80,7 @@ class GraphSession(ModelSession):
         self._caches = caches
         self._passes = caches.passes
         self._held: list[FixedCache] = []
-        weakref.finalize(self, _give_all_back, caches, self._held)
+        weakref.finalize(self, caches.give_back, self._held)
 
     @torch.inference_mode()
     def _prefill(self, tokens: Sequence[Sequence[int]]) -> Tensor:
@@ -180,7 +175,7 @@ class GraphSession(ModelSession):
     @torch.inference_mode()
     def _keep_rows(self, rows: Sequence[int]) -> None:
         cache = self._held[0]
-        if _buffer_rows(len(rows)) < cache.num_rows:
+        if _power_of_two(len(rows)) < cache.num_rows:
             self._move(rows, cache.num_columns)
         else:
             cache.copy_rows(cache, rows, max(self.lengths))
@@ -204,7 +199,7 @@ class GraphSession(ModelSession):
         old = self._held[0]
         new = self._hold(len(rows), num_columns, max(num_sources, old.num_sources))
         new.copy_rows(old, rows, max(self.lengths))
-        self._caches.give_back(old)
+        self._caches.give_back([old])
 
     def _read(self, cache: FixedCache) -> Read:
         return functools.partial(self._passes.logits, cache)
@@ -261,8 +256,3 @@ def _judge(
     drafted = Drafted(drafted_RG, probs_RGV, raw_RGV)
     verdict = verify_block(logits_RHV, drafted, num_drafted_R, rule, sampling, uniforms)
     return [torch.stack([verdict.num_accepted_B, verdict.next_tokens_B])]
-
-
-def _give_all_back(caches: GraphCaches, held: list[FixedCache]) -> None:
-    for cache in held:
-        caches.give_back(cache)
