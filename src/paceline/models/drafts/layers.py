@@ -145,24 +145,22 @@ def _differing_setting(layer: nn.Module, again: nn.Module) -> str | None:
 
 def layer_lists(hf: PreTrainedModel) -> dict[str, tuple[str, nn.ModuleList]]:
     """Names and module lists of the layers: `decoder`, and `encoder` if there is one."""
-    if not is_encoder_decoder(hf.config):
-        return {"decoder": layer_list(hf)}
+    config, kind = hf.config, hf.config.model_type
+    if not is_encoder_decoder(config):
+        return {"decoder": _outermost(hf, num_decoder_layers(config), kind)}
     parts: dict[str, Any] = {"decoder": hf.get_decoder(), "encoder": hf.get_encoder()}
-    counts = {"decoder": num_decoder_layers(hf.config), "encoder": num_encoder_layers(hf.config)}
+    counts = {"decoder": num_decoder_layers(config), "encoder": num_encoder_layers(config)}
     names = {id(module): name for name, module in hf.named_modules()}
     found: dict[str, tuple[str, nn.ModuleList]] = {}
     for part, module in parts.items():
-        _, layers = _outermost(module, counts[part], f"{part} of {hf.config.model_type}")
+        _, layers = _outermost(module, counts[part], f"{part} of {kind}")
         found[part] = names[id(layers)], layers
     return found
 
 
 def layer_list(hf: PreTrainedModel) -> tuple[str, nn.ModuleList]:
     """The name and module list of the model's layers, or of its decoder's."""
-    if is_encoder_decoder(hf.config):
-        return layer_lists(hf)["decoder"]
-    count = hf.config.get_text_config(decoder=True).num_hidden_layers
-    return _outermost(hf, count, hf.config.model_type)
+    return layer_lists(hf)["decoder"]
 
 
 def _outermost(module: nn.Module, count: int, name: str) -> tuple[str, nn.ModuleList]:

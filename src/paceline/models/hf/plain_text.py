@@ -53,7 +53,13 @@ def greedy_texts(
     given = len(model.decoder_prompt or ())
     # tokens of the decoder prompt that generate() forces count as new ones
     most = max_new_tokens + (given - max(start, 1) if given else 0)
-    keep = _Possible(vocab_size or model.vocab_size, model.draft_vocabulary)
+    listed = model.draft_vocabulary
+
+    def keep(_tokens: Tensor, scores: Tensor) -> Tensor:
+        """As a logits processor: tokens beyond the vocabulary or the list are not chosen."""
+        scores = scores.clone()
+        scores[:, vocab_size or model.vocab_size :] = -torch.inf
+        return scores if listed is None else limited(scores, listed)
     with quiet(), evaluating(hf), _applied(model, repetition_penalty, forces_eos=forces_eos):
         found = hf.generate(
             **inputs, max_new_tokens=most, do_sample=False, logits_processor=[keep]
@@ -138,17 +144,3 @@ def _applied(model: HfModel, penalty: float, *, forces_eos: bool) -> Iterator[No
         yield
     finally:
         hf.generation_config = before
-
-
-class _Possible:
-    """A logits processor: tokens beyond the vocabulary or the model's own list are not chosen."""
-
-    def __init__(self, vocab_size: int, draft_vocabulary: Tensor | None) -> None:
-        self._vocab_size = vocab_size
-        self._draft_vocabulary = draft_vocabulary
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        scores = scores.clone()
-        scores[:, self._vocab_size :] = -torch.inf
-        listed = self._draft_vocabulary
-        return scores if listed is None else limited(scores, listed)

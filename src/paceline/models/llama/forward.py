@@ -206,7 +206,7 @@ class _Layer:
             rotated_BNHD = torch.cat([self.query_norm(query), self.key_norm(key)], 2)
         cos, sin = rotation
         rotated_BNHD = rotated_BNHD * cos + rotated_BNHD.roll(self.head_size // 2, -1) * sin
-        keys_BHWD, values_BHWD = cache.layer(index).append(
+        keys_BHWD, values_BHWD = cache.layer(index).update(
             rotated_BNHD[:, :, heads:].transpose(1, 2),
             mixed_BNHD[:, :, heads + self.key_heads :].transpose(1, 2),
         )
