@@ -290,15 +290,10 @@ def within(name: str, size: Callable[[], Size | None]) -> Iterator[None]:
                 f"{held.tensors:,} with {held.values:,}; use the config.json that came with them"
             )
 
-    hooks = [
-        register_module_parameter_registration_hook(partial(count, "weight", _MORE_VALUES)),
-        register_module_buffer_registration_hook(partial(count, "buffer", _BUFFER_VALUES)),
-    ]
-    try:
+    weights = register_module_parameter_registration_hook(partial(count, "weight", _MORE_VALUES))
+    buffers = register_module_buffer_registration_hook(partial(count, "buffer", _BUFFER_VALUES))
+    with weights, buffers:
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def refuse_incomplete(location: ModelLocation, hf: Any, info: dict[str, Any]) -> None:
@@ -452,11 +447,10 @@ def _is_buffer_of_attention(key: str, hf: Any) -> bool:
     if last != "bias":
         return False
     known: dict[str, nn.Module] = dict(hf.named_modules())
-    names = (owner, f"{hf.base_model_prefix}.{owner}")
-    found = next((known[name] for name in names if name in known), None)
-    if found is None or not any(True for _ in found.children()):
+    found = known.get(owner, known.get(f"{hf.base_model_prefix}.{owner}"))
+    if found is None or not list(found.children()):
         return False
-    return not any(True for _ in found.parameters(recurse=False))
+    return not list(found.parameters(recurse=False))
 
 
 def _is_causal_mask(stored: Tensor) -> bool:

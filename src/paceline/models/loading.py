@@ -303,8 +303,7 @@ def _directory_of(location: ModelLocation) -> Path:
     """The model's local directory; files of the hub are downloaded, without the weights."""
     if location.directory:
         return location.directory
-    patterns = ["*.json", "*.txt", "*.model", "*.spm", "*.jinja"]
-    patterns += ["README.md", *LICENCES]
+    patterns = ["*.json", "*.txt", "*.model", "*.spm", "*.jinja", "README.md", *LICENCES]
     return Path(huggingface_hub.snapshot_download(location.source, allow_patterns=patterns))
 
 

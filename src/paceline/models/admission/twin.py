@@ -201,14 +201,12 @@ def _fit_recurrence(config: Any, sizes: dict[str, int], hidden: int) -> None:
 
 
 def _shrink_ropes(config: Any) -> None:
+    name = "original_max_position_embeddings"
     for rope in ropes_of(config):
-        switches = rope.get("rope_type") == "longrope"
-        if "original_max_position_embeddings" in rope:
-            rope["original_max_position_embeddings"] = (
-                _SWITCH_LENGTH if switches else ORIGINAL_LENGTH
-            )
-    if isinstance(getattr(config, "original_max_position_embeddings", None), int):
-        config.original_max_position_embeddings = _SWITCH_LENGTH
+        if name in rope:
+            rope[name] = _SWITCH_LENGTH if rope.get("rope_type") == "longrope" else ORIGINAL_LENGTH
+    if isinstance(getattr(config, name, None), int):
+        setattr(config, name, _SWITCH_LENGTH)
 
 
 def _kept_layers(hf: PreTrainedModel) -> list[int]:

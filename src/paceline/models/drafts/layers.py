@@ -11,11 +11,11 @@ from torch import nn
 
 from paceline.errors import UnsupportedModelError, UsageError
 from paceline.models.hf.architectures import (
-    NUMBERS,
     is_encoder_decoder,
     num_decoder_layers,
     num_encoder_layers,
     set_num_layers,
+    set_number,
     settings_of,
     shorten_config,
 )
@@ -72,9 +72,7 @@ def subset_layers(
         new[part].extend(copy.deepcopy(old[index], memo) for index in chosen)
         _keep_relative_positions(old[0], new[part][0], memo)
         for index, layer in enumerate(new[part]):
-            for module, number in itertools.product(layer.modules(), NUMBERS):
-                if isinstance(getattr(module, number, None), int):
-                    setattr(module, number, index)
+            set_number(layer, index)
         assert hf.get_submodule(name) is new[part], "the copy has other layers"
     _shorten(hf, kept)
     if not share:

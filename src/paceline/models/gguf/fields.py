@@ -34,6 +34,14 @@ _NEUTRAL = {
 }
 # Keys that change nothing, whatever their value; vocab_size is the number of rows of the embedding.
 _IDLE = {"rope.scaling.finetuned", "tensor_data_layout", "vocab_size", "pooling_type"}
+# Of tokenizers, for embeddings and classifiers, or already contained in what is read.
+_IDLE |= {"tokenizer.huggingface.json", "tokenizer.rwkv.world"} | {
+    f"tokenizer.ggml.{name}"
+    for name in (
+        *("token_type_count", "seperator_token_id", "mask_token_id", "cls_token_id"),
+        *("add_sep_token", "precompiled_charsmap", "remove_extra_whitespaces"),
+    )
+}
 _MOST_ENTRIES = 2_000_000  # keys, tensors and elements of arrays: each takes the reader 20 us
 
 

@@ -5,6 +5,7 @@ Layers of one model may differ; configurations list how.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
 _CONTEXT_NAMES = ("max_seq_len", "max_decoder_position_embeddings")  # of MPT and LED
 COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers")
 COUNTS += ("num_encoder_layers", "encoder_layers", "decoder_layers", "num_blocks")
-NUMBERS = ("layer_idx", "layer_id", "layer_index", "layer_number")
-"""Attributes of modules that hold the number of their layer, by which caches are indexed."""
+# attributes of modules that hold the number of their layer, by which caches are indexed
+_LAYER_NUMBERS = ("layer_idx", "layer_id", "layer_index", "layer_number")
 WINDOW_IN_CONFIG = frozenset({"mistral"})
 """Architectures whose layers read the sliding window from the configuration in each pass."""
-_NOT_SETTINGS = {*NUMBERS, "training"}
+_NOT_SETTINGS = {*_LAYER_NUMBERS, "training"}
 # lists of the numbers of layers that are special
 _NUMBERS = {"mlp_only_layers", "moe_layers", "full_attn_idxs", "cross_attention_layers"}
 _NUMBERS |= {"hybrid_layer_ids", "attn_layer_indices", "ple_layer_ids"}
@@ -124,11 +125,10 @@ def num_encoder_layers(config: PreTrainedConfig) -> int:
 
 def set_num_layers(config: PreTrainedConfig, decoder: int | None, encoder: int | None) -> None:
     """Set the numbers of layers of an encoder-decoder; None: unchanged."""
-    names = {
-        "decoder": (decoder, ("num_decoder_layers", "decoder_layers")),
-        "encoder": (encoder, ("num_layers", "encoder_layers", "num_hidden_layers")),
-    }
-    for count, keys in names.values():
+    for count, keys in (
+        (decoder, ("num_decoder_layers", "decoder_layers")),
+        (encoder, ("num_layers", "encoder_layers", "num_hidden_layers")),
+    ):
         for key in keys:
             if count is not None and isinstance(getattr(config, key, None), int):
                 setattr(config, key, count)
@@ -222,6 +222,13 @@ def settings_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
         plain = isinstance(value, bool | int | float | str) or value is None
         if plain and name not in _NOT_SETTINGS and not name.startswith("_"):
             yield name, value
+
+
+def set_number(layer: nn.Module, number: int) -> None:
+    """Give a layer this number, also in the modules that it consists of."""
+    for module, name in itertools.product(layer.modules(), _LAYER_NUMBERS):
+        if isinstance(getattr(module, name, None), int):
+            setattr(module, name, number)
 
 
 def shorten_config(config: PreTrainedConfig, layers: Sequence[int]) -> None:

@@ -219,13 +219,10 @@ class HfModel(ABC):
             factors = torch.exp2((_SATURATING / largest.clamp(min=1)).log2().round())
             factors[:, ::2] = 1
             factors = factors.to(hidden.dtype)
-            handle = head.register_forward_pre_hook(
+            with head.register_forward_pre_hook(
                 lambda _head, inputs: (factors.to(inputs[0].device) * inputs[0],)
-            )
-            try:
+            ):
                 wanted = self.plain_logits(batch).float()
-            finally:
-                handle.remove()
             got = projection.logits(factors * hidden).float()
         if not bool(wanted.isfinite().all()):
             raise ModelLoadError(
