@@ -47,7 +47,6 @@ def has_adapter(directory: Path) -> bool:
 
 
 def adapters_below(directory: Path) -> list[Path]:
-    """Directories of adapters in a directory."""
     return sorted(found.parent for found in directory.glob(f"*/{CONFIG}"))
 
 
@@ -121,7 +120,6 @@ def _check_ranks(directory: Path, settings: dict[str, Any]) -> None:
 
 
 def _shapes_of(directory: Path) -> dict[str, list[int]]:
-    """The shape of each weight of the adapter."""
     file = next(directory / name for name in _WEIGHTS if (directory / name).exists())
     return {key: list(shape) for key, (shape, _) in shapes_in(file).items()}
 

@@ -190,9 +190,7 @@ class Model(Protocol):
     @property
     def num_parameters(self) -> int: ...
 
-    def start_session(self) -> ModelSession:
-        """Begin an empty session."""
-        ...
+    def start_session(self) -> ModelSession: ...
 
 
 def decoder_prompt_of(model: Model) -> tuple[int, ...] | None:
@@ -251,7 +249,6 @@ class Texts(NamedTuple):
     source: Batch | None = None
 
     def to(self, device: torch.device) -> Texts:
-        """Move tokens and mask to a device."""
         attention = None if self.attention_BT is None else self.attention_BT.to(device)
         return Texts(self.tokens_BT.to(device), attention, self.source)
 

@@ -55,7 +55,6 @@ def _code() -> str:
 
 
 def recall(key: str) -> dict[str, Any] | None:
-    """The result of this name, or None."""
     if key not in _known:
         with contextlib.suppress(TypeError, ValueError):
             _known[key] = dict(json.loads(cached_text("admission", f"{key}.json") or ""))

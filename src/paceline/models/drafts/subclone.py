@@ -278,7 +278,6 @@ def _t5_parts(hf: Any) -> _Parts:
 
 
 def _narrowed(hf: Any, width: Width) -> Any:
-    """The configuration with these sizes."""
     config = copy.deepcopy(hf.config)
     if config.model_type in T5_ARCHITECTURES:
         config.d_model, config.d_ff, config.num_heads = width[:3]

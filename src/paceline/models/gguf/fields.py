@@ -100,7 +100,6 @@ class GgufFile:
             )
 
     def size(self) -> Size:
-        """What the file holds."""
         return Size(len(self.tensors), sum(each.n_elements for each in self.tensors.values()))
 
     def error(self, fault: str, advice: str = _ADVICE) -> ModelLoadError:
@@ -108,7 +107,6 @@ class GgufFile:
         return ModelLoadError(f"{self.path} {fault}; {advice}")
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of a key."""
         field = self.reader.get_field(key)
         self._read.add(key)
         return default if field is None else field.contents()

@@ -191,7 +191,6 @@ def first_size(config: PreTrainedConfig, *names: str) -> int | None:
 
 
 def nested_configs(config: PreTrainedConfig) -> Iterator[Any]:
-    """The configuration and those nested in it."""
     yield config
     for value in vars(config).values():
         if hasattr(value, "to_dict") and hasattr(value, "model_type"):

@@ -44,7 +44,6 @@ Sessions = Literal["batch", "rows", "recurrent", "stateful"]
 
 
 def rolls_back(sessions: Sessions) -> bool:
-    """Whether sessions of this kind can roll back."""
     return sessions in ("batch", "rows")
 
 

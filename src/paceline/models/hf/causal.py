@@ -104,7 +104,6 @@ class CausalSession(ModelSession):
 
     @property
     def pass_cache(self) -> Any:
-        """The cache that the forward pass gets."""
         return self.cache
 
     def _rollback(self, counts: Sequence[int]) -> None:
