@@ -80,9 +80,7 @@ def inspect_model(path: str | Path, header: Header | None = None) -> ModelFacts:
     hf, tokenizer, count = header or read_header(path)
     config = hf.config
     text = config.get_text_config(decoder=True)
-    prompt = None
-    if is_encoder_decoder(config):
-        prompt = configured_prompt(config, hf.generation_config)
+    prompt = configured_prompt(config, hf.generation_config) if is_encoder_decoder(config) else None
     return ModelFacts(
         str(path),
         architecture=config.model_type,

@@ -40,8 +40,7 @@ from paceline.models.precision import (
 )
 from paceline.models.recorded.compiling import compiles_passes
 from paceline.models.recorded.fixed_pass import FixedPass, can_record
-from paceline.models.recorded.seq2seq_session import GraphSeq2SeqSession
-from paceline.models.recorded.session import GraphCaches, GraphSession
+from paceline.models.recorded.session import GraphCaches, GraphSeq2SeqSession, GraphSession
 from paceline.models.t5 import T5Pass, T5States, is_t5_like
 
 if TYPE_CHECKING:

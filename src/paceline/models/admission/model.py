@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
     from paceline.models.hf.base import HfModel, Sessions
 
+    Build = Callable[[HfModel], HfModel]
+
 EXACT = 0.01
 """Tolerance for passes in float32, in standard deviations of the logits."""
 OF_TWIN = 0.002
@@ -165,7 +167,7 @@ def faster(
     model: HfModel,
     name: str,
     tolerance: float,
-    build: Callable[[HfModel], HfModel],
+    build: Build,
     variant: str = "",
 ) -> HfModel | None:
     """A faster pass, if its logits are those of transformers; else None, with a warning.
@@ -232,9 +234,7 @@ def _checked(key: str | None, check: Callable[[], str | None], tolerance: float)
     return fault
 
 
-def _built(
-    model: HfModel, build: Callable[[HfModel], HfModel]
-) -> tuple[HfModel | None, str | None]:
+def _built(model: HfModel, build: Build) -> tuple[HfModel | None, str | None]:
     """The faster pass, or why it cannot be made."""
     try:
         return build(model), None
@@ -244,9 +244,7 @@ def _built(
         return None, f"failed ({first_line(error)})"
 
 
-def _fault_of_twin(
-    model: HfModel, build: Callable[[HfModel], HfModel], tolerance: float
-) -> str | None:
+def _fault_of_twin(model: HfModel, build: Build, tolerance: float) -> str | None:
     """The fault of its sessions, or of its forward pass in sessions of transformers' kind."""
     twin = twin_of(model)
     if twin is None:
@@ -289,11 +287,9 @@ def _first_that_agrees(
                 continue
             if result.largest <= tolerance:
                 if attention is not None:
-                    _warn_of_attention(
-                        model, str(current), "token by token, so tokens see later ones"
-                    )
-                difference, positions = result.largest, result.num_positions
-                return Admission(kind, None, difference, positions, attention)
+                    other = "token by token, so tokens see later ones"
+                    _warn_of_attention(model, str(current), other)
+                return Admission(kind, None, result.largest, result.num_positions, attention)
             faults.append(f"logits differ by {result.largest:.2g} deviations {result.where}")
     raise UnsupportedModelError(
         f"{model.hf.config.model_type} cannot be decoded: its sessions do not give the logits of "

@@ -154,9 +154,6 @@ class RoomyLayer(DynamicLayer):
     def get_seq_length(self) -> int:
         return self.width
 
-    def crop(self, tokens_to_remove: int) -> None:
-        self.width -= abs(tokens_to_remove)
-
 
 def _allocate(new_BHND: Tensor, width: int) -> Tensor:
     # larger than needed, because growing copies all columns

@@ -19,6 +19,7 @@ from paceline.core.block import Drafted, Uniforms, VerifiedRows, draw_ahead, ver
 from paceline.core.rule_base import is_capturable
 from paceline.core.sampling import as_list
 from paceline.models.contract import ModelSession
+from paceline.models.hf.seq2seq import Seq2SeqSession
 from paceline.models.recorded.recorder import Recorder, Recordings
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from paceline.core.block import DrawPlan, DrawRequest, VerifyRequest
     from paceline.core.rule_base import Rule
     from paceline.core.sampling import SamplingParams
+    from paceline.models.hf.base import HfModel
     from paceline.models.recorded.fixed_cache import FixedCache
     from paceline.models.recorded.fixed_pass import FixedPass
 
@@ -209,6 +211,38 @@ class GraphSession(ModelSession):
         values = values.to(self._passes.device, non_blocking=True)
         spare = self._held[0].num_rows - len(values)
         return torch.cat([values, values[:1].expand(spare, *values.shape[1:])]) if spare else values
+
+
+class GraphSeq2SeqSession(GraphSession):
+    """A `GraphSession` whose prompts are encoder inputs; `lengths` count decoder tokens.
+
+    The encoder and the decoder prompt are read by transformers' modules, once per source.
+    """
+
+    def __init__(self, caches: GraphCaches, model: HfModel) -> None:
+        super().__init__(caches, model.vocab_size, model.max_length)
+        self._model = model
+
+    def _lengths_after(self, prompts: Sequence[Sequence[int]]) -> list[int]:
+        assert self._model.decoder_prompt is not None, "an encoder-decoder has a decoder prompt"
+        return [len(self._model.decoder_prompt)] * len(prompts)
+
+    @torch.inference_mode()
+    def _prefill(self, tokens: Sequence[Sequence[int]]) -> Tensor:
+        reading = Seq2SeqSession(self._model)
+        logits_BV = reading.prefill(tokens)
+        encoded, width = reading.pass_cache, max(reading.lengths)
+        attention_BS = encoded.attention
+        cache = self._hold(len(tokens), width + SPARE, attention_BS.shape[1])
+        assert cache.sources is not None, "the cache of an encoder-decoder has sources"
+        cache.sources.fill(encoded.cross_attention_cache.layers, attention_BS)
+        for index, mine in enumerate(cache.layers):
+            keys, values = (part[:, :, :width] for part in reading.cache.layer(index).buffers)
+            mine.write(slice(len(tokens)), keys, values)
+        return logits_BV
+
+    def _fresh(self) -> GraphSeq2SeqSession:
+        return GraphSeq2SeqSession(self._caches, self._model)
 
 
 def _filled(tokens: Sequence[Sequence[int]], width: int) -> Tensor:
