@@ -176,13 +176,11 @@ def subclone(target: HfModel, width: Width, importance: Importance) -> HfModel:
         if not is_tied(hf):
             head = source.get_output_embeddings().weight
             hf.get_output_embeddings().weight.copy_(head[:, hidden_D])
-        scales = [scale] * (len(parts.norms) + len(parts.last_norms))
+        norms, whole_norms = ([*each.norms, *each.last_norms] for each in (parts, wholes))
+        scales = [scale] * len(norms)
         if _is_t5(target):  # the decoder's last norm: a tied head divides by the hidden size
             scales[-1] = scale * logit_map(source).input_scale / logit_map(hf).input_scale
-        pairs = zip(
-            [*parts.norms, *parts.last_norms], [*wholes.norms, *wholes.last_norms], strict=True
-        )
-        for (norm, whole), factor in zip(pairs, scales, strict=True):
+        for norm, whole, factor in zip(norms, whole_norms, scales, strict=True):
             norm.weight.copy_(whole.weight[hidden_D] * factor)
     hf.generation_config = target.hf.generation_config
     return target.rewrap(hf.eval())

@@ -183,9 +183,8 @@ def tensor_names(hf: PreTrainedModel, arch: str) -> dict[str, tuple[str, ...]]:
     ends = (".weight", ".bias")
     found: dict[str, tuple[str, ...]] = {}
     for name in hf.state_dict():
-        label = names.get_name(name, ends) or names.get_name(
-            name.removeprefix("transformer."), ends
-        )
+        forms = (name, name.removeprefix("transformer."))
+        label = next(filter(None, (names.get_name(form, ends) for form in forms)), None)
         if label is None and name.endswith(f"experts.{_GATE_UP}"):
             block = name.split(".")[2]
             found[name] = tuple(f"blk.{block}.ffn_{part}_exps.weight" for part in ("gate", "up"))
@@ -241,7 +240,7 @@ def _read(file: GgufFile, labels: tuple[str, ...], name: str, config: Any, meta:
     arrays = [gguf.quants.dequantize(each.data, each.tensor_type).copy() for each in stored]
     parts = [torch.from_numpy(array) for array in arrays]
     weight = _layout(parts[0] if len(parts) == 1 else torch.cat(parts, 1), name, file.arch, config)
-    if weight.squeeze().shape != meta.shape and weight.squeeze().shape != meta.squeeze().shape:
+    if weight.squeeze().shape != meta.squeeze().shape:
         raise file.error(
             f"has {labels[0]} of size {list(weight.shape)}, which should be {list(meta.shape)}"
         )
