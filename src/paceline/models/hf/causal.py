@@ -42,7 +42,7 @@ class HfDecoder:
         self.hf = hf
         self.draft_vocabulary = draft_vocabulary
         # those of an encoder-decoder are positions of sources
-        self._takes_positions = takes_positions(hf) and not is_encoder_decoder(hf.config)
+        self._takes_positions = not is_encoder_decoder(hf.config) and takes_positions(hf)
         self._cache_argument = cache_argument(hf)
 
     def __call__(self, tokens_BN: Tensor, cache: Any, ends_B: Tensor | None, keep: int) -> Tensor:
