@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from paceline.data.examples import Example
-    from paceline.models.contract import Model, TrainableModel
+    from paceline.models.contract import Model
+    from paceline.models.hf.base import HfModel
     from paceline.progress import Progress
 
 
@@ -323,7 +324,7 @@ class ReadText:
     on when it is drawn, and a resumed run computes the same losses.
     """
 
-    def __init__(self, stream: ExampleStream, target: TrainableModel, limit_gb: float) -> None:
+    def __init__(self, stream: ExampleStream, target: HfModel, limit_gb: float) -> None:
         """Check the size of the cache without filling it.
 
         Raises:

@@ -23,7 +23,7 @@ from paceline.export.export_inputs import SAMPLES
 from paceline.models import load_model
 from paceline.models.admission.tokenizer import TOKENIZER_FILE, TokenizerFile
 from paceline.models.checkpoint_files import auto_class
-from paceline.models.gguf import convert_gguf
+from paceline.models.gguf.conversion import convert_gguf
 from paceline.models.loading import load_tokenizer
 from paceline.models.silence import quiet
 

@@ -25,7 +25,7 @@ from paceline.models.admission.tokenizer import PROBES
 from paceline.models.checkpoint_files import weight_files
 from paceline.models.compatibility import check_block, check_same_vocabulary
 from paceline.models.drafts.save import other_file
-from paceline.models.gguf import open_gguf
+from paceline.models.gguf.conversion import open_gguf
 from paceline.models.hf.draft_vocabulary import EXPORTED
 from paceline.models.inspection import ModelFacts, inspect_model
 from paceline.models.loading import (

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import UnsupportedModelError, UsageError
-from paceline.models.gguf import open_gguf
-from paceline.models.gguf.conversion import rotated_by_pairs, tensor_names
+from paceline.models.gguf.conversion import open_gguf, rotated_by_pairs, tensor_names
 from paceline.models.gguf.pre_tokenizers import name_of
 from paceline.models.gguf.vocabulary import ENDS
 

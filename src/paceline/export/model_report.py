@@ -19,7 +19,7 @@ from paceline.models.admission.model import Admission, admit, twin_admission, tw
 from paceline.models.admission.tokenizer import check_tokenizer
 from paceline.models.answer_text import answer_text
 from paceline.models.drafts.layers import layer_list
-from paceline.models.gguf import is_converted, is_gguf
+from paceline.models.gguf.conversion import is_converted, is_gguf
 from paceline.models.hf.architectures import (
     WINDOW_IN_CONFIG,
     num_decoder_layers,

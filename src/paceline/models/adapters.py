@@ -29,7 +29,7 @@ from paceline.models.checkpoint_files import (
     shapes_in,
     with_weights,
 )
-from paceline.models.hf.architectures import is_quantized
+from paceline.models.hf.architectures import is_quantized, is_tied, untie_head
 from paceline.models.silence import quiet
 from paceline.places import copy_files
 
@@ -47,7 +47,6 @@ def has_adapter(directory: Path) -> bool:
 
 
 def adapters_below(directory: Path) -> list[Path]:
-    """Directories of adapters in a directory."""
     return sorted(found.parent for found in directory.glob(f"*/{CONFIG}"))
 
 
@@ -121,7 +120,6 @@ def _check_ranks(directory: Path, settings: dict[str, Any]) -> None:
 
 
 def _shapes_of(directory: Path) -> dict[str, list[int]]:
-    """The shape of each weight of the adapter."""
     file = next(directory / name for name in _WEIGHTS if (directory / name).exists())
     return {key: list(shape) for key, (shape, _) in shapes_in(file).items()}
 
@@ -198,11 +196,9 @@ def _merge(hf: Any, directory: Path, base: Path) -> None:
     """Merge in place, and untie the head if its weights are then others than the embedding's."""
     peft: Any = import_module("peft")  # an optional dependency
     embedding, head = hf.get_input_embeddings(), hf.get_output_embeddings()
-    tied = getattr(head, "weight", None) is embedding.weight
+    tied = is_tied(hf)
     _resize(hf, directory, [embedding] if tied else [embedding, head])
-    if tied:  # a change of the head is no change of the embedding
-        head = hf.get_output_embeddings()
-        head.weight = torch.nn.Parameter(head.weight.detach().clone())
+    untie_head(hf)  # a change of the head is no change of the embedding
     try:
         config: Any = peft.PeftConfig.from_pretrained(str(directory))
         if config.is_prompt_learning:

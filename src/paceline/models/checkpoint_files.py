@@ -7,13 +7,13 @@ damaged or of another model would give other texts without a word.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import math
 import re
 import zipfile
 from collections import Counter
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -271,11 +271,11 @@ def within(name: str, size: Callable[[], Size | None]) -> Iterator[None]:
         ModelLoadError: it has more than 4 times their tensors and 1000, or more than 4 times their
             values and 2^20; or its buffers have more than 4 times their values and 2^28.
     """
-    stored = functools.cache(size)
+    stored = cache(size)
     made: Counter[str] = Counter()
     seen: dict[int, Any] = {}  # tied weights are registered again
 
-    def count(kind: str, spare: int, tensor: Any) -> None:
+    def count(kind: str, spare: int, _module: nn.Module, _name: str, tensor: Any) -> None:
         if tensor is None or not tensor.is_meta or id(tensor) in seen:
             return
         seen[id(tensor)] = tensor
@@ -290,19 +290,10 @@ def within(name: str, size: Callable[[], Size | None]) -> Iterator[None]:
                 f"{held.tensors:,} with {held.values:,}; use the config.json that came with them"
             )
 
-    hooks = [
-        register_module_parameter_registration_hook(
-            lambda _module, _name, new: count("weight", _MORE_VALUES, new)
-        ),
-        register_module_buffer_registration_hook(
-            lambda _module, _name, new: count("buffer", _BUFFER_VALUES, new)
-        ),
-    ]
-    try:
+    weights = register_module_parameter_registration_hook(partial(count, "weight", _MORE_VALUES))
+    buffers = register_module_buffer_registration_hook(partial(count, "buffer", _BUFFER_VALUES))
+    with weights, buffers:
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def refuse_incomplete(location: ModelLocation, hf: Any, info: dict[str, Any]) -> None:
@@ -456,11 +447,10 @@ def _is_buffer_of_attention(key: str, hf: Any) -> bool:
     if last != "bias":
         return False
     known: dict[str, nn.Module] = dict(hf.named_modules())
-    names = (owner, f"{hf.base_model_prefix}.{owner}")
-    found = next((known[name] for name in names if name in known), None)
-    if found is None or not any(True for _ in found.children()):
+    found = known.get(owner, known.get(f"{hf.base_model_prefix}.{owner}"))
+    if found is None or not list(found.children()):
         return False
-    return not any(True for _ in found.parameters(recurse=False))
+    return not list(found.parameters(recurse=False))
 
 
 def _is_causal_mask(stored: Tensor) -> bool:

@@ -14,9 +14,10 @@ Shape suffixes: B batch, N new tokens, T text, S source, V vocabulary (logits ov
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from paceline.errors import ContextLengthError, PromptError
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     Tokenizer: TypeAlias = PreTrainedTokenizerBase
 
     from paceline.core.block import Drafted, DrawRequest, VerifiedRows, VerifyRequest
-    from paceline.core.fused import Head
 
 
 class ModelSession(ABC):
@@ -172,7 +172,7 @@ class Model(Protocol):
         vocab_size: Tokens of the tokenizer and width of the logits, without padding.
         max_length: Context length in tokens, or None if there is no limit.
         eos_token_ids: Tokens that end a text; may be empty.
-        num_parameters: Distinct weights (tied ones count once).
+        num_parameters: Distinct weights: tied ones count once, and packed 4-bit ones singly.
     """
 
     @property
@@ -190,43 +190,24 @@ class Model(Protocol):
     @property
     def num_parameters(self) -> int: ...
 
-    def start_session(self) -> ModelSession:
-        """Begin an empty session."""
-        ...
-
-
-class EncoderDecoder(Model, Protocol):
-    """An encoder-decoder; its prompts are encoder inputs.
-
-    Attributes:
-        decoder_prompt: Tokens that every decoder text begins with: `decoder_start_token_id`, and a
-            forced first token. They are not part of a generation.
-        max_source_length: Maximum number of encoder tokens, or None if there is no limit.
-        source_vocab_size: Encoder tokens are below it; Marian may have a vocabulary for them alone.
-    """
-
-    @property
-    def decoder_prompt(self) -> tuple[int, ...]: ...
-
-    @property
-    def max_source_length(self) -> int | None: ...
-
-    @property
-    def source_vocab_size(self) -> int: ...
+    def start_session(self) -> ModelSession: ...
 
 
 def decoder_prompt_of(model: Model) -> tuple[int, ...] | None:
-    """`EncoderDecoder.decoder_prompt`; None for a decoder-only model."""
+    """Tokens that every text of a decoder begins with; None for a decoder-only model.
+
+    `decoder_start_token_id`, and a forced first token. They are not part of a generation.
+    """
     return getattr(model, "decoder_prompt", None)
 
 
 def max_source_length_of(model: Model) -> int | None:
-    """`EncoderDecoder.max_source_length`; None for a decoder-only model."""
+    """Maximum number of encoder tokens; None if there is no limit, or no encoder."""
     return getattr(model, "max_source_length", None)
 
 
 def source_vocab_size_of(model: Model) -> int | None:
-    """`EncoderDecoder.source_vocab_size`; None for a decoder-only model."""
+    """Encoder tokens are below it: Marian may have a vocabulary for them. None: no encoder."""
     return getattr(model, "source_vocab_size", None)
 
 
@@ -268,41 +249,15 @@ class Texts(NamedTuple):
     source: Batch | None = None
 
     def to(self, device: torch.device) -> Texts:
-        """Move tokens and mask to a device."""
         attention = None if self.attention_BT is None else self.attention_BT.to(device)
         return Texts(self.tokens_BT.to(device), attention, self.source)
 
 
-def pad(rows: Sequence[Sequence[int]]) -> Texts:
-    """Texts padded on the right; no mask if none is shorter than the longest."""
-    width = max(len(row) for row in rows)
-    tokens_BT = torch.zeros(len(rows), width, dtype=torch.int64)
-    attention_BT = torch.zeros_like(tokens_BT)
-    for index, row in enumerate(rows):
-        tokens_BT[index, : len(row)] = torch.tensor(list(row))
-        attention_BT[index, : len(row)] = 1
+def pad(rows: Sequence[Sequence[int]], side: Literal["left", "right"] = "right") -> Texts:
+    """Texts padded on one side; no mask if none is shorter than the longest."""
+    given = [torch.tensor(list(row), dtype=torch.int64) for row in rows]
+    tokens_BT, attention_BT = (
+        pad_sequence(parts, batch_first=True, padding_side=side)
+        for parts in (given, [torch.ones_like(row) for row in given])
+    )
     return Texts(tokens_BT, None if bool(attention_BT.all()) else attention_BT)
-
-
-class TrainableModel(Model, Protocol):
-    """The model interface that training and scoring by hidden states use."""
-
-    @property
-    def draft_vocabulary(self) -> Tensor | None:
-        """The tokens that it may propose, most likely first, [K]; None for all."""
-        ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def dtype(self) -> torch.dtype: ...
-
-    @property
-    def head(self) -> Head:
-        """Makes logits of `hidden`, those of padding rows included."""
-        ...
-
-    def hidden(self, batch: Batch) -> Tensor:
-        """Final hidden states, scaled for `head`, [B, T, D]. Differentiable."""
-        ...

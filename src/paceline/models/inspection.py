@@ -18,7 +18,7 @@ from paceline.models.checkpoint_files import (
     weight_files,
     without_weights,
 )
-from paceline.models.gguf import is_converted, is_gguf, read_gguf_header
+from paceline.models.gguf.conversion import is_converted, is_gguf, read_gguf_header
 from paceline.models.hf.architectures import (
     configured_prompt,
     context_length,
@@ -80,9 +80,7 @@ def inspect_model(path: str | Path, header: Header | None = None) -> ModelFacts:
     hf, tokenizer, count = header or read_header(path)
     config = hf.config
     text = config.get_text_config(decoder=True)
-    prompt = None
-    if is_encoder_decoder(config):
-        prompt = configured_prompt(config, hf.generation_config)
+    prompt = configured_prompt(config, hf.generation_config) if is_encoder_decoder(config) else None
     return ModelFacts(
         str(path),
         architecture=config.model_type,
@@ -128,7 +126,7 @@ def read_header(path: str | Path) -> Header:
     """
     if is_gguf(path) and not is_converted(local := Path(path).expanduser()):
         hf, tokenizer = read_gguf_header(local)
-        return Header(hf, tokenizer, _num_weights(hf))
+        return Header(hf, tokenizer, hf.num_parameters())
     with open_model(path) as location:
         config = read_config(location)
         tokenizer = read_tokenizer(location)
@@ -165,14 +163,10 @@ def count_parameters(directory: Path) -> int:
 def _count_parameters(directory: Path, hf: Any) -> int:
     files = [file for file in weight_files(directory) if file.suffix == ".safetensors"]
     stored = {key for file in files for key in shapes_in(file)}
-    count = _num_weights(hf)
+    count = hf.num_parameters()
     for name, source in hf.all_tied_weights_keys.items():
         if name in stored and source in stored:  # tied only if their values are equal
             tensors = [stored_tensor(directory, (key,)) for key in (name, source)]
             if not torch.equal(*cast("Any", tensors)):
                 count += hf.get_parameter(name).numel()
     return count
-
-
-def _num_weights(hf: Any) -> int:
-    return sum(weight.numel() for weight in hf.parameters())

@@ -42,7 +42,7 @@ from paceline.models.checkpoint_files import (
     with_weights,
     without_weights,
 )
-from paceline.models.gguf import converted_gguf, is_gguf
+from paceline.models.gguf.conversion import converted_gguf, is_gguf
 from paceline.models.hf.architectures import (
     configured_prompt,
     is_encoder_decoder,
@@ -303,8 +303,7 @@ def _directory_of(location: ModelLocation) -> Path:
     """The model's local directory; files of the hub are downloaded, without the weights."""
     if location.directory:
         return location.directory
-    patterns = ["*.json", "*.txt", "*.model", "*.spm", "*.jinja"]
-    patterns += ["README.md", *LICENCES]
+    patterns = ["*.json", "*.txt", "*.model", "*.spm", "*.jinja", "README.md", *LICENCES]
     return Path(huggingface_hub.snapshot_download(location.source, allow_patterns=patterns))
 
 

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from paceline.cache import cached_text, keep_text
 from paceline.errors import UsageError
 from paceline.fingerprints import short_hash
+from paceline.models.hf.architectures import first_size
 from paceline.models.llama.packing import Packer, can_pack
 from paceline.processor import level, processor_name
 from paceline.records import cache_root
@@ -46,7 +47,6 @@ _ROWS = {"training": (64, 1024), "reading": (64, 512), "decoding": (64, 64)}  # 
 _LARGEST = 2048  # side of a timed matrix; larger matrices are multiplied in blocks anyway
 _REPEATS = 4
 _EARLY_STOP_RATIO = 3.0  # timing stops once one precision is this many times slower
-_HIDDEN, _INNER = ("hidden_size", "d_model"), ("intermediate_size", "n_inner", "ffn_dim")
 
 
 class Choice(NamedTuple):
@@ -97,13 +97,8 @@ def faster_of(seconds: dict[str, float], what: str) -> Choice:
 def shapes_of(config: PreTrainedConfig) -> list[Shape]:
     """[out, in] of a model's largest matrices, from its configuration."""
     text: Any = config.get_text_config(decoder=True)
-
-    def size(names: tuple[str, ...], default: int) -> int:
-        found = (getattr(text, name, None) for name in names)
-        return next((value for value in found if isinstance(value, int)), default)
-
-    hidden = size(_HIDDEN, 768)
-    inner = size(_INNER, 4 * hidden)
+    hidden = first_size(text, "hidden_size", "d_model") or 768
+    inner = first_size(text, "intermediate_size", "n_inner", "ffn_dim") or 4 * hidden
     return [(hidden, hidden), (inner, hidden), (hidden, inner), (int(text.vocab_size), hidden)]
 
 

@@ -18,8 +18,8 @@ from paceline.models.admission.model import (
     faster,
     hidden_states_fault,
     tolerance_for,
-    warn_of_slower,
 )
+from paceline.models.hf.base import warn_of_slower
 from paceline.models.hf.causal import CausalSession
 from paceline.models.hf.spreading import is_spread
 from paceline.models.llama import packing
@@ -40,8 +40,7 @@ from paceline.models.precision import (
 )
 from paceline.models.recorded.compiling import compiles_passes
 from paceline.models.recorded.fixed_pass import FixedPass, can_record
-from paceline.models.recorded.seq2seq_session import GraphSeq2SeqSession
-from paceline.models.recorded.session import GraphCaches, GraphSession
+from paceline.models.recorded.session import GraphCaches, GraphSeq2SeqSession, GraphSession
 from paceline.models.t5 import T5Pass, T5States, is_t5_like
 
 if TYPE_CHECKING:
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
 
     from paceline.models.contract import ModelSession
     from paceline.models.hf.base import HfModel
+    from paceline.models.llama.forward import MakeLinear
     from paceline.models.loading import DType
 
 Weights = Literal["auto", "plain", "packed_fp16", "int8"]
@@ -123,7 +123,8 @@ def prepare_for_training(model: HfModel, *, frozen: bool = False) -> HfModel:
     ready = model.reading_with(T5States(model.hf, frozen=frozen))
     fault = hidden_states_fault(model, ready)
     if fault is not None:
-        warn_of_slower(model, "the fused training pass", fault)
+        fault = f"the fused training pass {fault}"
+        warn_of_slower(model.hf.config.model_type, fault, stacklevel=3)
         return model
     return ready
 
@@ -180,7 +181,7 @@ def _packed(model: HfModel, *, exact: bool) -> HfModel:
         if LlamaDecoder.supports(each.hf):
             prepared = _with_llama(each, LlamaDecoder(each.hf, packer, each.draft_vocabulary))
         elif is_t5_like(each.hf):
-            prepared = each.decoding_with(T5Pass(each.hf, packer, each.draft_vocabulary))
+            prepared = _with_t5(each, packer)
         else:
             copy = packing.packed_copy(each.hf, packer)
             prepared = each.decoding_with(each.plain_pass(copy, each.draft_vocabulary))
@@ -224,11 +225,12 @@ def _t5_in_bfloat16(model: HfModel, *, round_activations: bool) -> HfModel:
     # rounding the inputs of small products takes longer than it saves
     in_float32 = can_pack() and not round_activations
     make_linear = Packer(packing.EXACT) if in_float32 else bfloat16_product
-
-    def build(each: HfModel) -> HfModel:
-        return each.decoding_with(T5Pass(each.hf, make_linear, each.draft_vocabulary))
-
+    build = partial(_with_t5, make_linear=make_linear)
     return faster(model, "the fused pass", ROUNDED, build, f"T5 {in_float32}") or model
+
+
+def _with_t5(model: HfModel, make_linear: MakeLinear) -> HfModel:
+    return model.decoding_with(T5Pass(model.hf, make_linear, model.draft_vocabulary))
 
 
 def _in_int8(model: HfModel) -> HfModel:
@@ -286,7 +288,9 @@ def training_writer(model: HfModel, *, bfloat16: bool = True) -> HfModel:
     are returned unchanged.
     """
     if _on_cpu(model) and model.dtype == torch.float32 and is_t5_like(model.hf):
-        build, name, tolerance = _fused_copy, "the fused copy of a model in training", EXACT
+        # no rounding: weights in training are not those of a 16-bit checkpoint
+        build = partial(_with_t5, make_linear=Packer(packing.EXACT))
+        name, tolerance = "the fused copy of a model in training", EXACT
     elif bfloat16 and _can_compile_copies(model):
         build, name, tolerance = _compiled_copy, "the compiled copy of a model in training", ROUNDED
     else:
@@ -300,12 +304,6 @@ def training_writer(model: HfModel, *, bfloat16: bool = True) -> HfModel:
         return (build(model) if is_right() else model).start_session()
 
     return model.decoding_with(model.decoder, start)
-
-
-def _fused_copy(model: HfModel) -> HfModel:
-    # no rounding: weights in training are not those of a 16-bit checkpoint
-    packer = Packer(packing.EXACT)
-    return model.decoding_with(T5Pass(model.hf, packer, model.draft_vocabulary))
 
 
 def _can_compile_copies(model: HfModel) -> bool:

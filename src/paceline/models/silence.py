@@ -23,25 +23,12 @@ def quiet() -> Iterator[None]:
     Other threads wait: these settings, and what transformers replaces in torch while it builds a
     model, are those of the process.
     """
-    with _ONE_THREAD, _silence():
+    with _ONE_THREAD, contextlib.ExitStack() as restored:
+        if transformers_logging.is_progress_bar_enabled():
+            restored.callback(transformers_logging.enable_progress_bar)
+            transformers_logging.disable_progress_bar()
+        for logger in map(logging.getLogger, ("huggingface_hub", "transformers")):
+            if logger.level != logging.CRITICAL:  # to set a level takes 0.3 ms
+                restored.callback(logger.setLevel, logger.level)
+                logger.setLevel(logging.CRITICAL)
         yield
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    loggers = [logging.getLogger(name) for name in ("huggingface_hub", "transformers")]
-    levels = [logger.level for logger in loggers]
-    bars = transformers_logging.is_progress_bar_enabled()
-    if not bars and levels == [logging.CRITICAL] * len(loggers):  # to set a level takes 0.3 ms
-        yield
-        return
-    transformers_logging.disable_progress_bar()
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-        if bars:
-            transformers_logging.enable_progress_bar()

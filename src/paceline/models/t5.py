@@ -99,7 +99,7 @@ class T5Pass(Seq2SeqPass):
             tokens_BN,
             lambda positions: positions.causal(count, width),
             _row_mask(ends_B, width, tokens_BN.device),
-            [own.layer(index).append for index in range(len(self._decoder.layers))],  # pyright: ignore
+            [own.layer(index).update for index in range(len(self._decoder.layers))],  # pyright: ignore
             [(layer.keys, layer.values) for layer in source.layers],  # pyright: ignore
             _source_mask(cache.attention_BS),
         )

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from paceline.core.sampling import SamplingParams
     from paceline.data.collate import TokenRow
     from paceline.data.prompts import Record
-    from paceline.models.contract import TrainableModel
     from paceline.models.hf.base import HfModel
     from paceline.progress import Progress
     from paceline.train.config import AlignConfig, Evaluation
@@ -157,7 +156,7 @@ class AgreementEvaluator:
 
     def __init__(
         self,
-        target: TrainableModel,
+        target: HfModel,
         rows: Sequence[TokenRow],
         sampling: SamplingParams,
         *,
@@ -181,7 +180,7 @@ class AgreementEvaluator:
         self.lengths = [len(row.tokens) - row.trained_from for group in groups for row in group]
         self.target_hidden_ND = self._hidden(target)
 
-    def evaluate(self, model: TrainableModel) -> Figures:
+    def evaluate(self, model: HfModel) -> Figures:
         """Evaluate a draft on these texts.
 
         expected_acceptance: mean over positions of sum_v min(p, q).
@@ -223,7 +222,7 @@ class AgreementEvaluator:
         return ratio_interval(values_BT.sum(-1), torch.tensor(self.lengths), rng=rng, most=1.0)
 
     @torch.no_grad()
-    def _scores(self, model: TrainableModel) -> tuple[TextScores, list[Tensor]]:
+    def _scores(self, model: HfModel) -> tuple[TextScores, list[Tensor]]:
         """Scores of the texts, and with a rule its acceptance and TVD from the target, [B, T]."""
         both = (self.target, self.target_hidden_ND), (model, self._hidden(model))
         parts: list[Tensor] = []
@@ -244,11 +243,11 @@ class AgreementEvaluator:
         return TextScores(acceptance, survival, greedy_draft, agreement, mask_BT), under_rule
 
     @torch.no_grad()
-    def _hidden(self, model: TrainableModel) -> Tensor:
+    def _hidden(self, model: HfModel) -> Tensor:
         """Final hidden states that predict the texts' tokens, in order. -> [N, D]."""
         return torch.cat([model.hidden(batch)[batch.mask_BT] for batch in self.batches])
 
-    def _log_probs(self, model: TrainableModel, hidden_CD: Tensor) -> Tensor:
+    def _log_probs(self, model: HfModel, hidden_CD: Tensor) -> Tensor:
         if model.draft_vocabulary is None:
             return model.head.log_probs(hidden_CD, self.vocab_size)
         log_probs_CK = model.head.rows(model.draft_vocabulary).log_probs(hidden_CD)

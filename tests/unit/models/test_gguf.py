@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from paceline.errors import ModelLoadError, StorageError, UnsupportedModelError
 from paceline.models import load_model, wrap_model
 from paceline.models.compatibility import check_same_vocabulary
-from paceline.models.gguf import converted_gguf
+from paceline.models.gguf.conversion import converted_gguf
 from paceline.models.loading import load_tokenizer
 from support.gguf_files import F16, F32, Q8_0, tiny_vocabulary, write_gguf
 from support.models import tiny_hf, tiny_tokenizer

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ModelLoadError
-from paceline.models.gguf import fields, open_gguf
+from paceline.models.gguf import fields
+from paceline.models.gguf.conversion import open_gguf
 from paceline.models.inspection import read_header
 from support.gguf_files import written
 

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from paceline.errors import ModelLoadError
 from paceline.models import load_model
-from paceline.models.gguf import converted_gguf
+from paceline.models.gguf.conversion import converted_gguf
 from support.gguf_files import MERGES, TEXTS, TOKENS, byte_level_vocabulary, write_gguf, written
 from support.models import tiny_hf
 

@@ -1,7 +1,9 @@
 """Constants of older checkpoints are no weights; weights without a layer are an error. Counts."""
 
 import json
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from transformers import (
 )
 
 from paceline.errors import ModelLoadError
-from paceline.models import load_model
+from paceline.models import CausalModel, load_model
 from paceline.models.inspection import count_parameters, inspect_model
 from paceline.models.loading import load_tokenizer
 from support.models import LLAMA_LIKE, tiny_hf
@@ -257,3 +259,21 @@ def test_parameters_of_a_bin_file_and_buffers_are_counted_right(tmp_path: Path):
     (tmp_path / "model.safetensors").unlink()
     assert count_parameters(tmp_path) == by_hand() == load_model(tmp_path).num_parameters
     assert count_parameters(tmp_path / "nothing") == 0
+
+
+@pytest.mark.parametrize("storage", [torch.uint8, torch.bfloat16])
+def test_weights_that_are_packed_in_4_bits_count_as_what_they_stand_for(
+    monkeypatch: pytest.MonkeyPatch, storage: torch.dtype
+):
+    """bitsandbytes keeps two weights in a byte, whatever the type of the bytes."""
+    packed: Any = type("Params4bit", (torch.nn.Parameter,), {})
+    bitsandbytes: Any = ModuleType("bitsandbytes")
+    bitsandbytes.nn = SimpleNamespace(Params4bit=packed)
+    monkeypatch.setitem(sys.modules, "bitsandbytes", bitsandbytes)
+    hf: Any = tiny_hf("llama")
+    for layer in hf.model.modules():
+        if isinstance(layer, torch.nn.Linear):
+            count = layer.weight.numel() // (2 * storage.itemsize)
+            layer.weight = packed(torch.zeros(count, 1, dtype=storage), requires_grad=False)
+    hf.is_loaded_in_4bit = True
+    assert CausalModel(hf).num_parameters == by_hand()

@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 import transformers
 
-from paceline.errors import (
-    ModelLoadError,
-    PacelineError,
-    SlowerWarning,
-    UnsupportedModelError,
-    first_line,
-)
+from paceline.errors import ModelLoadError, PacelineError, UnsupportedModelError, first_line
 from paceline.models.admission.results import key_of, recall, remember
 from paceline.models.admission.trial import (
     FAULTS,
@@ -31,7 +25,7 @@ from paceline.models.admission.trial import (
 )
 from paceline.models.admission.twin import VOCABULARY, tiny_twin
 from paceline.models.contract import pad
-from paceline.models.hf.base import evaluating, rolls_back
+from paceline.models.hf.base import evaluating, rolls_back, warn_of_slower
 from paceline.models.hf.causal import CausalModel
 from paceline.models.hf.seq2seq import Seq2SeqModel
 from paceline.models.hf.spreading import is_spread
@@ -42,6 +36,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.models.hf.base import HfModel, Sessions
+
+    Build = Callable[[HfModel], HfModel]
 
 EXACT = 0.01
 """Tolerance for passes in float32, in standard deviations of the logits."""
@@ -171,7 +167,7 @@ def faster(
     model: HfModel,
     name: str,
     tolerance: float,
-    build: Callable[[HfModel], HfModel],
+    build: Build,
     variant: str = "",
 ) -> HfModel | None:
     """A faster pass, if its logits are those of transformers; else None, with a warning.
@@ -196,19 +192,9 @@ def faster(
         key = None if model.files is None else key_of(model, *facts, model.files, limited)
         fault = _checked(key, lambda: _fault_of(prepared, play_briefly, tolerance), tolerance)
     if fault is not None:
-        warn_of_slower(model, name, fault)
+        warn_of_slower(model.hf.config.model_type, f"{name} {fault}", stacklevel=3)
         return None
     return prepared
-
-
-def warn_of_slower(model: HfModel, name: str, fault: str) -> None:
-    """Warn that a faster pass is not used."""
-    warnings.warn(
-        f"{name} {fault} for this {model.hf.config.model_type}; it is not used, and the model runs "
-        "more slowly: please report this, with the output of paceline env",
-        SlowerWarning,
-        stacklevel=4,
-    )
 
 
 def hidden_states_fault(model: HfModel, ready: HfModel) -> str | None:
@@ -248,9 +234,7 @@ def _checked(key: str | None, check: Callable[[], str | None], tolerance: float)
     return fault
 
 
-def _built(
-    model: HfModel, build: Callable[[HfModel], HfModel]
-) -> tuple[HfModel | None, str | None]:
+def _built(model: HfModel, build: Build) -> tuple[HfModel | None, str | None]:
     """The faster pass, or why it cannot be made."""
     try:
         return build(model), None
@@ -260,9 +244,7 @@ def _built(
         return None, f"failed ({first_line(error)})"
 
 
-def _fault_of_twin(
-    model: HfModel, build: Callable[[HfModel], HfModel], tolerance: float
-) -> str | None:
+def _fault_of_twin(model: HfModel, build: Build, tolerance: float) -> str | None:
     """The fault of its sessions, or of its forward pass in sessions of transformers' kind."""
     twin = twin_of(model)
     if twin is None:
@@ -305,11 +287,9 @@ def _first_that_agrees(
                 continue
             if result.largest <= tolerance:
                 if attention is not None:
-                    _warn_of_attention(
-                        model, str(current), "token by token, so tokens see later ones"
-                    )
-                difference, positions = result.largest, result.num_positions
-                return Admission(kind, None, difference, positions, attention)
+                    other = "token by token, so tokens see later ones"
+                    _warn_of_attention(model, str(current), other)
+                return Admission(kind, None, result.largest, result.num_positions, attention)
             faults.append(f"logits differ by {result.largest:.2g} deviations {result.where}")
     raise UnsupportedModelError(
         f"{model.hf.config.model_type} cannot be decoded: its sessions do not give the logits of "

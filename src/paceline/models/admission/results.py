@@ -17,7 +17,7 @@ import transformers
 
 from paceline.cache import cached_text, keep_text
 from paceline.fingerprints import short_hash
-from paceline.models.hf.architectures import nested_configs
+from paceline.models.hf.architectures import is_tied, nested_configs
 from paceline.native import compiled
 from paceline.processor import level
 
@@ -32,14 +32,12 @@ def key_of(model: HfModel, *facts: str) -> str:
     hf: Any = model.hf
     settings = hf.config.to_dict()
     config = {name: value for name, value in settings.items() if not name.startswith("_name")}
-    head, embedding = hf.get_output_embeddings(), hf.get_input_embeddings()
-    tied = getattr(head, "weight", None) is embedding.weight
     chosen = [
         [getattr(part, f"_{name}_implementation", None) for name in ("attn", "experts")]
         for part in nested_configs(hf.config)
     ]
     parts = [
-        *(f"{type(hf).__module__}.{type(hf).__qualname__}", str(tied), str(chosen)),
+        *(f"{type(hf).__module__}.{type(hf).__qualname__}", str(is_tied(hf)), str(chosen)),
         *(json.dumps(config, sort_keys=True, default=str), str(model.decoder_prompt)),
         *(str(model.sessions), _code(), level(), Path(getattr(compiled(), "_name", "")).name),
         *(transformers.__version__, torch.__version__, *facts),
@@ -57,7 +55,6 @@ def _code() -> str:
 
 
 def recall(key: str) -> dict[str, Any] | None:
-    """The result of this name, or None."""
     if key not in _known:
         with contextlib.suppress(TypeError, ValueError):
             _known[key] = dict(json.loads(cached_text("admission", f"{key}.json") or ""))

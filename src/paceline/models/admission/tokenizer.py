@@ -14,7 +14,7 @@ import json
 import warnings
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from pydantic import Field, ValidationError
 from tokenizers import Tokenizer
@@ -48,25 +48,18 @@ _NO_VOCABULARY = (
     "tokenizer.json, or the files that tokenizer_config.json belongs to, from the original model"
 )
 _VOCABULARIES = ("tokenizer.json", "tekken.json", "vocab.*", "*.model", "*.spm", "*.tiktoken")
-TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_FILE, _SETTINGS = "tokenizer.json", "tokenizer_config.json"
 PROBES = (
     *("2024", "a 1234567890", "3.14, 1,000,000 and 007; x1y22z333 ²½"),
     *(" a", "a ", "a  b   c    d     e", "\ta\t\tb", "   ", "a\u200bb\u00a0c\u3000d"),
     *("a\nb\n\nc\n\n\nd", "a\r\nb \n c", " \n  \n", "a\n    b\n        c"),
     "def f(x):\n    return x**2 + 1  # note\n\n\nclass A: pass",
     "if(a!=b){c->d[0]+=1;} http://a.b/c?d=e&f=%20 snake_case HTTPServer",
-    *(
-        "don't DON'T I'm we'll they've it's he'd you're",
-        "don\u2019t “quotes” \u2013 … €5",
-        "...!!!???---",
-    ),
+    "don't DON'T I'm we'll they've it's he'd you're",
+    *("don\u2019t “quotes” \u2013 … €5", "...!!!???---"),
     *("東京は晴れ。中文字符\uff0c한국어", "สวัสดี हिन्दी مرحبا привет Ωμέγα", "Größe naïve ÅÉ"),
-    *(
-        "e\u0301 n\u0303 A\u030a",
-        "ﬁ \uff46\uff55\uff4c\uff4c Ⅳ ㌔ \u212b",
-        "🎉\U0001f469\u200d\U0001f469\u200d\U0001f467🇫🇷👍🏽",
-        "a" * 20,
-    ),
+    *("e\u0301 n\u0303 A\u030a", "ﬁ \uff46\uff55\uff4c\uff4c Ⅳ ㌔ \u212b"),
+    *("🎉\U0001f469\u200d\U0001f469\u200d\U0001f467🇫🇷👍🏽", "a" * 20),
     "<s>[INST] <|im_start|>user\n<|endoftext|></s><pad><unk>[MASK] ▁a ▁▁ Ġa <0x0A>",
     "The quick brown fox jumps over the lazy dog, and ALL of it in Mixed Case.",
     "",
@@ -134,8 +127,9 @@ def admit_tokenizer(location: ModelLocation, directory: Path) -> Any:
         Exception: What transformers raises.
     """
     _refuse_outside(directory)
-    key = _key(directory)
-    check = _kept(key)
+    key, check = _key(directory), None
+    with contextlib.suppress(ValidationError):  # nothing is kept, or it is damaged
+        check = TokenizerCheck.model_validate(recall(key))
     if check is None:
         tokenizer, check = _first(directory, location)
         remember(key, check.model_dump(mode="json"))
@@ -178,7 +172,7 @@ def _first(directory: Path, location: ModelLocation) -> tuple[Any, TokenizerChec
             "nothing confirms the tokens of texts; copy the file again"
         )
     try:
-        converted = _read_settings(directory).get("read_from") == "gguf"
+        converted = _read(directory / _SETTINGS).get("read_from") == "gguf"
         tokenizer = _by_file(location) if converted else _by_class(location)
     except Exception as error:
         if not has_vocabulary(directory):
@@ -300,14 +294,6 @@ def _key(directory: Path) -> str:
     return short_hash(["\n".join(facts)])
 
 
-def _kept(key: str) -> TokenizerCheck | None:
-    found = recall(key)
-    try:
-        return None if found is None else TokenizerCheck.model_validate(found)
-    except ValidationError:  # damaged
-        return None
-
-
 def tokenizer_paths(directory: Path) -> list[Path]:
     """What a directory holds of a tokenizer."""
     return [path for pattern in TOKENIZER_FILES for path in sorted(directory.glob(pattern))]
@@ -326,11 +312,13 @@ def _reads_nothing(tokenizer: Any) -> bool:
 
 def _doubts(directory: Path, tokenizer: Any, reference: Reference | None) -> Iterator[str]:
     """What is read in a way that a user, or another program, may not expect; one line each."""
-    settings = _read_settings(directory)
+    settings = _read(directory / _SETTINGS)
     if isinstance(reference, TokenizerFile) and not hasattr(tokenizer, "src_lang"):
         yield from _frame(tokenizer, reference, settings)
     yield from _misplaced(tokenizer, settings)
-    yield from _shared(tokenizer)
+    known = tokenizer.get_vocab()
+    if count := len(known) - len(set(known.values())):
+        yield f"{count} tokens have the id of another token; the tokenizer's files are damaged"
     named = {str(settings.get(f"{key}_token")) for key in ("bos", "eos")}
     if isinstance(reference, TokenizerFile):
         named |= reference.plain.get_vocab().keys()
@@ -370,14 +358,6 @@ def _misplaced(tokenizer: Any, settings: dict[str, Any]) -> Iterator[str]:
             return
 
 
-def _shared(tokenizer: Any) -> Iterator[str]:
-    """Tokens with the id of another."""
-    known = tokenizer.get_vocab()
-    count = len(known) - len(set(known.values()))
-    if count:
-        yield f"{count} tokens have the id of another token; the tokenizer's files are damaged"
-
-
 def _beyond(tokenizer: Any, named: set[str], config: dict[str, Any]) -> Iterator[str]:
     """Tokens that the files name, without a row in the model's embedding; not one for padding."""
     text = config.get("text_config")
@@ -395,20 +375,15 @@ def _beyond(tokenizer: Any, named: set[str], config: dict[str, Any]) -> Iterator
         )
 
 
-def _read_settings(directory: Path) -> dict[str, Any]:
-    """tokenizer_config.json; empty if there is none."""
-    return _read(directory / "tokenizer_config.json")
-
-
 def _refuse_outside(directory: Path) -> None:
     """Raise a ModelLoadError if tokenizer_config.json names a vocabulary outside of its directory.
 
     transformers ignores other paths that the file may hold.
     """
-    for name in _read_settings(directory).get("fast_tokenizer_files") or ():
+    for name in _read(directory / _SETTINGS).get("fast_tokenizer_files") or ():
         if Path(str(name)).name != name:
             raise ModelLoadError(
-                f"{directory / 'tokenizer_config.json'} names {name!r}, which is not a file in its "
+                f"{directory / _SETTINGS} names {name!r}, which is not a file in its "
                 "directory; remove it from fast_tokenizer_files"
             )
 
@@ -426,28 +401,12 @@ class Reading(NamedTuple):
     text: str | None
 
 
-class Reference(Protocol):
-    """A library that reads the tokenizer's files by itself.
+class TokenizerFile:
+    """The library `tokenizers` on tokenizer.json.
 
     Attributes:
         source: The file that it reads.
     """
-
-    source: str
-
-    def probes(self, tokenizer: Any) -> list[str]:
-        """Texts that both read."""
-        ...
-
-    def reads(self, text: str) -> Reading: ...
-
-    def read_by(self, tokenizer: Any, text: str) -> Reading:
-        """The same with a tokenizer of transformers."""
-        ...
-
-
-class TokenizerFile:
-    """The library `tokenizers` on tokenizer.json."""
 
     source = TOKENIZER_FILE
 
@@ -457,6 +416,7 @@ class TokenizerFile:
         self.plain.no_padding()
 
     def probes(self, tokenizer: Any) -> list[str]:
+        """Texts that it and this tokenizer of transformers read; see `reads` and `read_by`."""
         added = [token.content for token in self.plain.get_added_tokens_decoder().values()]
         step = len(added) // _MOST_ADDED + 1
         texts = [*PROBES, *(f"a{token}b {token} c" for token in added[::step])]
@@ -474,7 +434,7 @@ class TokenizerFile:
 
 
 class SentencePieceFile:
-    """The library `sentencepiece` on its model file; the tokens are pieces, not ids.
+    """As `TokenizerFile`, the library `sentencepiece` on its model; tokens are pieces, not ids.
 
     transformers numbers the pieces of some models anew, and adds special tokens.
     """
@@ -503,6 +463,10 @@ class SentencePieceFile:
         else:
             found = tokenizer.convert_ids_to_tokens(ids)
         return Reading(_unknown_once(found, {*found} - {tokenizer.unk_token}), None)
+
+
+Reference: TypeAlias = TokenizerFile | SentencePieceFile
+"""A library that reads the tokenizer's files by itself."""
 
 
 def find_reference(directory: Path) -> Reference | None:

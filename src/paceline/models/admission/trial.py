@@ -113,8 +113,7 @@ class _Game:
 
     def __post_init__(self) -> None:
         self.session = self.model.start_session()
-        limit = self.model.max_length
-        self.longest = min(_LONGEST, _UNLIMITED if limit is None else limit)
+        self.longest = min(_LONGEST, self.model.max_length or _LONGEST)
 
     def prefill(self, lengths: Sequence[int]) -> None:
         prompts = [self.draw(length) for length in lengths]

@@ -12,21 +12,20 @@ import math
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import nn
 
 from paceline.models.hf.architectures import (
+    is_tied,
     kind_of,
     nested_configs,
     outer_lists,
     ropes_of,
     shorten_config,
+    untie_head,
 )
 from paceline.models.silence import quiet
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from transformers import PreTrainedConfig, PreTrainedModel
 
 Shape = Literal["free", "square", "wide"]
@@ -96,7 +95,7 @@ def tiny_twin(hf: PreTrainedModel, *, seed: int = 0) -> PreTrainedModel | None:
             with quiet(), torch.random.fork_rng(devices=[]):
                 config = tiny_config(hf, shape, repeats)
                 with torch.device("meta"):
-                    size = sum(x.numel() for x in type(hf)(copy.deepcopy(config)).parameters())
+                    size = type(hf)(copy.deepcopy(config)).num_parameters()
                 if size > _LARGEST:
                     continue
                 twin: Any = type(hf)._from_config(config, dtype=torch.float32).eval()
@@ -202,14 +201,12 @@ def _fit_recurrence(config: Any, sizes: dict[str, int], hidden: int) -> None:
 
 
 def _shrink_ropes(config: Any) -> None:
+    name = "original_max_position_embeddings"
     for rope in ropes_of(config):
-        switches = rope.get("rope_type") == "longrope"
-        if "original_max_position_embeddings" in rope:
-            rope["original_max_position_embeddings"] = (
-                _SWITCH_LENGTH if switches else ORIGINAL_LENGTH
-            )
-    if isinstance(getattr(config, "original_max_position_embeddings", None), int):
-        config.original_max_position_embeddings = _SWITCH_LENGTH
+        if name in rope:
+            rope[name] = _SWITCH_LENGTH if rope.get("rope_type") == "longrope" else ORIGINAL_LENGTH
+    if isinstance(getattr(config, name, None), int):
+        setattr(config, name, _SWITCH_LENGTH)
 
 
 def _kept_layers(hf: PreTrainedModel) -> list[int]:
@@ -227,15 +224,12 @@ def _kept_layers(hf: PreTrainedModel) -> list[int]:
 
 def _keep_ties(hf: Any, twin: Any) -> None:
     """Tie the head if that of the model is tied, whatever the configuration says."""
-    heads = [each.get_output_embeddings() for each in (hf, twin)]
-    inputs = [each.get_input_embeddings() for each in (hf, twin)]
-    if any(head is None or not hasattr(head, "weight") for head in heads):
+    if not is_tied(hf):
+        untie_head(twin)
         return
-    tied = [head.weight is each.weight for head, each in zip(heads, inputs, strict=True)]
-    if tied[0] and not tied[1] and heads[1].weight.shape == inputs[1].weight.shape:
-        heads[1].weight = inputs[1].weight
-    elif tied[1] and not tied[0]:
-        heads[1].weight = nn.Parameter(heads[1].weight.detach().clone())
+    head, embedding = twin.get_output_embeddings(), twin.get_input_embeddings()
+    if head.weight.shape == embedding.weight.shape:
+        head.weight = embedding.weight
 
 
 @torch.inference_mode()
@@ -251,7 +245,8 @@ def _read_once(twin: Any) -> None:
 def _randomize(twin: PreTrainedModel, seed: int) -> None:
     """Weights that make every part matter: biases and norms are not neutral either."""
     rng = named_generator(seed, "tiny twin")
-    for name, weight in [*twin.named_parameters(), *_output_biases(twin)]:
+    biases = (part for part in twin.named_buffers() if part[0].endswith("final_logits_bias"))
+    for name, weight in [*twin.named_parameters(), *biases]:
         if not weight.is_floating_point():
             continue
         noise = torch.randn(weight.shape, generator=rng)
@@ -261,18 +256,7 @@ def _randomize(twin: PreTrainedModel, seed: int) -> None:
         elif weight.ndim < 2 or "bias" in name:
             weight += 0.3 * noise
         elif "A_log" not in name:
-            weight.copy_(noise * _spread(name, weight))
+            is_table = any(part in name for part in ("embed", "wte", "shared"))
+            weight.copy_(noise * (0.7 if is_table else 1.2 / math.sqrt(weight.shape[-1])))
         # values that float16 and bfloat16 hold exactly, as those of 16-bit checkpoints
         weight.copy_((weight * 256).round().div(256).bfloat16())
-
-
-def _spread(name: str, weight: torch.Tensor) -> float:
-    if "embed" in name or "wte" in name or "shared" in name:
-        return 0.7
-    return 1.2 / math.sqrt(weight.shape[-1])
-
-
-def _output_biases(twin: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, value in twin.named_buffers():
-        if name.endswith("final_logits_bias"):
-            yield name, value

@@ -13,6 +13,7 @@ from paceline.errors import UnsupportedModelError, UsageError
 from paceline.models.drafts.scratch import draw_weights, new_like
 from paceline.models.hf.architectures import (
     is_encoder_decoder,
+    is_tied,
     num_decoder_layers,
     num_encoder_layers,
     set_num_layers,
@@ -81,7 +82,7 @@ def _widest(target: HfModel, depth: int, most: float) -> PreTrainedModel:
     for width in reversed(_widths(target.hf.config)):
         config = _narrowed(target.hf.config, width, depth)
         with torch.device("meta"):
-            size = sum(weight.numel() for weight in new_like(target.hf, config).parameters())
+            size = new_like(target.hf, config).num_parameters()
         if size <= most:
             return new_like(target.hf, config).float().to(target.device)  # pyright: ignore
         smallest = size
@@ -146,12 +147,9 @@ def _group(config: PreTrainedConfig) -> int:
 
 
 def _copy_embeddings(hf: PreTrainedModel, target: PreTrainedModel) -> None:
-    pairs: list[Any] = [
-        (hf.get_input_embeddings(), target.get_input_embeddings()),
-        (hf.get_output_embeddings(), target.get_output_embeddings()),
-    ]
-    if pairs[1][0] is None or pairs[1][0].weight is pairs[0][0].weight:
-        pairs.pop()
+    pairs: list[Any] = [(hf.get_input_embeddings(), target.get_input_embeddings())]
+    if not is_tied(hf):
+        pairs.append((hf.get_output_embeddings(), target.get_output_embeddings()))
     with torch.no_grad():
         for new, old in pairs:
             directions_DW = _directions(old.weight.detach().float(), new.weight.shape[1])

@@ -11,11 +11,11 @@ from torch import nn
 
 from paceline.errors import UnsupportedModelError, UsageError
 from paceline.models.hf.architectures import (
-    NUMBERS,
     is_encoder_decoder,
     num_decoder_layers,
     num_encoder_layers,
     set_num_layers,
+    set_number,
     settings_of,
     shorten_config,
 )
@@ -72,9 +72,7 @@ def subset_layers(
         new[part].extend(copy.deepcopy(old[index], memo) for index in chosen)
         _keep_relative_positions(old[0], new[part][0], memo)
         for index, layer in enumerate(new[part]):
-            for module, number in itertools.product(layer.modules(), NUMBERS):
-                if isinstance(getattr(module, number, None), int):
-                    setattr(module, number, index)
+            set_number(layer, index)
         assert hf.get_submodule(name) is new[part], "the copy has other layers"
     _shorten(hf, kept)
     if not share:
@@ -145,24 +143,22 @@ def _differing_setting(layer: nn.Module, again: nn.Module) -> str | None:
 
 def layer_lists(hf: PreTrainedModel) -> dict[str, tuple[str, nn.ModuleList]]:
     """Names and module lists of the layers: `decoder`, and `encoder` if there is one."""
-    if not is_encoder_decoder(hf.config):
-        return {"decoder": layer_list(hf)}
+    config, kind = hf.config, hf.config.model_type
+    if not is_encoder_decoder(config):
+        return {"decoder": _outermost(hf, num_decoder_layers(config), kind)}
     parts: dict[str, Any] = {"decoder": hf.get_decoder(), "encoder": hf.get_encoder()}
-    counts = {"decoder": num_decoder_layers(hf.config), "encoder": num_encoder_layers(hf.config)}
+    counts = {"decoder": num_decoder_layers(config), "encoder": num_encoder_layers(config)}
     names = {id(module): name for name, module in hf.named_modules()}
     found: dict[str, tuple[str, nn.ModuleList]] = {}
     for part, module in parts.items():
-        _, layers = _outermost(module, counts[part], f"{part} of {hf.config.model_type}")
+        _, layers = _outermost(module, counts[part], f"{part} of {kind}")
         found[part] = names[id(layers)], layers
     return found
 
 
 def layer_list(hf: PreTrainedModel) -> tuple[str, nn.ModuleList]:
     """The name and module list of the model's layers, or of its decoder's."""
-    if is_encoder_decoder(hf.config):
-        return layer_lists(hf)["decoder"]
-    count = hf.config.get_text_config(decoder=True).num_hidden_layers
-    return _outermost(hf, count, hf.config.model_type)
+    return layer_lists(hf)["decoder"]
 
 
 def _outermost(module: nn.Module, count: int, name: str) -> tuple[str, nn.ModuleList]:

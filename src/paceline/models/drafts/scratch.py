@@ -9,11 +9,11 @@ import torch
 from pydantic import BeforeValidator, Field, model_validator
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
-from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 
 from paceline.config import StrictModel
 from paceline.models.drafts.save import tokenizer_files, write_model
+from paceline.models.hf.architectures import is_tied, untie_head
 from paceline.models.loading import load_tokenizer
 from paceline.models.silence import quiet
 from paceline.records import atomic_directory
@@ -149,7 +149,9 @@ def write_new_model(
         loaded = load_tokenizer(tokenizer)
     else:
         loaded = _new_tokenizer(shape, tokenizer, texts)
-    hf = _new_llama(shape, loaded) if isinstance(shape, NewModel) else _new_t5(shape, loaded)
+    num_tokens = max(loaded.get_vocab().values()) + 1  # ids may have gaps
+    new: Any = _new_llama if isinstance(shape, NewModel) else _new_t5
+    hf = new(shape, loaded, num_tokens)
     draw_weights(hf, seed)
     files = tokenizer_files(tokenizer) if isinstance(tokenizer, str) else []
     with quiet(), atomic_directory(out) as scratch:
@@ -176,11 +178,11 @@ def _new_tokenizer(
     return loaded
 
 
-def _new_llama(shape: NewModel, tokenizer: Any) -> PreTrainedModel:
+def _new_llama(shape: NewModel, tokenizer: Any, num_tokens: int) -> PreTrainedModel:
     from transformers import LlamaConfig  # slow: it loads the compiler of torch
 
     config = LlamaConfig(
-        vocab_size=max(tokenizer.get_vocab().values()) + 1,  # ids may have gaps
+        vocab_size=num_tokens,
         hidden_size=shape.hidden_size,
         intermediate_size=_inner_size(shape),
         num_hidden_layers=shape.num_layers,
@@ -195,7 +197,7 @@ def _new_llama(shape: NewModel, tokenizer: Any) -> PreTrainedModel:
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
 
 
-def _new_t5(shape: NewT5, tokenizer: Any) -> PreTrainedModel:
+def _new_t5(shape: NewT5, tokenizer: Any, num_tokens: int) -> PreTrainedModel:
     """Its decoder begins with the padding token, or with the end of text if there is none."""
     from transformers import T5Config  # slow: it loads the compiler of torch
 
@@ -205,7 +207,7 @@ def _new_t5(shape: NewT5, tokenizer: Any) -> PreTrainedModel:
         "decoder_start_token_id": eos if pad is None else pad,
     }
     config = T5Config(
-        vocab_size=max(tokenizer.get_vocab().values()) + 1,  # ids may have gaps
+        vocab_size=num_tokens,
         d_model=shape.hidden_size,
         d_kv=shape.hidden_size // shape.num_heads,
         d_ff=_inner_size(shape),
@@ -220,7 +222,7 @@ def _new_t5(shape: NewT5, tokenizer: Any) -> PreTrainedModel:
         **settings,
     )
     hf = AutoModelForSeq2SeqLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
-    _untie_head(hf)
+    untie_head(hf)
     return hf
 
 
@@ -288,19 +290,6 @@ def new_like(hf: PreTrainedModel, config: PreTrainedConfig) -> PreTrainedModel:
     """
     vars(config).pop("quantization_config", None)
     new = type(hf)(config)
-    if not _is_tied(hf):
-        _untie_head(new)
+    if not is_tied(hf):
+        untie_head(new)
     return new
-
-
-def _untie_head(hf: PreTrainedModel) -> None:
-    """Give the model a head of its own, with the same weights."""
-    if _is_tied(hf):
-        head: Any = hf.get_output_embeddings()
-        head.weight = nn.Parameter(head.weight.detach().clone())
-
-
-def _is_tied(hf: PreTrainedModel) -> bool:
-    head: Any = hf.get_output_embeddings()
-    embeddings: Any = hf.get_input_embeddings()
-    return head is not None and head.weight is embeddings.weight

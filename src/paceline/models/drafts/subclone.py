@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from paceline.errors import ConfigError, UnsupportedModelError, UsageError
 from paceline.models.drafts.restricted_head import sampled_answer
 from paceline.models.drafts.scratch import new_like
+from paceline.models.hf.architectures import is_tied
 from paceline.models.hf.base import HfModel, evaluating
 from paceline.models.hf.logit_map import logit_map
 from paceline.models.llama.forward import LlamaDecoder
@@ -172,16 +173,14 @@ def subclone(target: HfModel, width: Width, importance: Importance) -> HfModel:
             grown = math.sqrt(whole.out.in_features / len(inner_I))
             _fill(mlp.out, whole.out, hidden_D, inner_I, grown)
         hf.get_input_embeddings().weight.copy_(source.get_input_embeddings().weight[:, hidden_D])
-        if hf.get_output_embeddings().weight is not hf.get_input_embeddings().weight:
+        if not is_tied(hf):
             head = source.get_output_embeddings().weight
             hf.get_output_embeddings().weight.copy_(head[:, hidden_D])
-        scales = [scale] * (len(parts.norms) + len(parts.last_norms))
+        norms, whole_norms = ([*each.norms, *each.last_norms] for each in (parts, wholes))
+        scales = [scale] * len(norms)
         if _is_t5(target):  # the decoder's last norm: a tied head divides by the hidden size
             scales[-1] = scale * logit_map(source).input_scale / logit_map(hf).input_scale
-        pairs = zip(
-            [*parts.norms, *parts.last_norms], [*wholes.norms, *wholes.last_norms], strict=True
-        )
-        for (norm, whole), factor in zip(pairs, scales, strict=True):
+        for norm, whole, factor in zip(norms, whole_norms, scales, strict=True):
             norm.weight.copy_(whole.weight[hidden_D] * factor)
     hf.generation_config = target.hf.generation_config
     return target.rewrap(hf.eval())
@@ -277,7 +276,6 @@ def _t5_parts(hf: Any) -> _Parts:
 
 
 def _narrowed(hf: Any, width: Width) -> Any:
-    """The configuration with these sizes."""
     config = copy.deepcopy(hf.config)
     if config.model_type in T5_ARCHITECTURES:
         config.d_model, config.d_ff, config.num_heads = width[:3]

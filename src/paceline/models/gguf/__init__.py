@@ -1,19 +1,8 @@
-"""Reads GGUF files: converts each to a model directory in the cache, once."""
+"""Reads GGUF files: converts each to a model directory in the cache, once.
 
-from paceline.models.gguf.conversion import (
-    convert_gguf,
-    converted_gguf,
-    is_converted,
-    is_gguf,
-    open_gguf,
-    read_gguf_header,
-)
-
-__all__ = [
-    "convert_gguf",
-    "converted_gguf",
-    "is_converted",
-    "is_gguf",
-    "open_gguf",
-    "read_gguf_header",
-]
+conversion.py      the conversion; keys and tensors without it
+architectures.py   configurations, by llama.cpp's name of an architecture
+vocabulary.py      tokenizers, and the roles of their tokens
+pre_tokenizers.py  llama.cpp's pre-tokenizers by name
+fields.py          keys and tensors, with a record of those that were read
+"""

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from transformers import PreTrainedConfig
 
@@ -30,12 +30,11 @@ _RMS = {_RMS_NORM: "rms_norm_eps"}
 _QKV_BIASES = (".attn_q.bias", ".attn_k.bias", ".attn_v.bias")
 _ATTENTION_BIAS = {"attention_bias": (*_QKV_BIASES, ".attn_output.bias")}
 _BIASES = _ATTENTION_BIAS | {"mlp_bias": (".ffn_gate.bias", ".ffn_up.bias", ".ffn_down.bias")}
-_FACTORS, _LONG, _SHORT = (
+ROPE_TENSORS = _FACTORS, _LONG, _SHORT = (
     "rope_freqs.weight",
     "rope_factors_long.weight",
     "rope_factors_short.weight",
 )
-ROPE_TENSORS = (_FACTORS, _LONG, _SHORT)
 _TOLERANCE = 1e-5  # of a frequency; the file stores float32
 
 
@@ -288,13 +287,16 @@ def _yarn(file: GgufFile, factor: float, original: int | None, attention: float)
     return found
 
 
-def _longrope(file: GgufFile, original: int | None, attention: float) -> dict[str, Any]:
-    if original is None or _LONG not in file.tensors or _SHORT not in file.tensors:
+def _longrope(
+    file: GgufFile, original: int | None, attention: float, names: Sequence[str] = (_SHORT, _LONG)
+) -> dict[str, Any]:
+    if original is None or not file.tensors.keys() >= set(names):
         raise file.error("has long rotary positions without their factors or original length")
+    short, long = (_factors(file, name).tolist() for name in names)
     return {
         "rope_type": "longrope",
-        "short_factor": _factors(file, _SHORT).tolist(),
-        "long_factor": _factors(file, _LONG).tolist(),
+        "short_factor": short,
+        "long_factor": long,
         "original_max_position_embeddings": original,
         "attention_factor": attention,
     }
@@ -309,16 +311,8 @@ def _by_factors(file: GgufFile, theta: float, width: int) -> dict[str, Any]:
         return {}
     turns_R = theta ** -(torch.arange(0, width, 2, dtype=torch.float64) / width) / (2 * math.pi)
     found = _llama3(factors_R, turns_R)
-    if found is not None:
-        return found
-    original = file.required("context_length")
-    return {
-        "rope_type": "longrope",
-        "short_factor": factors_R.tolist(),
-        "long_factor": factors_R.tolist(),
-        "original_max_position_embeddings": original,
-        "attention_factor": 1.0,
-    }
+    return found or _longrope(file, file.required("context_length"), 1.0, (_FACTORS, _FACTORS))
+
 
 
 def _llama3(factors_R: Tensor, turns_R: Tensor) -> dict[str, Any] | None:
@@ -374,12 +368,6 @@ _MIXTRAL_EXPERTS = _EXPERTS | {"expert_count": "num_local_experts"}
 _MIXTRAL_EXPERTS.pop("expert_feed_forward_length")
 _GELU = {"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh"}
 _NO_WINDOW = {"use_sliding_window": False}
-_NARROW = {
-    "embedding_length": "hidden_size",
-    "block_count": "n_layer",
-    "attention.head_count": "n_head",
-    _NORM: "layer_norm_epsilon",
-}
 _MIXTRAL = Architecture("mixtral", _SIZES | _RMS | _MIXTRAL_EXPERTS, fixed={"sliding_window": None})
 _ARCHITECTURES = {
     "llama": Architecture("llama", flags=_BIASES),
@@ -404,12 +392,7 @@ _ARCHITECTURES = {
     "phi3": Architecture("phi3", more=_phi3, partial=True),
     "gpt2": Architecture(
         "gpt2",
-        _NARROW
-        | {
-            "context_length": "n_positions",
-            "embedding_length": "n_embd",
-            "feed_forward_length": "n_inner",
-        },
+        _SIZES | {"feed_forward_length": "n_inner", _NORM: "layer_norm_epsilon"},
         grouped=False,
         rotary=False,
     ),
@@ -433,7 +416,12 @@ _ARCHITECTURES = {
     ),
     "bloom": Architecture(
         "bloom",
-        _NARROW,
+        {
+            "embedding_length": "hidden_size",
+            "block_count": "n_layer",
+            "attention.head_count": "n_head",
+            _NORM: "layer_norm_epsilon",
+        },
         more=_bloom,
         ignored=("context_length",),
         grouped=False,

@@ -183,9 +183,8 @@ def tensor_names(hf: PreTrainedModel, arch: str) -> dict[str, tuple[str, ...]]:
     ends = (".weight", ".bias")
     found: dict[str, tuple[str, ...]] = {}
     for name in hf.state_dict():
-        label = names.get_name(name, ends) or names.get_name(
-            name.removeprefix("transformer."), ends
-        )
+        forms = (name, name.removeprefix("transformer."))
+        label = next(filter(None, (names.get_name(form, ends) for form in forms)), None)
         if label is None and name.endswith(f"experts.{_GATE_UP}"):
             block = name.split(".")[2]
             found[name] = tuple(f"blk.{block}.ffn_{part}_exps.weight" for part in ("gate", "up"))
@@ -241,7 +240,7 @@ def _read(file: GgufFile, labels: tuple[str, ...], name: str, config: Any, meta:
     arrays = [gguf.quants.dequantize(each.data, each.tensor_type).copy() for each in stored]
     parts = [torch.from_numpy(array) for array in arrays]
     weight = _layout(parts[0] if len(parts) == 1 else torch.cat(parts, 1), name, file.arch, config)
-    if weight.squeeze().shape != meta.shape and weight.squeeze().shape != meta.squeeze().shape:
+    if weight.squeeze().shape != meta.squeeze().shape:
         raise file.error(
             f"has {labels[0]} of size {list(weight.shape)}, which should be {list(meta.shape)}"
         )
@@ -252,7 +251,7 @@ def _layout(weight: Tensor, name: str, arch: str, config: Any) -> Tensor:
     """Undo what llama.cpp's converter does to a weight."""
     match arch:
         case "llama" | "granite":
-            return _rotated_by_halves(name, weight, config)
+            return rotated_by_pairs(name, weight, config, parts=(-1, 2))
         case "gemma" | "gemma2" | "gemma3" | "nemotron":
             return weight - 1 if name.endswith("norm.weight") else weight
         case "gpt2":
@@ -275,17 +274,13 @@ def _in_groups(weight: Tensor, heads: int, kv_heads: int) -> Tensor:
     return torch.cat((groups, keys[:, None], values[:, None]), 1).reshape(weight.shape)
 
 
-def _rotated_by_halves(name: str, weight: Tensor, config: Any) -> Tensor:
-    """Reorder rows of q and k: llama.cpp rotates neighbours, transformers the two halves."""
-    return _transposed(name, weight, config, (-1, 2))
+def rotated_by_pairs(
+    name: str, weight: Tensor, config: Any, parts: tuple[int, int] = (2, -1)
+) -> Tensor:
+    """Reorder rows of q and k: llama.cpp rotates neighbours, transformers the two halves.
 
-
-def rotated_by_pairs(name: str, weight: Tensor, config: Any) -> Tensor:
-    """The inverse of `_rotated_by_halves`."""
-    return _transposed(name, weight, config, (2, -1))
-
-
-def _transposed(name: str, weight: Tensor, config: Any, parts: tuple[int, int]) -> Tensor:
+    `parts`: (-1, 2) for the inverse.
+    """
     part = name.split(".")[-2]
     sizes = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     if part not in sizes:

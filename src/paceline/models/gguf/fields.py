@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import ModelLoadError
+from paceline.errors import ModelLoadError, shorten
 from paceline.models.checkpoint_files import Size
 
 if TYPE_CHECKING:
@@ -34,6 +34,14 @@ _NEUTRAL = {
 }
 # Keys that change nothing, whatever their value; vocab_size is the number of rows of the embedding.
 _IDLE = {"rope.scaling.finetuned", "tensor_data_layout", "vocab_size", "pooling_type"}
+# Of tokenizers, for embeddings and classifiers, or already contained in what is read.
+_IDLE |= {"tokenizer.huggingface.json", "tokenizer.rwkv.world"} | {
+    f"tokenizer.ggml.{name}"
+    for name in (
+        *("token_type_count", "seperator_token_id", "mask_token_id", "cls_token_id"),
+        *("add_sep_token", "precompiled_charsmap", "remove_extra_whitespaces"),
+    )
+}
 _MOST_ENTRIES = 2_000_000  # keys, tensors and elements of arrays: each takes the reader 20 us
 
 
@@ -92,7 +100,6 @@ class GgufFile:
             )
 
     def size(self) -> Size:
-        """What the file holds."""
         return Size(len(self.tensors), sum(each.n_elements for each in self.tensors.values()))
 
     def error(self, fault: str, advice: str = _ADVICE) -> ModelLoadError:
@@ -100,7 +107,6 @@ class GgufFile:
         return ModelLoadError(f"{self.path} {fault}; {advice}")
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of a key."""
         field = self.reader.get_field(key)
         self._read.add(key)
         return default if field is None else field.contents()
@@ -130,9 +136,8 @@ class GgufFile:
             name = key.removeprefix(f"{self.arch}.")
             if name in _IDLE or self._idle(name, field.contents()):
                 continue
-            raise self.error(
-                f"has the key {key} = {_short(field.contents())}, which is not supported"
-            )
+            found = shorten(repr(field.contents()), 40)
+            raise self.error(f"has the key {key} = {found}, which is not supported")
 
     def _idle(self, name: str, value: Any) -> bool:
         if name == "attention.sliding_window" and isinstance(value, int):
@@ -144,8 +149,3 @@ def _equal(value: Any, neutral: Any) -> bool:
     if isinstance(value, list):
         return all(_equal(each, neutral) for each in value)
     return isinstance(value, (int, float)) and math.isclose(value, neutral)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -107,6 +107,8 @@ SPLITS: dict[str, tuple[str, ...]] = {
         rf"[^\r\n\p{{L}}\p{{N}}]?{_MARKED}+{_SHORT}?|\p{{N}}|{_CASES_REST}",
     ),
 }
+_LLAMA3_NAMES = ("llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2")
+_LLAMA3_NAMES += ("jina-v5-nano",)
 _SAME = {
     "gpt-2": (
         *("phi-2", "jina-es", "jina-de", "gigachat", "jina-v2-es", "jina-v2-de", "a.x-4.0"),
@@ -115,10 +117,7 @@ _SAME = {
     "smollm": (
         *("starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"),
     ),
-    "llama-bpe": (
-        *("llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
-        *("jina-v5-nano", "dbrx", "smaug-bpe", "chatglm-bpe", "glm4", "glm5"),
-    ),
+    "llama-bpe": (*_LLAMA3_NAMES, "dbrx", "smaug-bpe", "chatglm-bpe", "glm4", "glm5"),
     "qwen2": (
         *("deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2", "hunyuan", "solar-open"),
         "grok-2",
@@ -129,14 +128,8 @@ _SAME = {
     "bailingmoe": ("bailingmoe2", "llada-moe"),
 }
 _LIKE = {name: rule for rule, names in _SAME.items() for name in (rule, *names)}
-_IGNORE_MERGES = {
-    *("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
-    *("jina-v5-nano", "minicpm5", "youtu", "glm4", "glm5", "tekken"),
-}
-_ADD_BOS = {
-    *("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
-    *("jina-v5-nano", "tekken", "chameleon"),
-}
+_IGNORE_MERGES = {"llama-bpe", *_LLAMA3_NAMES, "minicpm5", "youtu", "glm4", "glm5", "tekken"}
+_ADD_BOS = {"llama-bpe", *_LLAMA3_NAMES, "tekken", "chameleon"}
 
 
 class Rule(NamedTuple):
@@ -180,7 +173,6 @@ def name_of(settings: dict[str, Any] | None, *, ignore_merges: bool) -> str | No
 
 
 _BYTES = "bytes"  # byte-level characters without a split of their own
-_PUNCTUATION = SPLITS["falcon"][0]
 
 
 def _splits_of(part: dict[str, Any]) -> Iterator[str]:
@@ -196,7 +188,7 @@ def _splits_of(part: dict[str, Any]) -> Iterator[str]:
         case {"type": "Digits", "individual_digits": individual}:
             yield r"\p{N}" if individual else r"\p{N}+"
         case {"type": "Punctuation", "behavior": "Contiguous"}:
-            yield _plain(_PUNCTUATION)
+            yield _plain(SPLITS["falcon"][0])
         case {"type": "Split", "behavior": "Isolated", "pattern": {"Regex": pattern}}:
             yield "other" if part.get("invert") else _plain(pattern)
         case _:

@@ -25,10 +25,6 @@ if TYPE_CHECKING:
 _LONGEST = 2_000  # characters of a token, of which all pairs of parts are looked up
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5  # gguf.TokenType
 _SPACE = "\u2581"  # for a space in SentencePiece vocabularies
-_LEFT_ALONE = (  # for embeddings and classifiers, or already contained in what is read
-    *("token_type_count", "seperator_token_id", "mask_token_id", "cls_token_id", "add_sep_token"),
-    *("precompiled_charsmap", "remove_extra_whitespaces"),
-)
 _PHI3_KEEPS = ("<unk>", "<s>", "<|endoftext|>")
 # Texts by which llama.cpp finds tokens (llama-vocab.cpp, "auto-detect special tokens by text").
 ENDS = {
@@ -91,10 +87,6 @@ def read_vocabulary(file: GgufFile) -> tuple[PreTrainedTokenizerBase, Roles]:
     if tokenizer.get_vocab_size() != len(tokens):
         raise file.error(f"has {len(tokens)} tokens, of which some have the same text")
     _add_ends(file, tokenizer, tokens, roles, add_bos=add_bos)
-    for name in _LEFT_ALONE:
-        file.get(f"tokenizer.ggml.{name}")
-    for name in ("tokenizer.huggingface.json", "tokenizer.rwkv.world"):
-        file.get(name)
     named = {"bos": roles.bos, "eos": roles.eos, "unk": roles.unknown, "pad": roles.pad}
     # transformers makes a special token of each; a padding token may be ordinary text such as "!"
     texts = {

@@ -5,6 +5,7 @@ Layers of one model may differ; configurations list how.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
 _CONTEXT_NAMES = ("max_seq_len", "max_decoder_position_embeddings")  # of MPT and LED
 COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers")
 COUNTS += ("num_encoder_layers", "encoder_layers", "decoder_layers", "num_blocks")
-NUMBERS = ("layer_idx", "layer_id", "layer_index", "layer_number")
-"""Attributes of modules that hold the number of their layer, by which caches are indexed."""
+# attributes of modules that hold the number of their layer, by which caches are indexed
+_LAYER_NUMBERS = ("layer_idx", "layer_id", "layer_index", "layer_number")
 WINDOW_IN_CONFIG = frozenset({"mistral"})
 """Architectures whose layers read the sliding window from the configuration in each pass."""
-_NOT_SETTINGS = {*NUMBERS, "training"}
+_NOT_SETTINGS = {*_LAYER_NUMBERS, "training"}
 # lists of the numbers of layers that are special
 _NUMBERS = {"mlp_only_layers", "moe_layers", "full_attn_idxs", "cross_attention_layers"}
 _NUMBERS |= {"hybrid_layer_ids", "attn_layer_indices", "ple_layer_ids"}
@@ -55,7 +56,7 @@ def context_length(config: PreTrainedConfig) -> int | None:
     positions, and the cache would differ from a pass without a cache.
     """
     text = config.get_text_config(decoder=True)
-    limits: list[Any] = [_first(text, "max_position_embeddings", *_CONTEXT_NAMES)]
+    limits: list[Any] = [first_size(text, "max_position_embeddings", *_CONTEXT_NAMES)]
     for rope in ropes_of(text):
         if rope.get("rope_type") in ("longrope", "dynamic"):
             name = "original_max_position_embeddings"
@@ -64,8 +65,8 @@ def context_length(config: PreTrainedConfig) -> int | None:
 
 
 def body_of(hf: PreTrainedModel) -> Any:
-    """The module of a decoder-only model that makes the hidden states which its head reads."""
-    body: Any = hf.base_model
+    """The module whose output the head reads; of an encoder-decoder, its decoder."""
+    body: Any = hf.get_decoder() if is_encoder_decoder(hf.config) else hf.base_model
     if body is not hf:
         return body
     embedding = hf.get_input_embeddings()  # Llama 4 names its body otherwise than it says
@@ -75,7 +76,7 @@ def body_of(hf: PreTrainedModel) -> Any:
 
 def decoder_body(hf: PreTrainedModel) -> Any:
     """The module that holds the layers of a decoder."""
-    body: Any = hf.get_decoder() if is_encoder_decoder(hf.config) else body_of(hf)
+    body = body_of(hf)
     parts = list(body.children())
     return parts[0] if len(parts) == 1 else body  # BART's decoder without an encoder is wrapped
 
@@ -89,9 +90,21 @@ def is_encoder_decoder(config: PreTrainedConfig) -> bool:
     return bool(getattr(config, "is_encoder_decoder", False))
 
 
+def is_tied(hf: Any) -> bool:
+    """Whether the head has the weight of the input embeddings."""
+    return getattr(hf.get_output_embeddings(), "weight", None) is hf.get_input_embeddings().weight
+
+
+def untie_head(hf: Any) -> None:
+    """Give a model whose head is tied a head of its own, with the same weights."""
+    if is_tied(hf):
+        old = hf.get_output_embeddings().weight
+        hf.get_output_embeddings().weight = nn.Parameter(old.detach().clone(), old.requires_grad)
+
+
 def source_length(config: PreTrainedConfig) -> int | None:
     """Maximum number of encoder tokens of an encoder-decoder, or None if there is no limit."""
-    return _first(config, "max_position_embeddings", "max_encoder_position_embeddings")
+    return first_size(config, "max_position_embeddings", "max_encoder_position_embeddings")
 
 
 def num_decoder_layers(config: PreTrainedConfig) -> int:
@@ -100,23 +113,22 @@ def num_decoder_layers(config: PreTrainedConfig) -> int:
     if not is_encoder_decoder(config):
         return text.num_hidden_layers
     # not of `text`: transformers resets decoder_layers there to the default of the class
-    return _first(config, "num_decoder_layers", "decoder_layers") or text.num_hidden_layers
+    return first_size(config, "num_decoder_layers", "decoder_layers") or text.num_hidden_layers
 
 
 def num_encoder_layers(config: PreTrainedConfig) -> int:
     """Number of layers of the encoder; 0 for a decoder-only model."""
     if not is_encoder_decoder(config):
         return 0
-    return _first(config, "encoder_layers", "num_layers") or 0
+    return first_size(config, "encoder_layers", "num_layers") or 0
 
 
 def set_num_layers(config: PreTrainedConfig, decoder: int | None, encoder: int | None) -> None:
     """Set the numbers of layers of an encoder-decoder; None: unchanged."""
-    names = {
-        "decoder": (decoder, ("num_decoder_layers", "decoder_layers")),
-        "encoder": (encoder, ("num_layers", "encoder_layers", "num_hidden_layers")),
-    }
-    for count, keys in names.values():
+    for count, keys in (
+        (decoder, ("num_decoder_layers", "decoder_layers")),
+        (encoder, ("num_layers", "encoder_layers", "num_hidden_layers")),
+    ):
         for key in keys:
             if count is not None and isinstance(getattr(config, key, None), int):
                 setattr(config, key, count)
@@ -172,14 +184,13 @@ def ropes_of(config: PreTrainedConfig) -> list[dict[str, Any]]:
     return nested or [settings]
 
 
-def _first(config: PreTrainedConfig, *names: str) -> int | None:
+def first_size(config: PreTrainedConfig, *names: str) -> int | None:
     """The first of these settings that is a positive number, or None."""
     values = (getattr(config, name, None) for name in names)
     return next((value for value in values if isinstance(value, int) and value > 0), None)
 
 
 def nested_configs(config: PreTrainedConfig) -> Iterator[Any]:
-    """The configuration and those nested in it."""
     yield config
     for value in vars(config).values():
         if hasattr(value, "to_dict") and hasattr(value, "model_type"):
@@ -210,6 +221,13 @@ def settings_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
         plain = isinstance(value, bool | int | float | str) or value is None
         if plain and name not in _NOT_SETTINGS and not name.startswith("_"):
             yield name, value
+
+
+def set_number(layer: nn.Module, number: int) -> None:
+    """Give a layer this number, also in the modules that it consists of."""
+    for module, name in itertools.product(layer.modules(), _LAYER_NUMBERS):
+        if isinstance(getattr(module, name, None), int):
+            setattr(module, name, number)
 
 
 def shorten_config(config: PreTrainedConfig, layers: Sequence[int]) -> None:

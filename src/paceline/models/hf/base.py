@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import warnings
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.sampling import BANNED_LOGIT
-from paceline.errors import ModelLoadError
+from paceline.errors import ModelLoadError, SlowerWarning
 from paceline.models.compatibility import written_vocabulary
 from paceline.models.contract import Texts
 from paceline.models.hf.architectures import context_length, source_length
@@ -43,7 +44,6 @@ Sessions = Literal["batch", "rows", "recurrent", "stateful"]
 
 
 def rolls_back(sessions: Sessions) -> bool:
-    """Whether sessions of this kind can roll back."""
     return sessions in ("batch", "rows")
 
 
@@ -106,7 +106,7 @@ class HfModel(ABC):
         self.vocab_size = named_tokens(tokenizer, self._head.weight.shape[0])
         self.max_length = context_length(hf.config)
         self.eos_token_ids = stop_tokens(hf, tokenizer)
-        self.num_parameters = sum(weight.numel() for weight in hf.parameters())
+        self.num_parameters = hf.num_parameters()
         self.weight_change = 0.0
         self.forced_eos = forced_eos(hf.generation_config, len(self._head.weight))
         banned = banned_tokens(hf.generation_config, self.eos_token_ids, len(self._head.weight))
@@ -218,13 +218,10 @@ class HfModel(ABC):
             factors = torch.exp2((_SATURATING / largest.clamp(min=1)).log2().round())
             factors[:, ::2] = 1
             factors = factors.to(hidden.dtype)
-            handle = head.register_forward_pre_hook(
+            with head.register_forward_pre_hook(
                 lambda _head, inputs: (factors.to(inputs[0].device) * inputs[0],)
-            )
-            try:
+            ):
                 wanted = self.plain_logits(batch).float()
-            finally:
-                handle.remove()
             got = projection.logits(factors * hidden).float()
         if not bool(wanted.isfinite().all()):
             raise ModelLoadError(
@@ -267,6 +264,16 @@ def stop_tokens(hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) 
         if found:
             return tuple(found)
     return ()
+
+
+def warn_of_slower(architecture: str, fault: str, stacklevel: int) -> None:
+    """Warn that a faster pass of a model is not used; `fault` names the pass and what it does."""
+    warnings.warn(
+        f"{fault} for this {architecture}; it is not used, and the model runs more slowly: please "
+        "report this, with the output of paceline env",
+        SlowerWarning,
+        stacklevel=stacklevel + 1,
+    )
 
 
 @contextlib.contextmanager

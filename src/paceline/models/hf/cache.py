@@ -99,12 +99,9 @@ class RoomyLayer(DynamicLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *_args: Any, **_kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        return self.append(key_states, value_states)
-
-    def append(self, keys_BHND: Tensor, values_BHND: Tensor) -> tuple[Tensor, Tensor]:
-        """Append new tokens; returns all keys and values, [B, H, W, D]."""
-        start, end = self.width, self.grow(keys_BHND, values_BHND)
-        for buffer, new in zip(self.buffers, (keys_BHND, values_BHND), strict=True):
+        """Append new tokens, [B, H, N, D]; returns all keys and values, [B, H, W, D]."""
+        start, end = self.width, self.grow(key_states, value_states)
+        for buffer, new in zip(self.buffers, (key_states, value_states), strict=True):
             buffer[:, :, start:end] = new
         keys, values = self.buffers
         return keys[:, :, :end], values[:, :, :end]
@@ -156,9 +153,6 @@ class RoomyLayer(DynamicLayer):
 
     def get_seq_length(self) -> int:
         return self.width
-
-    def crop(self, tokens_to_remove: int) -> None:
-        self.width -= abs(tokens_to_remove)
 
 
 def _allocate(new_BHND: Tensor, width: int) -> Tensor:

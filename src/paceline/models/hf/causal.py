@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from paceline.core.sampling import limited
-from paceline.models.contract import ModelSession
-from paceline.models.hf.architectures import body_of
+from paceline.models.contract import ModelSession, pad
+from paceline.models.hf.architectures import body_of, is_encoder_decoder
 from paceline.models.hf.base import HfModel, evaluating
 from paceline.models.hf.cache import RoomyCache, cache_argument
 from paceline.models.hf.logit_map import logit_map
@@ -41,27 +41,28 @@ class HfDecoder:
     def __init__(self, hf: PreTrainedModel, draft_vocabulary: Tensor | None = None) -> None:
         self.hf = hf
         self.draft_vocabulary = draft_vocabulary
-        self._takes_positions = takes_positions(hf)
+        # those of an encoder-decoder are positions of sources
+        self._takes_positions = not is_encoder_decoder(hf.config) and takes_positions(hf)
         self._cache_argument = cache_argument(hf)
 
-    def __call__(
-        self, tokens_BN: Tensor, cache: RoomyCache, ends_B: Tensor | None, keep: int
-    ) -> Tensor:
+    def __call__(self, tokens_BN: Tensor, cache: Any, ends_B: Tensor | None, keep: int) -> Tensor:
         # without padding, most models are faster without mask and positions
         ragged = {} if ends_B is None else mask_and_positions(ends_B, tokens_BN)
         placed = contextlib.nullcontext()
         if ragged and not self._takes_positions:
             decoder: Any = self.hf.get_decoder()
             placed = at_positions(decoder, ragged.pop("position_ids"))
+        inputs = self._inputs(tokens_BN, cache, keep, **ragged)
         with placed:
-            logits = self.hf(
-                input_ids=tokens_BN,
-                use_cache=True,
-                logits_to_keep=keep,
-                **{self._cache_argument: cache},
-                **ragged,
-            ).logits[:, -keep:]
+            logits = self.hf(**inputs, **{self._cache_argument: cache}, use_cache=True).logits
+        logits = logits[:, -keep:]
         return logits if self.draft_vocabulary is None else limited(logits, self.draft_vocabulary)
+
+    def _inputs(
+        self, tokens_BN: Tensor, cache: Any, keep: int, **ragged: Tensor
+    ) -> dict[str, Any]:
+        """Arguments beside the cache; `ragged`: those of `mask_and_positions`, if rows differ."""
+        return {"input_ids": tokens_BN, "logits_to_keep": keep, **ragged}
 
     def listen(self, listener: Callable[[Tensor], None]) -> Callable[[], None]:
         logit_map(self.hf)  # measures it now: it runs a pass of its own
@@ -83,11 +84,7 @@ class CausalSession(ModelSession):
 
     def _prefill(self, tokens: Sequence[Sequence[int]]) -> Tensor:
         lengths = [len(row) for row in tokens]
-        width = max(lengths)
-        tokens_BW = torch.zeros(len(tokens), width, dtype=torch.int64)
-        for row, new in enumerate(tokens):
-            tokens_BW[row, width - len(new) :] = torch.tensor(new)
-        return self._read(tokens_BW, lengths, keep=1)[:, 0]
+        return self._read(pad(tokens, "left").tokens_BT, lengths, keep=1)[:, 0]
 
     def _extend(self, tokens_BN: Tensor) -> Tensor:
         count = tokens_BN.shape[1]
@@ -107,7 +104,6 @@ class CausalSession(ModelSession):
 
     @property
     def pass_cache(self) -> Any:
-        """The cache that the forward pass gets."""
         return self.cache
 
     def _rollback(self, counts: Sequence[int]) -> None:

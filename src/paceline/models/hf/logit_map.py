@@ -73,7 +73,6 @@ _MEASURED: WeakKeyDictionary[PreTrainedModel, LogitMap] = WeakKeyDictionary()
 def _measured(hf: PreTrainedModel) -> LogitMap:
     seen: dict[str, Tensor] = {}
     head: Any = hf.get_output_embeddings()
-    body: Any = hf.get_decoder() if is_encoder_decoder(hf.config) else body_of(hf)
 
     def keep_states(_body: nn.Module, _inputs: Any, output: Any) -> None:
         seen["states"] = output.last_hidden_state
@@ -87,13 +86,9 @@ def _measured(hf: PreTrainedModel) -> LogitMap:
     tokens = {"input_ids": torch.ones(1, len(_RAMPS), dtype=torch.int64, device=hf.device)}
     if is_encoder_decoder(hf.config):
         tokens["decoder_input_ids"] = tokens["input_ids"]
-    handles = [body.register_forward_hook(keep_states), head.register_forward_hook(replace)]
-    try:
-        with torch.autocast(hf.device.type, enabled=False):
-            logits_RV = hf(**tokens, use_cache=False).logits[0].double().cpu()
-    finally:
-        for handle in handles:
-            handle.remove()
+    hooks = body_of(hf).register_forward_hook(keep_states), head.register_forward_hook(replace)
+    with hooks[0], hooks[1], torch.autocast(hf.device.type, enabled=False):
+        logits_RV = hf(**tokens, use_cache=False).logits[0].double().cpu()
     if not {"states", "inputs"} <= seen.keys():
         return LogitMap()  # HfModel.head compares it
     output_scale, cap = _fitted(seen["ramps"].double().cpu()[1:], logits_RV[1:] - logits_RV[0], hf)

@@ -53,7 +53,13 @@ def greedy_texts(
     given = len(model.decoder_prompt or ())
     # tokens of the decoder prompt that generate() forces count as new ones
     most = max_new_tokens + (given - max(start, 1) if given else 0)
-    keep = _Possible(vocab_size or model.vocab_size, model.draft_vocabulary)
+    listed = model.draft_vocabulary
+
+    def keep(_tokens: Tensor, scores: Tensor) -> Tensor:
+        """As a logits processor: tokens beyond the vocabulary or the list are not chosen."""
+        scores = scores.clone()
+        scores[:, vocab_size or model.vocab_size :] = -torch.inf
+        return scores if listed is None else limited(scores, listed)
     with quiet(), evaluating(hf), _applied(model, repetition_penalty, forces_eos=forces_eos):
         found = hf.generate(
             **inputs, max_new_tokens=most, do_sample=False, logits_processor=[keep]
@@ -106,15 +112,10 @@ def _emitted(model: HfModel, logits_TV: Tensor) -> Tensor:
 
 def _inputs(model: HfModel, prompts: Sequence[Sequence[int]]) -> dict[str, Tensor]:
     """Arguments of generate(): decoder-only prompts are padded on the left."""
-    longest = max(map(len, prompts))
     left = model.decoder_prompt is None
-    tokens_BT = torch.zeros(len(prompts), longest, dtype=torch.int64)
-    mask_BT = torch.zeros_like(tokens_BT)
-    for row, prompt in enumerate(prompts):
-        place = slice(longest - len(prompt), None) if left else slice(len(prompt))
-        tokens_BT[row, place] = torch.tensor(list(prompt))
-        mask_BT[row, place] = 1
-    found = {"input_ids": tokens_BT.to(model.device), "attention_mask": mask_BT.to(model.device)}
+    texts = pad(prompts, "left" if left else "right").to(model.device)
+    mask_BT = torch.ones_like(texts.tokens_BT) if texts.attention_BT is None else texts.attention_BT
+    found = {"input_ids": texts.tokens_BT, "attention_mask": mask_BT}
     hf = model.hf
     if not left and model.decoder_prompt != configured_prompt(hf.config, hf.generation_config):
         prompt_1D = torch.tensor([model.decoder_prompt], device=model.device)
@@ -143,17 +144,3 @@ def _applied(model: HfModel, penalty: float, *, forces_eos: bool) -> Iterator[No
         yield
     finally:
         hf.generation_config = before
-
-
-class _Possible:
-    """A logits processor: tokens beyond the vocabulary or the model's own list are not chosen."""
-
-    def __init__(self, vocab_size: int, draft_vocabulary: Tensor | None) -> None:
-        self._vocab_size = vocab_size
-        self._draft_vocabulary = draft_vocabulary
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        scores = scores.clone()
-        scores[:, self._vocab_size :] = -torch.inf
-        listed = self._draft_vocabulary
-        return scores if listed is None else limited(scores, listed)

@@ -9,10 +9,9 @@ Shape suffixes: B batch, N new tokens, T text, S source, D hidden, V vocabulary.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,20 +19,17 @@ from torch.nn import functional as F
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from paceline.core.sampling import limited
 from paceline.errors import ContextLengthError
 from paceline.models.contract import Texts, pad
+from paceline.models.hf.architectures import body_of
 from paceline.models.hf.base import HfModel, evaluating
-from paceline.models.hf.cache import RoomyCache, cache_argument
-from paceline.models.hf.causal import CausalSession, for_head
-from paceline.models.hf.logit_map import logit_map
-from paceline.models.hf.positions import at_positions, mask_and_positions
+from paceline.models.hf.cache import RoomyCache
+from paceline.models.hf.causal import CausalSession, HfDecoder, for_head
 from paceline.models.hf.row_session import RowSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torch import nn
     from transformers import PreTrainedModel
 
     from paceline.core.fused import Head
@@ -110,44 +106,22 @@ class EncoderOutput(BaseModelOutput):
     router_logits: tuple[Tensor] | None = None
 
 
-class Seq2SeqPass:
+class Seq2SeqPass(HfDecoder):
     """The forward pass of transformers; `encode` is its encoder."""
-
-    def __init__(self, hf: PreTrainedModel, draft_vocabulary: Tensor | None = None) -> None:
-        self.hf = hf
-        self.draft_vocabulary = draft_vocabulary
-        self._cache_argument = cache_argument(hf)
 
     def encode(self, source: Batch) -> Tensor:
         """The encoder's output, [B, S, D]."""
         return _encoded(self.hf, source)
 
-    def __call__(
-        self, tokens_BN: Tensor, cache: Seq2SeqCache, ends_B: Tensor | None, keep: int
-    ) -> Tensor:
-        mask_BW, placed = None, contextlib.nullcontext()
-        if ends_B is not None:
-            ragged = mask_and_positions(ends_B, tokens_BN)
-            mask_BW = ragged["attention_mask"]
-            placed = at_positions(_part(self.hf, "decoder"), ragged["position_ids"])
-        with placed:
-            logits = self.hf(
-                encoder_outputs=EncoderOutput(cache.states_BSD),  # pyright: ignore[reportArgumentType]
-                attention_mask=cache.attention_BS,
-                decoder_input_ids=tokens_BN,
-                decoder_attention_mask=mask_BW,
-                **{self._cache_argument: cache},
-                use_cache=True,
-            ).logits[:, -keep:]
-        return logits if self.draft_vocabulary is None else limited(logits, self.draft_vocabulary)
-
-    def listen(self, listener: Callable[[Tensor], None]) -> Callable[[], None]:
-        logit_map(self.hf)  # measures it now: it runs a pass of its own
-
-        def hear(_module: Any, _inputs: Any, output: Any) -> None:
-            listener(for_head(output.last_hidden_state, self.hf))
-
-        return _part(self.hf, "decoder").register_forward_hook(hear).remove
+    def _inputs(
+        self, tokens_BN: Tensor, cache: Seq2SeqCache, keep: int, **ragged: Tensor
+    ) -> dict[str, Any]:
+        return {
+            "encoder_outputs": EncoderOutput(cache.states_BSD),  # pyright: ignore
+            "attention_mask": cache.attention_BS,
+            "decoder_input_ids": tokens_BN,
+            "decoder_attention_mask": ragged.get("attention_mask"),
+        }
 
 
 class Seq2SeqSession(CausalSession):
@@ -214,21 +188,21 @@ class Seq2SeqModel(HfModel):
         return head if bias_1V is None else head._replace(bias_V=bias_1V[0])
 
     def plain_hidden(self, batch: Batch) -> Tensor:
-        source = _source_of(batch)
-        hidden_BTD = _part(self.hf, "decoder")(
+        assert batch.source is not None, "a batch of an encoder-decoder has sources"
+        hidden_BTD = body_of(self.hf)(
             input_ids=batch.tokens_BT,
             attention_mask=batch.attention_BT,
-            encoder_hidden_states=_encoded(self.hf, source),
-            encoder_attention_mask=source.attention_BT,
+            encoder_hidden_states=_encoded(self.hf, batch.source),
+            encoder_attention_mask=batch.source.attention_BT,
             use_cache=False,
         ).last_hidden_state
         return for_head(hidden_BTD, self.hf)
 
     def plain_logits(self, batch: Batch) -> Tensor:
-        source = _source_of(batch)
+        assert batch.source is not None, "a batch of an encoder-decoder has sources"
         return self.hf(
-            input_ids=source.tokens_BT,
-            attention_mask=source.attention_BT,
+            input_ids=batch.source.tokens_BT,
+            attention_mask=batch.source.attention_BT,
             decoder_input_ids=batch.tokens_BT,
             decoder_attention_mask=batch.attention_BT,
             use_cache=False,
@@ -236,16 +210,6 @@ class Seq2SeqModel(HfModel):
 
 
 def _encoded(hf: PreTrainedModel, source: Batch) -> Tensor:
-    encoder, tokens_BT = _part(hf, "encoder"), source.tokens_BT
-    states_BSD = encoder(input_ids=tokens_BT, attention_mask=source.attention_BT).last_hidden_state
-    return states_BSD.to(tokens_BT.device)
-
-
-def _part(hf: PreTrainedModel, name: Literal["encoder", "decoder"]) -> nn.Module:
-    part: Any = hf.get_encoder() if name == "encoder" else hf.get_decoder()
-    return part
-
-
-def _source_of(batch: Batch) -> Batch:
-    assert batch.source is not None, "a batch of an encoder-decoder has sources"
-    return batch.source
+    encoder: Any = hf.get_encoder()
+    states = encoder(input_ids=source.tokens_BT, attention_mask=source.attention_BT)
+    return states.last_hidden_state.to(source.tokens_BT.device)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any, cast
 
-from paceline.errors import ModelLoadError
+from paceline.errors import ModelLoadError, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,7 +113,8 @@ def warn_of_unused(hf: PreTrainedModel, stacklevel: int) -> None:
     advice = ""
     if "repetition_penalty" in unused:
         advice = f"; sampling.repetition_penalty={unused['repetition_penalty']} applies the penalty"
-    named = ", ".join(f"{name}={_shown(value)}" for name, value in unused.items())
+    shown = {name: " ".join(repr(value).split()) for name, value in unused.items()}
+    named = ", ".join(f"{name}={shorten(value, 80)}" for name, value in shown.items())
     warnings.warn(
         f"the generation config of this {hf.config.model_type} sets {named}; Paceline does not "
         f"apply these settings, so texts may differ from those of generate(){advice}",
@@ -136,8 +137,3 @@ def warn_of_no_end(hf: PreTrainedModel, stacklevel: int) -> None:
 def _num_rows(hf: PreTrainedModel) -> int:
     head: Any = hf.get_output_embeddings()
     return len(head.weight)
-
-
-def _shown(value: Any) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from array import array
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,31 +32,27 @@ if TYPE_CHECKING:
     from paceline.models.hf.cache import RoomyCache, RoomyLayer
 
 
+@dataclass(eq=False)
 class _Plan:
     """Reusable arguments of passes over one cache; valid until its buffers are reallocated."""
 
-    def __init__(
-        self,
-        cache: RoomyCache,
-        layers: list[RoomyLayer],
-        this_pass: Pass,
-        lengths: Any,
-        ends: Any,
-        most_logits: int,
-        held: tuple[object, ...],
-    ) -> None:
-        self.this_pass = this_pass
-        self.lengths, self.ends = lengths, ends
-        self.logits, self.probs = torch.empty(2, most_logits)
-        self._cache = weakref.proxy(cache)  # the cache owns the plan: avoid a reference cycle
-        self._layers = layers
-        self._buffers = (layers[0].buffers, layers[-1].buffers)
-        self._held = held  # keeps the memory alive that the pass points to
+    cache: Any
+    layers: list[RoomyLayer]
+    this_pass: Pass
+    lengths: Any
+    ends: Any
+    most_logits: int
+    held: tuple[object, ...]  # keeps the memory alive that the pass points to
+
+    def __post_init__(self) -> None:
+        self.logits, self.probs = torch.empty(2, self.most_logits)
+        self.cache = weakref.proxy(self.cache)  # the cache owns the plan: avoid a reference cycle
+        self.buffers = (self.layers[0].buffers, self.layers[-1].buffers)
 
     def fits(self, count: int) -> bool:
         """True if the buffers were not reallocated and have space for `count` more columns."""
-        first, last = self._layers[0], self._layers[-1]  # all layers are reallocated together
-        same = first.buffers is self._buffers[0] and last.buffers is self._buffers[1]
+        first, last = self.layers[0], self.layers[-1]  # all layers are reallocated together
+        same = first.buffers is self.buffers[0] and last.buffers is self.buffers[1]
         return same and first.width + count <= self.this_pass.columns
 
     def prepare(
@@ -70,10 +67,10 @@ class _Plan:
         """Set up a pass over `count` tokens per row; row b is lengths[b] tokens long afterwards."""
         this = self.this_pass
         this.states = _data(states)
-        this.count, this.width, this.keep = count, self._layers[0].width + count, keep
+        this.count, this.width, this.keep = count, self.layers[0].width + count, keep
         this.tokens, this.logits = tokens, logits.data_ptr()
         self.lengths[:] = lengths
-        self.ends[:] = [end + count for end in self._cache.ends_of(len(lengths))]
+        self.ends[:] = [end + count for end in self.cache.ends_of(len(lengths))]
         return this
 
     def set_inputs(
@@ -89,7 +86,7 @@ class _Plan:
         return probs, accept, choose
 
     def widen(self, count: int) -> None:
-        self._cache.end_at([end + count for end in self._cache.ends_of(len(self.lengths))])
+        self.cache.end_at([end + count for end in self.cache.ends_of(len(self.lengths))])
 
 
 class NativeLlama:

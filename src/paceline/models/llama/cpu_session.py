@@ -28,11 +28,9 @@ class CompiledSession(CausalSession):
     def take_draw(self, request: DrawRequest) -> Drafted | None:
         batch, new = len(request.unread), len(request.unread[0])
         passes = request.plan.num_passes
-        if not self._native.is_fast_for(batch * new) or passes == 0:
+        if not self._serves(request, request.plan.sampling, batch * new):
             return None
-        if not _only_temperature(request, request.plan.sampling):
-            return None
-        if self._native.listeners and passes > 1:
+        if passes == 0 or (self._native.listeners and passes > 1):
             return None
         lengths = self._extended_lengths(batch, new + passes - 1)
         begins = [length - passes + 1 for length in lengths]
@@ -42,11 +40,8 @@ class CompiledSession(CausalSession):
 
     def take_verify(self, request: VerifyRequest) -> VerifiedRows | None:
         batch, gamma = request.drafted.tokens_BG.shape
-        if not self._native.is_fast_for(batch * (gamma + 1)):
-            return None
-        if type(request.applied_rule) is not Lossless:
-            return None
-        if not _only_temperature(request, request.sampling):
+        served = self._serves(request, request.sampling, batch * (gamma + 1))
+        if not served or type(request.applied_rule) is not Lossless:
             return None
         lengths = self._extended_lengths(batch, gamma + 1)
         verified = self._native.verify(request, self.cache, lengths, self.vocab_size)
@@ -63,8 +58,12 @@ class CompiledSession(CausalSession):
     def _fresh(self) -> CompiledSession:
         return CompiledSession(self.model, self._native)
 
+    def _serves(
+        self, request: DrawRequest | VerifyRequest, sampling: SamplingParams, num_tokens: int
+    ) -> bool:
+        """Whether so few tokens are read fast, and no filter or penalty changes the logits.
 
-def _only_temperature(request: DrawRequest | VerifyRequest, sampling: SamplingParams) -> bool:
-    """True if no filter or penalty changes the logits; greedy tokens are the same with filters."""
-    no_filter = request.uniforms is None or sampling.greedy or sampling.only_temperature
-    return request.seen_BV is None and no_filter
+        Greedy tokens are the same with filters.
+        """
+        no_filter = request.uniforms is None or sampling.greedy or sampling.only_temperature
+        return self._native.is_fast_for(num_tokens) and request.seen_BV is None and no_filter

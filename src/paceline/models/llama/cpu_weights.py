@@ -90,7 +90,9 @@ class NativeWeights:
         if not self._int8:
             return self._bfloat16(weights, rows)
         numbers, scales_R = round_rows(_stacked(weights, rows))
-        return Matrix(self._packed(numbers), self._hold(scales_R))
+        packed = self._buffer(*numbers.shape, numbers.element_size())
+        self._pack(numbers, packed)
+        return Matrix(packed, self._hold(scales_R))
 
     def _bfloat16(self, weights: Sequence[Tensor], rows: Tensor | None = None) -> Matrix:
         count = sum(map(len, weights)) if rows is None else len(rows)
@@ -108,12 +110,6 @@ class NativeWeights:
             chosen = weight.detach()[part] if rows is None else weight.detach()[rows[part]]
             offset = self._library.packed_size(start, weight.shape[1], 2)
             self._pack(chosen.bfloat16(), packed + offset)
-
-    def _packed(self, weight: Tensor) -> int:
-        rows, size = weight.shape
-        packed = self._buffer(rows, size, weight.element_size())
-        self._pack(weight, packed)
-        return packed
 
     def _buffer(self, rows: int, size: int, num_bytes: int) -> int:
         total = self._library.packed_size(rows, size, num_bytes)

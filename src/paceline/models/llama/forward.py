@@ -10,7 +10,6 @@ Shape suffixes: B batch, N new tokens, W cache width, H heads, D head size.
 from __future__ import annotations
 
 import functools
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paceline.core.sampling import spread
-from paceline.errors import SlowerWarning
+from paceline.models.hf.base import warn_of_slower
 from paceline.models.hf.cache import RoomyCache
 from paceline.models.hf.draft_vocabulary import head_of
 from paceline.models.llama.cpu import NativeLlama
@@ -77,13 +76,8 @@ class LlamaDecoder:
             if self._agrees_with(native):
                 self.native = native
             else:
-                warnings.warn(
-                    "the compiled pass gives different logits than PyTorch for this "
-                    f"{hf.config.model_type}; it is not used, and the model runs more slowly: "
-                    "please report this, with the output of paceline env",
-                    SlowerWarning,
-                    stacklevel=2,
-                )
+                fault = "the compiled pass gives different logits than PyTorch"
+                warn_of_slower(hf.config.model_type, fault, stacklevel=2)
 
     @staticmethod
     def supports(hf: PreTrainedModel) -> bool:
@@ -212,7 +206,7 @@ class _Layer:
             rotated_BNHD = torch.cat([self.query_norm(query), self.key_norm(key)], 2)
         cos, sin = rotation
         rotated_BNHD = rotated_BNHD * cos + rotated_BNHD.roll(self.head_size // 2, -1) * sin
-        keys_BHWD, values_BHWD = cache.layer(index).append(
+        keys_BHWD, values_BHWD = cache.layer(index).update(
             rotated_BNHD[:, :, heads:].transpose(1, 2),
             mixed_BNHD[:, :, heads + self.key_heads :].transpose(1, 2),
         )

@@ -7,10 +7,12 @@ exactly the weights of the 8-bit pass, so measurements on it also hold for the 8
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+
+from paceline.models.hf.architectures import untie_head
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -35,10 +37,8 @@ def round_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 def rounded_copy(hf: PreTrainedModel) -> PreTrainedModel:
     """A float32 copy of the model whose linear layers are rounded; embeddings are not rounded."""
     rounded = copy.deepcopy(hf).float()
-    head: Any = rounded.get_output_embeddings()
-    if head.weight is rounded.get_input_embeddings().weight:
-        rounded.config.tie_word_embeddings = False
-        head.weight = nn.Parameter(head.weight.clone(), requires_grad=head.weight.requires_grad)
+    untie_head(rounded)
+    rounded.config.tie_word_embeddings = False
     for layer in rounded.modules():
         if isinstance(layer, nn.Linear):
             numbers, scales = round_rows(layer.weight)

@@ -2,5 +2,5 @@
 
 attention.py: attention over buffers of fixed size. fixed_cache.py: the buffers. fixed_pass.py: the
 forward pass of transformers over them. compiling.py: its compiled modules. recorder.py: CUDA
-graphs. session.py: sessions. seq2seq_session.py: those of encoder-decoders.
+graphs. session.py: sessions.
 """

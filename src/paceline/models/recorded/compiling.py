@@ -5,6 +5,7 @@ Compiled code stays in the cache directory, by versions and shapes, so the next 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -15,14 +16,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paceline.cache import cache_directory
-from paceline.errors import SlowerWarning, StorageError, first_line
+from paceline.errors import StorageError, first_line
 from paceline.models.admission.trial import FAULTS
 from paceline.models.hf.architectures import (
-    NUMBERS,
     decoder_body,
     num_decoder_layers,
     outer_lists,
+    set_number,
 )
+from paceline.models.hf.base import warn_of_slower
 from paceline.models.recorded.fixed_cache import FixedCache, WithSources
 
 if TYPE_CHECKING:
@@ -68,7 +70,7 @@ class CompiledModules:
             for index, layer in enumerate(layers):
                 hook = functools.partial(_with_own_layer, index)
                 layer.register_forward_pre_hook(hook, with_kwargs=True)
-                _forget_number(layer)
+                set_number(layer, 0)  # code for one layer then fits the others
                 self._switch(layer)
         tables = hf.get_input_embeddings(), getattr(body, "embed_tokens", None)
         apart = {id(part) for part in (*stacks, *tables)}
@@ -105,12 +107,7 @@ class CompiledModules:
                 return got
             fault = f"gives logits that differ by {difference:.2g} of their norm"
         self.usable = False
-        warnings.warn(
-            f"the compiled pass {fault} for this {self._model_type}; it is not used, and the model "
-            "runs more slowly: please report this, with the output of paceline env",
-            SlowerWarning,
-            stacklevel=2,
-        )
+        warn_of_slower(self._model_type, f"the compiled pass {fault}", stacklevel=2)
         return forward()
 
     def _with_compiled(self, forward: Callable[[], Tensor]) -> Tensor:
@@ -169,20 +166,9 @@ def _with_own_layer(
     return tuple(map(own, inputs)), {name: own(value) for name, value in named.items()}
 
 
-def _forget_number(layer: nn.Module) -> None:
-    """Give a layer the number 0: code for one layer then fits the others."""
-    for module in layer.modules():
-        for name in NUMBERS:
-            if isinstance(getattr(module, name, None), int):
-                setattr(module, name, 0)
-
-
 @functools.cache
 def _keep_in_cache() -> None:
     """Let compiled code be kept where no other user may write, unless the user chose a place."""
-    try:
-        folder = cache_directory("inductor")
-    except StorageError:
-        folder = None
-    if folder is not None:
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+    with contextlib.suppress(StorageError):
+        if folder := cache_directory("inductor"):
+            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))

@@ -100,7 +100,6 @@ class FixedCache(Cache):
 
     @property
     def num_sources(self) -> int:
-        """Columns for sources."""
         return 0 if self.sources is None else self.sources.attention_BS.shape[1]
 
     @property
@@ -173,8 +172,6 @@ class WithSources(EncoderDecoderCache):
 
 
 def _layers(samples: Iterable[tuple[Tensor, Tensor]], num_rows: int, num_columns: int) -> list[Any]:
-    """A `FixedLayer` for each sample."""
-
     def buffer(sample: Tensor) -> Tensor:
         # zeros, because unused columns are masked but must be finite
         made = sample.new_zeros(num_rows, sample.shape[1], num_columns, sample.shape[3])

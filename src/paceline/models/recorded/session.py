@@ -19,6 +19,7 @@ from paceline.core.block import Drafted, Uniforms, VerifiedRows, draw_ahead, ver
 from paceline.core.rule_base import is_capturable
 from paceline.core.sampling import as_list
 from paceline.models.contract import ModelSession
+from paceline.models.hf.seq2seq import Seq2SeqSession
 from paceline.models.recorded.recorder import Recorder, Recordings
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from paceline.core.block import DrawPlan, DrawRequest, VerifyRequest
     from paceline.core.rule_base import Rule
     from paceline.core.sampling import SamplingParams
+    from paceline.models.hf.base import HfModel
     from paceline.models.recorded.fixed_cache import FixedCache
     from paceline.models.recorded.fixed_pass import FixedPass
 
@@ -54,7 +56,7 @@ class GraphCaches:
 
     @torch.inference_mode()
     def take(self, num_rows: int, num_columns: int, num_sources: int = 0) -> FixedCache:
-        rows, columns = _buffer_rows(num_rows), _power_of_two(num_columns, _FEWEST_COLUMNS)
+        rows, columns = _power_of_two(num_rows), _power_of_two(num_columns, _FEWEST_COLUMNS)
         sources = _power_of_two(num_sources, _FEWEST_SOURCES) if num_sources else 0
         for cache in self._idle:
             if (cache.num_rows, cache.num_columns, cache.num_sources) == (rows, columns, sources):
@@ -62,19 +64,14 @@ class GraphCaches:
                 return cache
         return self.passes.new_cache(rows, columns, Recordings(self._recorder), sources)
 
-    def give_back(self, cache: FixedCache) -> None:
-        self._idle.append(cache)
+    def give_back(self, caches: Sequence[FixedCache]) -> None:
+        self._idle += caches
         del self._idle[:-_MOST_IDLE]
 
 
-def _buffer_rows(num_texts: int) -> int:
-    return _power_of_two(num_texts, 1)
-
-
-def _power_of_two(wanted: int, least: int) -> int:
-    while least < wanted:
-        least *= 2
-    return least
+def _power_of_two(wanted: int, least: int = 1) -> int:
+    """The smallest that is enough, from the power of two `least` on."""
+    return max(least, 1 << (wanted - 1).bit_length())
 
 
 class GraphSession(ModelSession):
@@ -85,7 +82,7 @@ class GraphSession(ModelSession):
         self._caches = caches
         self._passes = caches.passes
         self._held: list[FixedCache] = []
-        weakref.finalize(self, _give_all_back, caches, self._held)
+        weakref.finalize(self, caches.give_back, self._held)
 
     @torch.inference_mode()
     def _prefill(self, tokens: Sequence[Sequence[int]]) -> Tensor:
@@ -180,7 +177,7 @@ class GraphSession(ModelSession):
     @torch.inference_mode()
     def _keep_rows(self, rows: Sequence[int]) -> None:
         cache = self._held[0]
-        if _buffer_rows(len(rows)) < cache.num_rows:
+        if _power_of_two(len(rows)) < cache.num_rows:
             self._move(rows, cache.num_columns)
         else:
             cache.copy_rows(cache, rows, max(self.lengths))
@@ -204,7 +201,7 @@ class GraphSession(ModelSession):
         old = self._held[0]
         new = self._hold(len(rows), num_columns, max(num_sources, old.num_sources))
         new.copy_rows(old, rows, max(self.lengths))
-        self._caches.give_back(old)
+        self._caches.give_back([old])
 
     def _read(self, cache: FixedCache) -> Read:
         return functools.partial(self._passes.logits, cache)
@@ -214,6 +211,38 @@ class GraphSession(ModelSession):
         values = values.to(self._passes.device, non_blocking=True)
         spare = self._held[0].num_rows - len(values)
         return torch.cat([values, values[:1].expand(spare, *values.shape[1:])]) if spare else values
+
+
+class GraphSeq2SeqSession(GraphSession):
+    """A `GraphSession` whose prompts are encoder inputs; `lengths` count decoder tokens.
+
+    The encoder and the decoder prompt are read by transformers' modules, once per source.
+    """
+
+    def __init__(self, caches: GraphCaches, model: HfModel) -> None:
+        super().__init__(caches, model.vocab_size, model.max_length)
+        self._model = model
+
+    def _lengths_after(self, prompts: Sequence[Sequence[int]]) -> list[int]:
+        assert self._model.decoder_prompt is not None, "an encoder-decoder has a decoder prompt"
+        return [len(self._model.decoder_prompt)] * len(prompts)
+
+    @torch.inference_mode()
+    def _prefill(self, tokens: Sequence[Sequence[int]]) -> Tensor:
+        reading = Seq2SeqSession(self._model)
+        logits_BV = reading.prefill(tokens)
+        encoded, width = reading.pass_cache, max(reading.lengths)
+        attention_BS = encoded.attention
+        cache = self._hold(len(tokens), width + SPARE, attention_BS.shape[1])
+        assert cache.sources is not None, "the cache of an encoder-decoder has sources"
+        cache.sources.fill(encoded.cross_attention_cache.layers, attention_BS)
+        for index, mine in enumerate(cache.layers):
+            keys, values = (part[:, :, :width] for part in reading.cache.layer(index).buffers)
+            mine.write(slice(len(tokens)), keys, values)
+        return logits_BV
+
+    def _fresh(self) -> GraphSeq2SeqSession:
+        return GraphSeq2SeqSession(self._caches, self._model)
 
 
 def _filled(tokens: Sequence[Sequence[int]], width: int) -> Tensor:
@@ -261,8 +290,3 @@ def _judge(
     drafted = Drafted(drafted_RG, probs_RGV, raw_RGV)
     verdict = verify_block(logits_RHV, drafted, num_drafted_R, rule, sampling, uniforms)
     return [torch.stack([verdict.num_accepted_B, verdict.next_tokens_B])]
-
-
-def _give_all_back(caches: GraphCaches, held: list[FixedCache]) -> None:
-    for cache in held:
-        caches.give_back(cache)
