@@ -212,6 +212,7 @@ def check(model: HfModel, plain: Any, first: str = "cuda:0") -> None:
         torch.testing.assert_close(got.cpu(), wanted, rtol=1e-4, atol=3e-5)
 
     assert str(model.hf.device) == first
+    assert model.sessions == "batch"
     assert play(model).largest < 1e-3
     head = model.head
     session, batch = model.start_session(), model.trial_batch(text[1:] if source else text, source)
