@@ -1,6 +1,5 @@
 """The compiled pass: exact to the bit in any company, and silently absent where it must be."""
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -331,20 +330,3 @@ def test_without_a_compiler_models_read_through_torch(
     finally:
         compiled.cache_clear()
     assert list((tmp_path / "native").iterdir()) == []
-
-
-@pytest.mark.slow
-def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
-    calls: list[object] = []
-    run = subprocess.run
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        calls.append(args)
-        return run(*args, **kwargs)
-
-    monkeypatch.setattr(library.subprocess, "run", counted)
-    library.library_with(())
-    again = library.library_with(())
-    assert len(calls) == 1
-    assert list((tmp_path / "native").iterdir()) == [Path(again._name)]

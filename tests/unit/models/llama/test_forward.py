@@ -1,8 +1,6 @@
 """Packed weights: the same numbers from half the memory, or not at all."""
 
 import copy
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -110,19 +108,3 @@ def test_packing_a_16_bit_model_is_refused_with_a_reason():
     assert prepare_for_decoding(wrap_model(tiny_hf("llama").half())).dtype == torch.float16
     with pytest.raises(UsageError, match="the model is bfloat16 on cpu; use weights=auto"):
         prepare_for_decoding(model, "packed_fp16")
-
-
-@pytest.mark.slow
-def test_no_deprecation_leaks_from_packing_or_multiplying():
-    script = (
-        "from paceline.models.llama.packing import Packer; import torch; "
-        "layer = torch.nn.Linear(8, 8).half().float(); "
-        "Packer(1e-3)([layer])(torch.ones(1, 8))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", "-c", script],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
