@@ -1,8 +1,8 @@
 """Adapters: merged as peft computes them, or one line that says what to do."""
 
 import json
-import shutil
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -80,32 +80,34 @@ def kinds() -> dict[str, Any]:
     }
 
 
-KINDS = (
-    *("LoRA", "rank-stabilised LoRA", "DoRA", "LoRA of the embedding", "LoRA of a head"),
-    *("a head of its own", "IA3", "LoHa"),
-)
+OF_ENDS = ("LoRA of the embedding", "LoRA of a head", "a head of its own")
+KINDS = ("LoRA", "rank-stabilised LoRA", "DoRA", *OF_ENDS, "IA3", "LoHa")
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.filterwarnings(SAID)
-def test_logits_are_those_of_peft(tmp_path: Path, kind: str, *, tied: bool):
-    """Beside the weights, and alone with the path of its base."""
+def merged(tmp_path: Path, kind: str, *, tied: bool, beside: bool) -> Any:
+    """A model with this adapter gives the logits of peft."""
     hf = base(tmp_path / "base", tie_word_embeddings=tied)
     plain = logits(hf)
     model, wanted = trained(hf, kinds()[kind])
     assert float((wanted - plain).abs().max()) > 0.1
-    model.save_pretrained(tmp_path / "alone")
-    edit(tmp_path / "alone" / "adapter_config.json", base_model_name_or_path=str(tmp_path / "base"))
-    found = load_model(tmp_path / "alone", dtype="float32")
+    place = tmp_path / ("base" if beside else "alone")
+    model.save_pretrained(place)
+    edit(place / "adapter_config.json", base_model_name_or_path=str(tmp_path / "base"))
+    found = load_model(place, dtype="float32")
     torch.testing.assert_close(logits(found.hf), wanted, atol=2e-5, rtol=1e-4)
-    assert found.tokenizer is not None
-    shutil.copytree(tmp_path / "base", tmp_path / "beside")
-    for part in (tmp_path / "alone").glob("adapter*"):
-        shutil.copy(part, tmp_path / "beside")
-    beside = load_model(tmp_path / "beside", dtype="float32")
-    torch.testing.assert_close(logits(beside.hf), wanted, atol=2e-5, rtol=1e-4)
-    assert inspect_model(tmp_path / "beside").num_parameters == beside.num_parameters
+    return found
+
+
+@pytest.mark.parametrize(("kind", "tied"), [*product(KINDS, [False]), *product(OF_ENDS, [True])])
+def test_logits_are_those_of_peft(tmp_path: Path, kind: str, *, tied: bool):
+    assert merged(tmp_path, kind, tied=tied, beside=False).tokenizer is not None
+
+
+@pytest.mark.parametrize("kind", ["DoRA", *OF_ENDS])
+@pytest.mark.filterwarnings(SAID)
+def test_so_are_those_of_an_adapter_beside_the_weights(tmp_path: Path, kind: str):
+    found = merged(tmp_path, kind, tied=True, beside=True)
+    assert inspect_model(tmp_path / "base").num_parameters == found.num_parameters
 
 
 @pytest.mark.filterwarnings(SAID)

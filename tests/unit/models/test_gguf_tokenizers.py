@@ -152,14 +152,14 @@ def test_rules_that_differ_split_differently():
     assert len(set(RULES.values())) >= 20
 
 
-@pytest.mark.parametrize("pre", ["kimi-k2", "afmoe", "superbpe", "gemma4", "whitespace", "new"])
+@pytest.mark.parametrize("pre", ["kimi-k2", "new"])
 def test_a_pre_tokenizer_without_a_rule_is_refused_by_its_name(pre: str, tmp_path: Path):
     with pytest.raises(ModelLoadError, match=f"pre-tokenizer '{pre}'") as caught:
         load_model(written(tmp_path / "a.gguf", pre=pre))
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", ["t5", "bert", "rwkv", "plamo2"])
+@pytest.mark.parametrize("kind", ["t5", "plamo2"])
 def test_another_kind_of_tokenizer_is_refused_by_its_name(kind: str, tmp_path: Path):
     path = written(tmp_path / "a.gguf", tokenizer_model=kind)
     with pytest.raises(ModelLoadError, match=f"tokenizer of the kind '{kind}'"):

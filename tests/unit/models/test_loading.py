@@ -373,8 +373,9 @@ def test_a_device_that_does_not_work_is_one_line(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("value", "what"), [("nan", "NaN"), ("inf", "infinite values")])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("value", "what", "dtype"), [("nan", "NaN", "float32"), ("inf", "infinite values", "bfloat16")]
+)
 def test_weights_that_are_not_finite_are_named(
     model_directory: Path, value: str, what: str, dtype: str
 ):

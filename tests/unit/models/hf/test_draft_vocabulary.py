@@ -92,6 +92,8 @@ def test_a_saved_draft_still_proposes_only_these_and_is_whole_for_everyone_else(
     draft = limit_vocabulary(subset_layers(target, [0, 3]), target, [[5, 5, 6]], 12)
     assert draft.draft_vocabulary is not None
     save_draft(draft, model_directory, tmp_path / "draft")
+    stored = json.loads((tmp_path / "draft" / "draft_vocabulary.json").read_text())
+    assert stored == {"tokens": draft.draft_vocabulary.tolist()}
     again = load_model(tmp_path / "draft", dtype="float32")
     assert again.draft_vocabulary is not None
     assert torch.equal(again.draft_vocabulary, draft.draft_vocabulary)
@@ -143,15 +145,6 @@ def test_a_list_that_is_none_is_one_clear_line(tokens: torch.Tensor):
 def test_a_layer_subset_of_a_model_with_few_tokens_proposes_all_of_them_again():
     target = wrap_model(tiny_model("llama").hf, draft_vocabulary=KEPT)
     assert subset_layers(target, [0]).draft_vocabulary is None
-
-
-def test_the_file_says_what_it_is(model_directory: Path, tmp_path: Path):
-    model = load_model(model_directory)
-    draft = limit_vocabulary(model, model, [[5, 5, 6]], 3)
-    save_draft(draft, model_directory, tmp_path / "draft")
-    stored = json.loads((tmp_path / "draft" / "draft_vocabulary.json").read_text())
-    assert draft.draft_vocabulary is not None
-    assert stored == {"tokens": draft.draft_vocabulary.tolist()}
 
 
 def test_an_architecture_that_has_to_prove_itself_may_propose_few_tokens():
