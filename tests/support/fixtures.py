@@ -6,6 +6,7 @@ import paceline  # noqa: F401 - before torch, whose libraries PACELINE_CPU limit
 
 # isort: split
 import gc
+import shutil
 from pathlib import Path
 
 import pytest
@@ -73,14 +74,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_pair(tmp_path_factory.mktemp("pair"))
 
 
-@pytest.fixture
-def model_directory(tmp_path: Path) -> Path:
-    """A tiny llama saved as an ordinary model directory with its tokenizer."""
-    tokenizer = tiny_tokenizer()
-    path = tmp_path / "tiny-llama"
+@pytest.fixture(scope="session")
+def _saved_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tokenizer, path = tiny_tokenizer(), tmp_path_factory.mktemp("saved")
     tiny_hf("llama", vocab_size=len(tokenizer)).save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path
+
+
+@pytest.fixture
+def model_directory(tmp_path: Path, _saved_model: Path) -> Path:
+    """A tiny llama saved as an ordinary model directory with its tokenizer."""
+    return shutil.copytree(_saved_model, tmp_path / "tiny-llama")
 
 
 @pytest.fixture
