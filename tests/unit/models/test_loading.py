@@ -131,37 +131,29 @@ def test_a_directory_without_weights_is_refused(model_directory: Path):
     fails(model_directory, "no weights", "model.safetensors")
 
 
-def cut_in_half(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def cut_in_the_header(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:40])
-
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def overwrite_the_header(path: Path) -> None:
-    path.write_bytes(b"\xff" * 16 + path.read_bytes()[16:])
-
-
-def lie_about_a_shape(path: Path) -> None:
-    data = path.read_bytes()
+def lie_about_a_shape(data: bytes) -> bytes:
     (length,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + length])
     name = "model.norm.weight"
     header[name]["shape"] = [size * 2 for size in header[name]["shape"]]
     text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
+    return struct.pack("<Q", len(text)) + text + data[8 + length :]
 
 
 @pytest.mark.parametrize(
-    "damage", [cut_in_half, cut_in_the_header, empty, overwrite_the_header, lie_about_a_shape]
+    "damaged",
+    [
+        lambda data: data[: len(data) // 2],
+        lambda data: data[:40],
+        lambda _: b"",
+        lambda data: b"\xff" * 16 + data[16:],
+        lie_about_a_shape,
+    ],
+    ids=["cut", "cut in the header", "empty", "another header", "another shape"],
 )
-def test_damaged_safetensors_are_refused(model_directory: Path, damage: Callable[[Path], None]):
-    damage(model_directory / "model.safetensors")
+def test_damaged_safetensors_are_refused(model_directory: Path, damaged: Callable[[bytes], bytes]):
+    file = model_directory / "model.safetensors"
+    file.write_bytes(damaged(file.read_bytes()))
     fails(model_directory, "cannot be read", "copy or download it again")
 
 

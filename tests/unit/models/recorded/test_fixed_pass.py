@@ -26,7 +26,7 @@ from paceline.models.prepare import with_cuda_graphs
 from paceline.models.recorded import attention
 from paceline.models.recorded.fixed_cache import FixedLayer
 from paceline.models.recorded.fixed_pass import FixedPass
-from support.models import tiny_hf, tiny_model
+from support.models import generated, tiny_hf, tiny_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,14 +51,6 @@ def texts_of(model: Any, **options: Any) -> list[list[int]]:
     return [text.tokens for text in decoder.generate(PROMPTS, 12, seed=1, **options)]
 
 
-def generated(hf: Any) -> list[list[int]]:
-    found: list[list[int]] = []
-    for prompt in PROMPTS:
-        (text,) = hf.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False).tolist()
-        found.append(text[1 if hf.config.is_encoder_decoder else len(prompt) :])
-    return found
-
-
 KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
 DEPTHS: dict[str, list[dict[str, Any]]] = {
     "gemma3_text": [{"num_hidden_layers": n, "layer_types": KINDS[:n]} for n in (2, 3)],
@@ -79,10 +71,10 @@ def test_layers_of_a_kind_share_one_function(
         backend.clear()
         hf = tiny_hf(architecture, **settings)
         ready: Any = with_cuda_graphs(wrap_model(hf), compiled=True)
-        assert texts_of(ready, batch_size=1) == generated(hf)
+        assert texts_of(ready, batch_size=1) == [generated(hf, prompt, 12) for prompt in PROMPTS]
         counts.append(backend.frame_count)
     assert counts[0] == counts[1] > 0, "more layers compile nothing more"
-    assert texts_of(ready) == generated(hf)
+    assert texts_of(ready) == [generated(hf, prompt, 12) for prompt in PROMPTS]
     assert ready.decoder.modules.usable
 
 
@@ -97,7 +89,7 @@ def test_generated_code_gives_the_text_of_generate(caplog: pytest.LogCaptureFixt
     patched = inductor.patch({"force_disable_caches": True, **fast})
     with caplog.at_level(logging.INFO, "paceline"), patched:
         got, codes = run_and_get_code(texts_of, ready, batch_size=1)
-    assert got == generated(hf)
+    assert got == [generated(hf, prompt, 12) for prompt in PROMPTS]
     assert "compiled a pass of llama over 1 x 4 tokens" in caplog.text
     layers = [code.partition("def call")[2] for code in codes]
     layers = [code for code in layers if len(re.findall(r"extern_kernels\.b?mm\(", code)) == 6]
@@ -129,7 +121,7 @@ def test_compiled_modules_that_compute_wrong_are_not_used(
     ready = with_cuda_graphs(wrap_model(hf), compiled=True)
     with pytest.warns(SlowerWarning, match=f"the compiled pass {fault} for this llama") as warned:
         got = texts_of(ready, batch_size=1)
-    assert got == generated(hf)
+    assert got == [generated(hf, prompt, 12) for prompt in PROMPTS]
     assert len(warned) == 1
 
 
