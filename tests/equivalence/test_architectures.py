@@ -3,7 +3,7 @@
 `make test` covers one class for each way of computing that changes sessions: kinds of positions,
 windows, caches, experts, states, and decoders used alone, with shorter texts than the document.
 Llama, GPT-2, T5 and BART are compared with the pass of transformers elsewhere: their sessions in
-tests/property/test_session.py, as all of CONFIGS and ENCODER_DECODERS, and on two devices in
+tests/property/test_session.py, as those of CONFIGS and ENCODER_DECODERS, and on two devices in
 tests/unit/models/test_spreading.py.
 All classes are compared by `tools/golden/record_architectures.py --check`, which takes minutes.
 """
