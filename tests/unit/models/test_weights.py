@@ -160,7 +160,6 @@ WRONG: dict[str, tuple[Any, dict[str, torch.Tensor]]] = {
         lambda: tiny_hf("llama"),
         {"vision_tower.layers.0.mlp.up_proj.weight": torch.zeros(48, 32)},
     ),
-    "a value head": (lambda: tiny_hf("llama"), {"v_head.summary.weight": torch.zeros(1, 32)}),
 }
 
 
