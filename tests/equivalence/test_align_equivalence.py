@@ -51,6 +51,9 @@ def folder(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Path:
     return folders[request.param]
 
 
+of_llama = pytest.mark.parametrize("folder", ["llama"], indirect=True)
+
+
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> RowsOfSteps:
     """The rows of every step that is made."""
@@ -160,7 +163,7 @@ def test_align_is_the_plain_loop_that_one_would_write_first(
 
 
 @pytest.mark.parametrize(
-    ("architecture", "mean", "recipe"),
+    ("folder", "mean", "recipe"),
     [
         ("llama", "sequence", "supervised_kd"),
         ("llama", "token", "gkd"),
@@ -169,16 +172,11 @@ def test_align_is_the_plain_loop_that_one_would_write_first(
         ("marian", "sequence", "supervised_kd"),
         ("marian", "token", "gkd"),
     ],
+    indirect=["folder"],
 )
 def test_parts_of_a_step_and_chunks_of_a_part_do_not_show(
-    folders: dict[str, Path],
-    tmp_path: Path,
-    seen: RowsOfSteps,
-    architecture: str,
-    mean: str,
-    recipe: str,
+    folder: Path, tmp_path: Path, seen: RowsOfSteps, mean: str, recipe: str
 ):
-    folder = folders[architecture]
     # trl#6006: each part was divided by its own tokens, not by the step's
     whole = losses(align(align_config(folder, tmp_path / "1", **changes(mean=mean, recipe=recipe))))
     lengths = [[len(row.tokens) - row.trained_from for row in rows] for rows in seen]
@@ -197,18 +195,13 @@ def rounds(**settings: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "train_prompts"),
+    ("folder", "train_prompts"),
     [("llama", False), ("llama", True), ("t5_v1_1", False), ("marian", False)],
+    indirect=["folder"],
 )
 def test_text_scored_while_it_is_written_trains_like_text_scored_afterwards(
-    folders: dict[str, Path],
-    tmp_path: Path,
-    seen: RowsOfSteps,
-    architecture: str,
-    *,
-    train_prompts: bool,
+    folder: Path, tmp_path: Path, seen: RowsOfSteps, *, train_prompts: bool
 ):
-    folder = folders[architecture]
     settings = changes(**rounds(train_prompts=train_prompts), optimizer=CONSTANT)
     run = align(align_config(folder, tmp_path / "run", **settings))
     assert losses(run) == pytest.approx(plain_losses(folder, seen, kl), rel=2e-4)
@@ -216,14 +209,15 @@ def test_text_scored_while_it_is_written_trains_like_text_scored_afterwards(
     assert whole == (train_prompts or encodes(folder))
 
 
+@pytest.mark.parametrize("folder", ["t5_v1_1"], indirect=True)
 @pytest.mark.parametrize(
     ("settings", "name"),
     [(rounds(train_prompts=True), "train_prompts"), ({"shard": ["draft", "target"]}, "shard")],
 )
 def test_settings_of_decoder_only_models_are_refused_for_others(
-    folders: dict[str, Path], tmp_path: Path, settings: dict[str, Any], name: str
+    folder: Path, tmp_path: Path, settings: dict[str, Any], name: str
 ):
-    config = align_config(folders["t5_v1_1"], tmp_path / "run", **changes(**settings))
+    config = align_config(folder, tmp_path / "run", **changes(**settings))
     with pytest.raises(ConfigError, match=f"{name} is set, but it only applies to decoder-only"):
         align(config)
 
@@ -254,10 +248,8 @@ def test_a_draft_of_few_tokens_is_compared_over_what_it_may_propose(
     assert losses(run) == pytest.approx(plain_losses(pair, seen, kl_of_these), rel=2e-4)
 
 
-def test_the_finish_takes_over_where_it_says(
-    folders: dict[str, Path], tmp_path: Path, seen: RowsOfSteps
-):
-    folder = folders["llama"]
+@of_llama
+def test_the_finish_takes_over_where_it_says(folder: Path, tmp_path: Path, seen: RowsOfSteps):
     finish = {"objective": "tvd", "begin": 0.5}
     config = align_config(folder, tmp_path / "run", **changes(finish=finish, optimizer=CONSTANT))
     losses_found = losses(align(config))
@@ -267,10 +259,8 @@ def test_the_finish_takes_over_where_it_says(
     assert min(plain) > 1
 
 
-def test_means_over_sequences_and_over_tokens_are_two_numbers(
-    folders: dict[str, Path], tmp_path: Path
-):
-    folder = folders["llama"]
+@of_llama
+def test_means_over_sequences_and_over_tokens_are_two_numbers(folder: Path, tmp_path: Path):
     first = [
         losses(align(align_config(folder, tmp_path / mean, **changes(mean=mean, num_steps=1))))[0]
         for mean in ("sequence", "token")
@@ -363,7 +353,7 @@ class TwoProcesses(NamedTuple):
     """Runs on two processes: the directory that holds them, and the bytes that they held.
 
     Attributes:
-        runs: `architecture/name` for each of PAIRED, `recorded`, one for each of SHARDS.
+        runs: `folder/name` for each of PAIRED, `recorded`, one for each of SHARDS.
         held: For each of SHARDS, what `two_processes` returns.
     """
 
@@ -407,8 +397,8 @@ def in_two(
     """One start of the processes makes all runs: imports take longer than training."""
     runs = tmp_path_factory.mktemp("two")
     plain = [
-        configured(folders[architecture], runs / architecture / name, name)
-        for architecture, name in PAIRED
+        configured(folder, runs / folder.name / name, name)
+        for folder, name in ((folders[architecture], name) for architecture, name in PAIRED)
     ]
     plain.append(align_config(folders["llama"], runs / "recorded", **recorded))
     in_shards = [  # stopped after two steps, and resumed
@@ -435,24 +425,19 @@ def configured(folder: Path, output: Path, name: str) -> AlignConfig:
 
 # Tests that start together stay in one worker, so the fixture makes the runs once.
 @pytest.mark.first
-@pytest.mark.parametrize(("architecture", "name"), PAIRED)
-def test_two_processes_are_one(
-    architecture: str,
-    name: str,
-    folders: dict[str, Path],
-    in_two: TwoProcesses,
-    tmp_path: Path,
-):
-    alone = losses(align(configured(folders[architecture], tmp_path / "one", name)))
-    assert losses(in_two.runs / architecture / name) == pytest.approx(alone, rel=1e-4)
+@pytest.mark.parametrize(("folder", "name"), PAIRED, indirect=["folder"])
+def test_two_processes_are_one(folder: Path, name: str, in_two: TwoProcesses, tmp_path: Path):
+    alone = losses(align(configured(folder, tmp_path / "one", name)))
+    assert losses(in_two.runs / folder.name / name) == pytest.approx(alone, rel=1e-4)
 
 
 @pytest.mark.first
+@of_llama
 def test_two_processes_count_the_positions_with_scores_of_both(
-    folders: dict[str, Path], recorded: dict[str, Any], in_two: TwoProcesses, tmp_path: Path
+    folder: Path, recorded: dict[str, Any], in_two: TwoProcesses, tmp_path: Path
 ):
     """By hand for one process: tests/unit/train/test_positions_without_scores.py."""
-    alone = align(align_config(folders["llama"], tmp_path / "one", **recorded))
+    alone = align(align_config(folder, tmp_path / "one", **recorded))
     (expected,), (step,) = (
         [row for row in read_jsonl(run / "metrics.jsonl") if "loss" in row]
         for run in (alone, in_two.runs / "recorded")
@@ -462,11 +447,11 @@ def test_two_processes_count_the_positions_with_scores_of_both(
 
 
 @pytest.mark.first
+@of_llama
 def test_two_processes_that_share_the_weights_out_are_one(
-    folders: dict[str, Path], in_two: TwoProcesses, tmp_path: Path
+    folder: Path, in_two: TwoProcesses, tmp_path: Path
 ):
     """Both in parts of their weights, stopped on the way; one process from start to end."""
-    folder = folders["llama"]
     alone = align(align_config(folder, tmp_path / "one", **IN_SHARDS))
     for shard, of_processes in zip(SHARDS, in_two.held, strict=True):
         output = in_two.runs / " and ".join(shard)
