@@ -397,8 +397,7 @@ def in_two(
     """One start of the processes makes all runs: imports take longer than training."""
     runs = tmp_path_factory.mktemp("two")
     plain = [
-        configured(folder, runs / folder.name / name, name)
-        for folder, name in ((folders[architecture], name) for architecture, name in PAIRED)
+        configured(folders[kind], runs / folders[kind].name / name, name) for kind, name in PAIRED
     ]
     plain.append(align_config(folders["llama"], runs / "recorded", **recorded))
     in_shards = [  # stopped after two steps, and resumed
