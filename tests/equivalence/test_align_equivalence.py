@@ -1,6 +1,7 @@
 """One trajectory of losses, by different roads: a plain loop, parts, chunks, and two processes."""
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,6 +49,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module", params=ARCHITECTURES)
 def folder(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Path:
     return folders[request.param]
+
+
+of_llama = pytest.mark.parametrize("folder", ["llama"], indirect=True)
 
 
 @pytest.fixture
@@ -158,8 +162,18 @@ def test_align_is_the_plain_loop_that_one_would_write_first(
     assert losses(align(config)) == pytest.approx(plain_losses(folder, seen, loss), rel=2e-4)
 
 
-@pytest.mark.parametrize("mean", ["sequence", "token"])
-@pytest.mark.parametrize("recipe", ["supervised_kd", "gkd"])
+@pytest.mark.parametrize(
+    ("folder", "mean", "recipe"),
+    [
+        ("llama", "sequence", "supervised_kd"),
+        ("llama", "token", "gkd"),
+        ("t5_v1_1", "sequence", "gkd"),
+        ("t5_v1_1", "token", "supervised_kd"),
+        ("marian", "sequence", "supervised_kd"),
+        ("marian", "token", "gkd"),
+    ],
+    indirect=["folder"],
+)
 def test_parts_of_a_step_and_chunks_of_a_part_do_not_show(
     folder: Path, tmp_path: Path, seen: RowsOfSteps, mean: str, recipe: str
 ):
@@ -175,21 +189,37 @@ def test_parts_of_a_step_and_chunks_of_a_part_do_not_show(
         assert losses(run) == pytest.approx(whole, rel=1e-4)
 
 
-@pytest.mark.parametrize("train_prompts", [False, True])
+def rounds(**settings: Any) -> dict[str, Any]:
+    """All steps on text that the target writes for them."""
+    return {"fixed_fraction": 0, "target_rounds": {"rows": 8, "uses": 2, **settings}}
+
+
+@pytest.mark.parametrize(
+    ("folder", "train_prompts"),
+    [("llama", False), ("llama", True), ("t5_v1_1", False), ("marian", False)],
+    indirect=["folder"],
+)
 def test_text_scored_while_it_is_written_trains_like_text_scored_afterwards(
     folder: Path, tmp_path: Path, seen: RowsOfSteps, *, train_prompts: bool
 ):
-    rounds = {"rows": 8, "uses": 2, "train_prompts": train_prompts}
-    mine = {"fixed_fraction": 0, "target_rounds": rounds, "optimizer": CONSTANT}
-    config = align_config(folder, tmp_path / "run", **changes(**mine))
-    if train_prompts and encodes(folder):
-        with pytest.raises(ConfigError, match="train_prompts is set, but it only applies to deco"):
-            align(config)
-        return
-    run = align(config)
+    settings = changes(**rounds(train_prompts=train_prompts), optimizer=CONSTANT)
+    run = align(align_config(folder, tmp_path / "run", **settings))
     assert losses(run) == pytest.approx(plain_losses(folder, seen, kl), rel=2e-4)
     whole = all(row.trained_from == 1 for rows in seen for row in rows)
     assert whole == (train_prompts or encodes(folder))
+
+
+@pytest.mark.parametrize("folder", ["t5_v1_1"], indirect=True)
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [(rounds(train_prompts=True), "train_prompts"), ({"shard": ["draft", "target"]}, "shard")],
+)
+def test_settings_of_decoder_only_models_are_refused_for_others(
+    folder: Path, tmp_path: Path, settings: dict[str, Any], name: str
+):
+    config = align_config(folder, tmp_path / "run", **changes(**settings))
+    with pytest.raises(ConfigError, match=f"{name} is set, but it only applies to decoder-only"):
+        align(config)
 
 
 def test_states_that_are_kept_train_like_states_that_are_read_anew(
@@ -218,6 +248,7 @@ def test_a_draft_of_few_tokens_is_compared_over_what_it_may_propose(
     assert losses(run) == pytest.approx(plain_losses(pair, seen, kl_of_these), rel=2e-4)
 
 
+@of_llama
 def test_the_finish_takes_over_where_it_says(folder: Path, tmp_path: Path, seen: RowsOfSteps):
     finish = {"objective": "tvd", "begin": 0.5}
     config = align_config(folder, tmp_path / "run", **changes(finish=finish, optimizer=CONSTANT))
@@ -228,6 +259,7 @@ def test_the_finish_takes_over_where_it_says(folder: Path, tmp_path: Path, seen:
     assert min(plain) > 1
 
 
+@of_llama
 def test_means_over_sequences_and_over_tokens_are_two_numbers(folder: Path, tmp_path: Path):
     first = [
         losses(align(align_config(folder, tmp_path / mean, **changes(mean=mean, num_steps=1))))[0]
@@ -236,11 +268,17 @@ def test_means_over_sequences_and_over_tokens_are_two_numbers(folder: Path, tmp_
     assert first[0] != pytest.approx(first[1], rel=1e-3)
 
 
+@cache
+def rounded(directory: Path, stored: torch.dtype) -> Any:
+    """The model in a directory that nobody changes any more, with weights rounded so."""
+    return load_model(directory, dtype="float32").hf.to(stored).float()
+
+
 def continuation(
     directory: Path, row: TokenRow, length: int, stored: torch.dtype = torch.float32
 ) -> list[int]:
     """What transformers writes greedily after the row's prompt, from weights rounded so."""
-    hf = load_model(directory, dtype="float32").hf.to(stored).float()
+    hf = rounded(directory, stored)
     prompt = torch.tensor([list(row.source or row.tokens[: row.trained_from])])
     written = hf.generate(
         prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=length
@@ -294,6 +332,12 @@ IN_TWO_PROCESSES: dict[str, dict[str, Any]] = {
     "sampled": {"objective": TVD_PLUS_PLUS},
     "few tokens": FEW_TOKENS,
 }
+# objectives read logits, whatever the architecture
+PAIRED = [
+    *(("llama", name) for name in IN_TWO_PROCESSES),
+    *(("t5_v1_1", name) for name in ("imit_kd", "sampled")),
+    *(("marian", name) for name in ("exact", "few tokens")),
+]
 
 
 SHARDS = [["target"], ["draft", "target"]]
@@ -309,7 +353,7 @@ class TwoProcesses(NamedTuple):
     """Runs on two processes: the directory that holds them, and the bytes that they held.
 
     Attributes:
-        runs: `architecture/name` for each of IN_TWO_PROCESSES, `recorded`, one for each of SHARDS.
+        runs: `folder/name` for each of PAIRED, `recorded`, one for each of SHARDS.
         held: For each of SHARDS, what `two_processes` returns.
     """
 
@@ -353,18 +397,16 @@ def in_two(
     """One start of the processes makes all runs: imports take longer than training."""
     runs = tmp_path_factory.mktemp("two")
     plain = [
-        configured(folders[architecture], runs / architecture / name, name)
-        for architecture in ARCHITECTURES
-        for name in IN_TWO_PROCESSES
+        configured(folders[kind], runs / folders[kind].name / name, name) for kind, name in PAIRED
     ]
     plain.append(align_config(folders["llama"], runs / "recorded", **recorded))
-    in_shards = [  # stopped after four steps, and resumed
+    in_shards = [  # stopped after two steps, and resumed
         align_config(
             folders["llama"],
             runs / " and ".join(shard),
             **IN_SHARDS | {"num_steps": steps, "shard": shard},
         )
-        for steps in (4, 6)
+        for steps in (2, 4)
         for shard in SHARDS
     ]
     held = two_processes([*plain, *in_shards], runs)
@@ -376,35 +418,25 @@ def configured(folder: Path, output: Path, name: str) -> AlignConfig:
     if not encodes(folder):
         known |= {"pretraining": str(folder / "corpus.jsonl"), "pretraining_fraction": 0.5}
     common = {"data": known, "batch_size": 8, "gradient_accumulation_steps": 2}
-    settings = changes(**IN_TWO_PROCESSES[name], **common, mean="token", num_steps=6)
+    settings = changes(**IN_TWO_PROCESSES[name], **common, mean="token")
     return align_config(folder, output, **settings)
 
 
 # Tests that start together stay in one worker, so the fixture makes the runs once.
 @pytest.mark.first
-@pytest.mark.parametrize("name", IN_TWO_PROCESSES)
-def test_two_processes_are_one(name: str, folder: Path, in_two: TwoProcesses, tmp_path: Path):
+@pytest.mark.parametrize(("folder", "name"), PAIRED, indirect=["folder"])
+def test_two_processes_are_one(folder: Path, name: str, in_two: TwoProcesses, tmp_path: Path):
     alone = losses(align(configured(folder, tmp_path / "one", name)))
-    (architecture,) = (each for each in ARCHITECTURES if folder.name.startswith(each))
-    assert losses(in_two.runs / architecture / name) == pytest.approx(alone, rel=1e-4)
-
-
-@pytest.mark.parametrize("shard", SHARDS, ids=str)
-def test_weights_of_encoder_decoders_are_not_shared_out(
-    shard: list[str], folder: Path, tmp_path: Path
-):
-    if encodes(folder):
-        config = align_config(folder, tmp_path / "run", **changes(shard=shard))
-        with pytest.raises(ConfigError, match="shard is set, but it only applies to decoder-only"):
-            align(config)
+    assert losses(in_two.runs / folder.name / name) == pytest.approx(alone, rel=1e-4)
 
 
 @pytest.mark.first
+@of_llama
 def test_two_processes_count_the_positions_with_scores_of_both(
-    folders: dict[str, Path], recorded: dict[str, Any], in_two: TwoProcesses, tmp_path: Path
+    folder: Path, recorded: dict[str, Any], in_two: TwoProcesses, tmp_path: Path
 ):
     """By hand for one process: tests/unit/train/test_positions_without_scores.py."""
-    alone = align(align_config(folders["llama"], tmp_path / "one", **recorded))
+    alone = align(align_config(folder, tmp_path / "one", **recorded))
     (expected,), (step,) = (
         [row for row in read_jsonl(run / "metrics.jsonl") if "loss" in row]
         for run in (alone, in_two.runs / "recorded")
@@ -414,12 +446,12 @@ def test_two_processes_count_the_positions_with_scores_of_both(
 
 
 @pytest.mark.first
+@of_llama
 def test_two_processes_that_share_the_weights_out_are_one(
-    folders: dict[str, Path], in_two: TwoProcesses, tmp_path: Path
+    folder: Path, in_two: TwoProcesses, tmp_path: Path
 ):
     """Both in parts of their weights, stopped on the way; one process from start to end."""
-    folder = folders["llama"]
-    alone = align(align_config(folder, tmp_path / "one", **IN_SHARDS | {"num_steps": 6}))
+    alone = align(align_config(folder, tmp_path / "one", **IN_SHARDS))
     for shard, of_processes in zip(SHARDS, in_two.held, strict=True):
         output = in_two.runs / " and ".join(shard)
         assert losses(output) == pytest.approx(losses(alone), rel=1e-4), shard

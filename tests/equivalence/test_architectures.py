@@ -2,6 +2,9 @@
 
 `make test` covers one class for each way of computing that changes sessions: kinds of positions,
 windows, caches, experts, states, and decoders used alone, with shorter texts than the document.
+Llama, GPT-2, T5 and BART are compared with the pass of transformers elsewhere: their sessions in
+tests/property/test_session.py, as those of CONFIGS and ENCODER_DECODERS, and on two devices in
+tests/unit/models/test_spreading.py.
 All classes are compared by `tools/golden/record_architectures.py --check`, which takes minutes.
 """
 
@@ -20,11 +23,10 @@ from record_architectures import (
 from paceline.models import wrap_model
 from paceline.models.admission.twin import tiny_twin
 from support.devices import NamedDevices, halves, spread
+from support.models import CONFIGS, ENCODER_DECODERS
 
 CAUSAL = {
-    "llama": "RoPE",
     "gptj": "RoPE of a part of each head",
-    "gpt2": "learned positions",
     "opt": "learned positions with an offset, computed from the mask",
     "bloom": "ALiBi, from the mask",
     "bart": "positions from the length of the cache, no argument for them",
@@ -42,15 +44,13 @@ CAUSAL = {
     "lfm2": "convolutions beside full attention",
 }
 SEQ2SEQ = {
-    "t5": "relative positions",
-    "bart": "learned positions",
     "marian": "sinusoidal positions",
     "m2m_100": "sinusoidal positions behind that of the padding token",
     "switch_transformers": "experts, of whose encoder the model reads router logits",
 }
 CHOSEN = {(name, seq2seq) for seq2seq, part in ((False, CAUSAL), (True, SEQ2SEQ)) for name in part}
 FOUND = [each for each in architectures() if each in CHOSEN]
-
+TEXTS = [each for each in FOUND if each.model_type not in (CONFIGS, ENCODER_DECODERS)[each[1]]]
 
 of_this_version = pytest.mark.skipif(
     f"transformers {transformers.__version__}," not in DOCUMENT.read_text("utf-8"),
@@ -76,7 +76,7 @@ def test_the_document_is_what_the_script_writes():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", FOUND, ids=lambda each: each.class_name)
+@pytest.mark.parametrize("architecture", TEXTS, ids=lambda each: each.class_name)
 def test_a_class_that_was_equal_is_equal(architecture: Architecture):
     results = {row[:2]: row.result for row in recorded()}
     listed = results[architecture.model_type, architecture.class_name]

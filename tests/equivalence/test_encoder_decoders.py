@@ -30,9 +30,9 @@ NEW = 16
 
 @cache
 def sources() -> list[list[int]]:
-    """Forty ragged encoder inputs of 1 to 14 tokens."""
+    """Sixteen ragged encoder inputs of 1 to 14 tokens."""
     rng = torch.Generator().manual_seed(0)
-    lengths = torch.randint(1, 15, (40,), generator=rng).tolist()
+    lengths = torch.randint(1, 15, (16,), generator=rng).tolist()
     return [torch.randint(3, 61, (length,), generator=rng).tolist() for length in lengths]
 
 
@@ -91,9 +91,10 @@ def test_texts_differ_from_source_to_source_or_nothing_here_would_prove_much(arc
 @pytest.mark.parametrize(
     ("architecture", "batch_size", "gamma"),
     [
-        *product(["t5", "t5_v1_1", "mt5", "bart", "marian"], [1, 4], [1, 5]),
+        *product(["t5", "t5_v1_1", "bart", "marian"], [1], [5]),
+        *product(["t5", "t5_v1_1", "bart", "marian"], [4], [1]),
         # these share their decoder code with T5 and BART
-        *product(["umt5", "mbart", "pegasus"], [4], [5]),
+        *product(["mt5", "umt5", "mbart", "pegasus"], [4], [5]),
     ],
 )
 def test_greedy_text_is_that_of_transformers(architecture: str, batch_size: int, gamma: int):
@@ -127,31 +128,30 @@ def test_a_draft_equal_to_its_target_is_always_accepted(
 ):
     target = models(architecture)[0]
     found = SpeculativeDecoder(target, target, gamma=3, sampling=sampling).generate(
-        sources()[:24], NEW, batch_size=4
+        sources(), NEW, batch_size=4
     )
     stats = [one.stats for one in found]
     assert sum(one.num_examined for one in stats) > 50
     assert all(one.num_accepted == one.num_examined for one in stats)
 
 
-def decoders(target: HfModel, draft: HfModel) -> dict[str, Any]:
-    cool = SamplingParams(temperature=0.8, repetition_penalty=1.2)
-    return {
-        "plain": AutoregressiveDecoder(target, cool),
-        "lossless": SpeculativeDecoder(target, draft, Lossless(), 3, cool),
-        "chow": SpeculativeDecoder(target, draft, Chow(0.5), 3, cool),
-        "lenient": SpeculativeDecoder(target, draft, Lenient("linear", 0.3), 3, cool),
-        "token cascade": TokenCascade(target, draft, 0.6, cool),
-        "big little": BigLittleDecoder(target, draft, 0.3, 3.0, cool),
-        "sequence cascade": SequenceCascade(target, draft, 0.9, cool, normalise=True),
-        "oracle": OracleCascade(target, draft, Chow(0.5), cool),
-    }
+COOL = SamplingParams(temperature=0.8, repetition_penalty=1.2)
+DECODERS: dict[str, Any] = {
+    "plain": lambda target, _draft: AutoregressiveDecoder(target, COOL),
+    "lossless": lambda *pair: SpeculativeDecoder(*pair, Lossless(), 3, COOL),
+    "chow": lambda *pair: SpeculativeDecoder(*pair, Chow(0.5), 3, COOL),
+    "lenient": lambda *pair: SpeculativeDecoder(*pair, Lenient("linear", 0.3), 3, COOL),
+    "token cascade": lambda *pair: TokenCascade(*pair, 0.6, COOL),
+    "big little": lambda *pair: BigLittleDecoder(*pair, 0.3, 3.0, COOL),
+    "sequence cascade": lambda *pair: SequenceCascade(*pair, 0.9, COOL, normalise=True),
+    "oracle": lambda *pair: OracleCascade(*pair, Chow(0.5), COOL),
+}
 
 
 @pytest.mark.parametrize("architecture", ["t5_v1_1", "bart"])
-@pytest.mark.parametrize("name", list(decoders(*models("t5_v1_1"))))
+@pytest.mark.parametrize("name", DECODERS)
 def test_a_text_depends_on_its_own_source_and_seed_alone(architecture: str, name: str):
-    decoder, prompts = decoders(*models(architecture))[name], sources()[:7]
+    decoder, prompts = DECODERS[name](*models(architecture)), sources()[:5]
     together = tokens(decoder, prompts, seed=5, batch_size=3)
     alone = [tokens(decoder, [prompt], seed=5 + row)[0] for row, prompt in enumerate(prompts)]
     assert together == alone

@@ -17,7 +17,7 @@ from paceline.core.backend import using
 from paceline.core.rules import Lenient, Lossy, Rule
 from paceline.core.sampling import SamplingParams
 from paceline.decode import SpeculativeDecoder
-from paceline.models import prepare_for_decoding, wrap_model
+from paceline.models import HfModel, prepare_for_decoding, wrap_model
 from paceline.models.llama.cpu import NativeLlama
 from paceline.models.prepare import with_cuda_graphs
 from paceline.native import compiled
@@ -42,10 +42,16 @@ PREPARED = {
 }
 
 
+@functools.cache
 def both() -> tuple[PreTrainedModel, PreTrainedModel]:
     """Logits as spread as those of a trained model; weights that the compiled pass knows."""
     models = [tiny_hf(seed=seed, initializer_range=0.25) for seed in (0, 1)]
     return tuple(model.bfloat16().float() for model in models)
+
+
+@functools.cache
+def prepared(kind: str) -> list[HfModel]:
+    return [PREPARED[kind](wrap_model(model)) for model in both()]
 
 
 @torch.no_grad()
@@ -86,10 +92,9 @@ def test_text_is_that_of_a_triple_loop(
 ):
     in_c = Mock(wraps=NativeLlama.__call__)
     monkeypatch.setattr(NativeLlama, "__call__", lambda *given: in_c(*given))
-    models = [PREPARED[kind](wrap_model(model)) for model in both()]
     # filters have no effect at temperature 0
     sampling = GREEDY.model_copy(update={"top_k": 1, "top_p": 0.5}) if kind == "plain" else GREEDY
-    decoder = SpeculativeDecoder(*models, rule, GAMMA, sampling)
+    decoder = SpeculativeDecoder(*prepared(kind), rule, GAMMA, sampling)
     # the last tokens of a text are in a shorter block
     with using(PYTORCH if kind == "recorded" else NativeBackend()):
         found = decoder.generate(PROMPTS, NEW + GAMMA, eos_token_ids=[])
@@ -106,9 +111,7 @@ def test_text_is_that_of_a_triple_loop(
 
 @pytest.mark.parametrize("rule", [Lenient("linear", 1.0), Lossy(0.0), Lossy(0.0, "tuned")], ids=str)
 def test_without_lenience_text_is_the_targets(rule: Rule):
-    models = [wrap_model(model) for model in both()]
-    found = SpeculativeDecoder(*models, rule, GAMMA, GREEDY).generate(
-        PROMPTS, NEW, eos_token_ids=[]
-    )
+    decoder = SpeculativeDecoder(*prepared("plain"), rule, GAMMA, GREEDY)
+    found = decoder.generate(PROMPTS, NEW, eos_token_ids=[])
     texts = [looped(tuple(prompt), float.__eq__)[0] for prompt in PROMPTS]
     assert [one.tokens for one in found] == texts

@@ -6,6 +6,8 @@ import paceline  # noqa: F401 - before torch, whose libraries PACELINE_CPU limit
 
 # isort: split
 import gc
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -45,13 +47,15 @@ def no_permissions_of_earlier_tests(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(variable, "")
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Outside of the user's; one for all processes of a test run, as compiling takes seconds."""
     base = tmp_path_factory.getbasetemp()
     whole_run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     cache = os.environ.get("PACELINE_TEST_CACHE") or str(whole_run / "paceline-cache")
-    monkeypatch.setenv("PACELINE_CACHE", cache)
+    with pytest.MonkeyPatch.context() as patch:  # also for what a module makes once
+        patch.setenv("PACELINE_CACHE", cache)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -73,14 +77,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_pair(tmp_path_factory.mktemp("pair"))
 
 
-@pytest.fixture
-def model_directory(tmp_path: Path) -> Path:
-    """A tiny llama saved as an ordinary model directory with its tokenizer."""
-    tokenizer = tiny_tokenizer()
-    path = tmp_path / "tiny-llama"
+@pytest.fixture(scope="session")
+def _saved_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tokenizer, path = tiny_tokenizer(), tmp_path_factory.mktemp("saved")
     tiny_hf("llama", vocab_size=len(tokenizer)).save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path
+
+
+@pytest.fixture
+def model_directory(tmp_path: Path, _saved_model: Path) -> Path:
+    """A tiny llama saved as an ordinary model directory with its tokenizer."""
+    return shutil.copytree(_saved_model, tmp_path / "tiny-llama")
 
 
 @pytest.fixture

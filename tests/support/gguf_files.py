@@ -153,10 +153,11 @@ TEXTS = (
 TOKENS, MERGES = substrings(TEXTS, 12)
 
 
-def written(path: Path, *, rows: int = 0, pre: str | None = "qwen2", **keys: Any) -> Path:
+def written(path: Path, *, pre: str | None = "qwen2", **keys: Any) -> Path:
     """A file whose special tokens follow those of `TOKENS`."""
     special = keys.pop("special", {"<|endoftext|>": 3})
     keys.setdefault("eos_token_id", len(TOKENS))
-    hf = tiny_hf("llama", vocab_size=len(TOKENS) + len(special) + rows, intermediate_size=64)
+    sizes = {"num_hidden_layers": 1, "intermediate_size": 64}
+    hf = tiny_hf("llama", vocab_size=len(TOKENS) + len(special), **sizes)
     words = byte_level_vocabulary(TOKENS, MERGES, pre=pre, special=special, **keys)
     return write_gguf(path, hf, vocabulary=words)

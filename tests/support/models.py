@@ -303,6 +303,13 @@ def tiny_pair(architecture: str = "llama", **overrides: Any) -> tuple[HfModel, H
     return wrap_model(target, tokenizer), wrap_model(draft, tokenizer)
 
 
+def generated(hf: Any, prompt: list[int], count: int, **options: Any) -> list[int]:
+    """The new tokens of transformers' greedy generate() for this prompt alone."""
+    ids, options = torch.tensor([prompt]), {"do_sample": False, **options}
+    found = hf.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, **options)
+    return found[0, 1 if hf.config.is_encoder_decoder else len(prompt) :].tolist()
+
+
 TEXT = [7, 3, 30, 12, 9, 44, 8, 51, 2, 17, 23, 5]
 
 

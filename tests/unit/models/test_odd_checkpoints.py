@@ -1,6 +1,5 @@
 """Checkpoints that are damaged, incomplete or of another kind: right, or one line that says why."""
 
-import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -10,29 +9,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LEDConfig, LlamaConfig, MptConfig, Qwen2_5_VLConfig
 
-from paceline.errors import ModelLoadError, PacelineError, UnsupportedModelError, UsageError
+from paceline.errors import ModelLoadError, UnsupportedModelError, UsageError
 from paceline.models import load_model
 from paceline.models.checkpoint_files import refuse_not_finite
 from paceline.models.drafts.layers import subset_layers
 from paceline.models.drafts.save import save_draft
 from paceline.models.hf.architectures import context_length, source_length
 from paceline.models.inspection import inspect_model
+from support.checkpoints import edit, fails
 from support.models import tiny_hf, tiny_tokenizer
-
-
-def edit(path: Path, **changes: Any) -> None:
-    known = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps(known | changes))
-
-
-def fails(path: Path, *parts: str, error: type[PacelineError] = ModelLoadError) -> str:
-    with pytest.raises(error) as caught:
-        load_model(path)
-    message = str(caught.value)
-    assert "\n" not in message
-    for part in parts:
-        assert part in message
-    return message
 
 
 @pytest.mark.parametrize("text", ['{"repetition_penalty": 1.3,', "[1]", "null", "\\x00"])

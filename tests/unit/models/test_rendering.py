@@ -50,7 +50,7 @@ def with_template(template: str) -> Any:
     ids=range(11),
 )
 def test_a_template_has_limits(template: str, said: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(rendering, "SECONDS", 0.3 if "more than 0 s" in said else 10.0)
+    monkeypatch.setattr(rendering, "SECONDS", 0.1 if "more than 0 s" in said else 10.0)
     with pytest.raises(PromptError, match="row 1 does not fit the chat template") as caught:
         chat_prompt(chat("hi", "ho", "hu"), with_template(template))
     assert said in str(caught.value)
@@ -74,7 +74,7 @@ def test_a_generation_block_is_rendered_with_the_same_limits(monkeypatch: pytest
     block = "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}"
     good = "{% for m in messages %}" + block + "{% else %}{{ m.content }}{% endif %}{% endfor %}"
     assert chat_answer(chat("hi", "ho"), with_template(good), 1, "hi", ()).text == "ho"
-    monkeypatch.setattr(rendering, "SECONDS", 0.3)
+    monkeypatch.setattr(rendering, "SECONDS", 0.1)
     with pytest.raises(PromptError, match="rendering takes more than 0 s"):
         chat_answer(chat("hi", "ho"), with_template(good + SLOW), 1, "hi", ())
 

@@ -129,15 +129,14 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return free
 
 
-def size_of(directory: Path) -> int:
-    return num_bytes(load_model(directory, dtype="float32", device="cpu").hf, torch.float32)
+SIZE = num_bytes(tiny_hf("llama", vocab_size=266), torch.float32)
+"""Of the model in `model_directory`."""
 
 
 def test_a_model_is_spread_if_the_first_card_cannot_hold_it(
     model_directory: Path, cards: list[float], caplog: pytest.LogCaptureFixture
 ):
-    size = size_of(model_directory)
-    cards += [0.7 * size, 0.7 * size]
+    cards += [0.7 * SIZE, 0.7 * SIZE]
     with caplog.at_level(logging.INFO, "paceline"), NamedDevices():
         model = load_model(model_directory, dtype="float32")
         devices = [str(weight.device) for weight in model.hf.parameters()]
@@ -166,8 +165,7 @@ def test_else_it_is_on_one_device(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(loading, "parent_process", lambda: parent)
-    size = size_of(model_directory)
-    cards += [share * size / SHARE for share in shares]
+    cards += [share * SIZE / SHARE for share in shares]
     with NamedDevices():
         model = load_model(model_directory, dtype="float32", device=device)
         assert {str(weight.device) for weight in model.hf.parameters()} == {"cpu"}
@@ -177,8 +175,7 @@ def test_else_it_is_on_one_device(
 def test_cards_that_are_too_small_are_one_line(
     model_directory: Path, cards: list[float], shares: list[float]
 ):
-    size = size_of(model_directory)
-    cards += [share * size / SHARE for share in shares]
+    cards += [share * SIZE / SHARE for share in shares]
     with pytest.raises(ModelLoadError) as caught:
         load_model(model_directory, dtype="float32")
     message = str(caught.value)
@@ -212,6 +209,7 @@ def check(model: HfModel, plain: Any, first: str = "cuda:0") -> None:
         torch.testing.assert_close(got.cpu(), wanted, rtol=1e-4, atol=3e-5)
 
     assert str(model.hf.device) == first
+    assert model.sessions == "batch"
     assert play(model).largest < 1e-3
     head = model.head
     session, batch = model.start_session(), model.trial_batch(text[1:] if source else text, source)

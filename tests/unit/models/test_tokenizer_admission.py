@@ -5,6 +5,7 @@ import io
 import json
 import re
 import warnings
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +16,11 @@ from tokenizers import AddedToken, Regex, Tokenizer, normalizers, processors
 from tokenizers import pre_tokenizers as pre
 from transformers import NllbTokenizer
 
-from paceline.errors import ModelLoadError
 from paceline.models.admission import results
 from paceline.models.admission.tokenizer import check_tokenizer
 from paceline.models.loading import load_tokenizer
 from paceline.records import cache_root
+from support.checkpoints import edit, fails
 from support.texts import byte_level, spaces, unigram, word_piece
 
 TEXTS = (
@@ -98,10 +99,13 @@ def _directory(folder: Path, model_type: str, plain: Tokenizer | None, settings:
     return folder
 
 
+load_alone = partial(load_tokenizer, alone=True)
+
+
 def _load(folder: Path) -> tuple[Any, list[str]]:
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        tokenizer = load_tokenizer(folder, alone=True)
+        tokenizer = load_alone(folder)
     return tokenizer, [str(each.message) for each in found]
 
 
@@ -257,7 +261,7 @@ def test_a_beginning_of_text_in_one_file_alone_is_named(tmp_path: Path):
     plain.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", start)])
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": False} | TOKENS
     with pytest.warns(UserWarning, match="add_bos_token: false, but tokenizer.json adds one"):
-        tokenizer = load_tokenizer(_directory(tmp_path, "llama", plain, settings), alone=True)
+        tokenizer = load_alone(_directory(tmp_path, "llama", plain, settings))
     assert tokenizer("a")["input_ids"] == plain.encode("a").ids
 
 
@@ -266,15 +270,14 @@ def test_a_class_that_cannot_be_built_leaves_the_file(tmp_path: Path):
     settings = {"auto_map": {"AutoTokenizer": ["code.Tokenizer", None]}} | TOKENS
     (tmp_path / "code.py").write_text("raise SystemExit")
     with pytest.warns(UserWarning, match="cannot build the tokenizer's class"):
-        tokenizer = load_tokenizer(_directory(tmp_path, "llama", plain, settings), alone=True)
+        tokenizer = load_alone(_directory(tmp_path, "llama", plain, settings))
     _assert_reads(tokenizer, plain)
 
 
 @pytest.mark.parametrize("name", ["GPT2Tokenizer", "PreTrainedTokenizerFast", "BertTokenizer"])
 def test_a_tokenizer_without_a_vocabulary_is_refused(name: str, tmp_path: Path):
     _directory(tmp_path, "llama", None, {"tokenizer_class": name})
-    with pytest.raises(ModelLoadError, match="no file with the tokenizer's vocabulary"):
-        load_tokenizer(tmp_path, alone=True)
+    fails(tmp_path, "no file with the tokenizer's vocabulary", load=load_alone)
 
 
 @pytest.mark.parametrize("place", ["../other/tokenizer.4.json", "{}/other/tokenizer.4.json"])
@@ -284,8 +287,7 @@ def test_a_tokenizer_names_no_file_outside_of_its_directory(place: str, tmp_path
     _digits().save(str(tmp_path / "other/tokenizer.4.json"))
     settings = {"fast_tokenizer_files": [place.format(tmp_path)]} | TOKENS
     folder = _directory(tmp_path / "model", "llama", _bytes(), settings)
-    with pytest.raises(ModelLoadError, match="is not a file in its directory"):
-        load_tokenizer(folder, alone=True)
+    fails(folder, "is not a file in its directory", load=load_alone)
 
 
 def test_every_added_token_is_compared(tmp_path: Path):
@@ -299,7 +301,7 @@ def test_every_added_token_is_compared(tmp_path: Path):
     flags = {"content": "<far>", "rstrip": False, "normalized": False}
     _directory(tmp_path, "llama", plain, settings | {"added_tokens_decoder": {str(number): flags}})
     with pytest.warns(UserWarning, match="gives 'a<far>b <far> c' the tokens .* which is used"):
-        load_tokenizer(tmp_path, alone=True)
+        load_alone(tmp_path)
 
 
 @pytest.mark.parametrize("language", ["eng_Latn", "deu_Latn"])
@@ -307,9 +309,8 @@ def test_the_source_language_is_that_of_the_directory(tmp_path: Path, language: 
     vocabulary = {token: number for number, token in enumerate(["<s>", "<pad>", "</s>", "<unk>"])}
     vocabulary |= {"▁": 4, "a": 5, "b": 6}
     NllbTokenizer(vocab=vocabulary, merges=[]).save_pretrained(tmp_path)
-    file = tmp_path / "tokenizer_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"src_lang": language}))
-    found: Any = load_tokenizer(tmp_path, alone=True)
+    edit(tmp_path / "tokenizer_config.json", src_lang=language)
+    found: Any = load_alone(tmp_path)
     wanted = [language, "▁", "a", "▁", "b", "</s>"]
     assert found.convert_ids_to_tokens(found("a b").input_ids) == wanted
 

@@ -1,12 +1,12 @@
 """Marian with a vocabulary for each language: prompts have tokens of one, texts of the other."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sentencepiece
-import torch
 
 from paceline.core.sampling import SamplingParams
 from paceline.data.prompts import Record
@@ -15,7 +15,8 @@ from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import PromptError, UsageError, VocabularyMismatchError
 from paceline.models import HfModel, load_model, wrap_model
 from paceline.models.compatibility import check_same_tokenizer, check_same_vocabulary
-from support.models import tiny_hf
+from support.checkpoints import edit
+from support.models import generated, tiny_hf
 
 LINES = ["the cat sat on the mat and the dog", "hello world this is a test"]
 LINES += ["der hund und die katze sitzen hier", "ein test der welt hallo"]
@@ -45,7 +46,7 @@ def vocabularies(directory: Path, sizes: dict[str, int]) -> dict[str, dict[str, 
     return found
 
 
-def translator(directory: Path, sizes: dict[str, int] = SIZES) -> Path:
+def translator(directory: Path, sizes: dict[str, int]) -> None:
     directory.mkdir()
     found = vocabularies(directory, sizes)
     (directory / "vocab.json").write_text(json.dumps(found["source"]))
@@ -65,12 +66,25 @@ def translator(directory: Path, sizes: dict[str, int] = SIZES) -> Path:
         **ids,
     )
     hf.save_pretrained(directory)
-    return directory
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`model`, with more tokens in the texts, and `other`, with more in the sources."""
+    folder = tmp_path_factory.mktemp("two")
+    translator(folder / "model", SIZES)
+    translator(folder / "other", OTHER_SIZES)
+    return folder
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> HfModel:
-    return load_model(translator(tmp_path / "model"), dtype="float32")
+def model(folder: Path) -> HfModel:
+    return load_model(folder / "model", dtype="float32")
+
+
+@pytest.fixture
+def other(folder: Path) -> HfModel:
+    return load_model(folder / "other", dtype="float32")
 
 
 def test_texts_are_those_of_generate_with_tokens_beyond_the_source_vocabulary(model: HfModel):
@@ -78,26 +92,21 @@ def test_texts_are_those_of_generate_with_tokens_beyond_the_source_vocabulary(mo
     check_greedy(model, [5, 6, 7, 8, 0])
 
 
-def test_sources_have_tokens_beyond_the_target_vocabulary(tmp_path: Path):
-    model = load_model(translator(tmp_path / "model", OTHER_SIZES), dtype="float32")
-    assert model.vocab_size == 34
-    check_greedy(model, [36, 5, 37, 0])
+def test_sources_have_tokens_beyond_the_target_vocabulary(other: HfModel):
+    assert other.vocab_size == 34
+    check_greedy(other, [36, 5, 37, 0])
 
 
-def test_tokens_that_a_table_lacks_are_refused(model: HfModel, tmp_path: Path):
+def test_tokens_that_a_table_lacks_are_refused(model: HfModel, other: HfModel):
     with pytest.raises(PromptError, match="from 0 to 34, the vocabulary goes from 0 to 33"):
         AutoregressiveDecoder(model).generate([[34, 5, 0]], 4)
-    hf = load_model(translator(tmp_path / "other", OTHER_SIZES), dtype="float32").hf
     with pytest.raises(UsageError, match=r"decoder_prompt \[35\]; wanted at least one .* below 34"):
-        wrap_model(hf, decoder_prompt=[35])
+        wrap_model(other.hf, decoder_prompt=[35])
 
 
 def check_greedy(model: HfModel, source: list[int]) -> None:
     """The text of this source is that of transformers."""
-    hf: Any = model.hf
-    wanted = hf.generate(
-        torch.tensor([source]), max_new_tokens=12, do_sample=False, num_beams=1, eos_token_id=None
-    )[0, 1:].tolist()
+    wanted = generated(model.hf, source, 12, num_beams=1, eos_token_id=None)
     decoder = SpeculativeDecoder(model, model, gamma=3, sampling=SamplingParams(temperature=0))
     (text,) = decoder.generate([source], 12, eos_token_ids=[])
     assert list(text.tokens) == wanted
@@ -114,17 +123,17 @@ def test_completions_have_tokens_of_the_target_language(model: HfModel):
 
 
 @pytest.mark.parametrize("file", ["vocab.json", "target_vocab.json"])
-def test_a_draft_with_another_vocabulary_is_refused(model: HfModel, tmp_path: Path, file: str):
+def test_a_draft_with_another_vocabulary_is_refused(
+    model: HfModel, folder: Path, tmp_path: Path, file: str
+):
     assert model.tokenizer is not None
     assert check_same_vocabulary(model, model) == 38
     assert check_same_tokenizer(model.tokenizer, model) == 38
-    other = translator(tmp_path / "other")
-    known = json.loads((other / file).read_text())
-    names = list(known)
-    swapped = names[5], names[6]
-    known[swapped[0]], known[swapped[1]] = known[swapped[1]], known[swapped[0]]
-    (other / file).write_text(json.dumps(known))
-    draft = load_model(other, dtype="float32")
+    changed = shutil.copytree(folder / "model", tmp_path / "changed")
+    known = json.loads((changed / file).read_text())
+    first, second = list(known)[5:7]
+    edit(changed / file, **{first: known[second], second: known[first]})
+    draft = load_model(changed, dtype="float32")
     with pytest.raises(VocabularyMismatchError, match="differ in 2 of"):
         check_same_vocabulary(model, draft)
     with pytest.raises(VocabularyMismatchError, match="differ in 2 of"):

@@ -1,6 +1,7 @@
 """Losses and slopes of the library against autograd in float64."""
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -86,8 +87,10 @@ def check(terms: list[Objective], target: Tensor, draft: Tensor, tolerance: floa
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
-@pytest.mark.parametrize("vocab_size", [1, 2, 7, 8, 31, 256, 1003])
-@pytest.mark.parametrize("spread", [0.1, 3.0, 20.0])
+@pytest.mark.parametrize(
+    ("vocab_size", "spread"),
+    [*product([1, 2, 7, 8, 31, 256, 1003], [3.0]), *product([31, 1003], [0.1, 20.0])],
+)
 def test_losses_and_slopes_are_those_of_autograd(objective: object, vocab_size: int, spread: float):
     target, draft = (spread * normal(9, vocab_size, seed=seed).float() for seed in (1, 2))
     check(parsed(objective), target, draft, 1e-5 if spread > 10 else 3e-6)

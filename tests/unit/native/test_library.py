@@ -8,7 +8,9 @@ import re
 import shutil
 import stat
 import subprocess
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -24,10 +26,17 @@ pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C co
 PLANTED = "#include <stdio.h>\n__attribute__((constructor)) void f(void) {{ fopen({}, {}); }}"
 
 
+@cache
+def library_of(source: str) -> bytes:
+    with TemporaryDirectory() as folder:
+        command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", f"{folder}/made.so"]
+        subprocess.run(command, input=source, text=True, check=True)
+        return Path(folder, "made.so").read_bytes()
+
+
 def compile_to(path: Path, source: str) -> None:
     path.parent.mkdir(exist_ok=True, parents=True)
-    command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(path)]
-    subprocess.run(command, input=source, text=True, check=True)
+    path.write_bytes(library_of(source))
 
 
 @pytest.fixture

@@ -13,8 +13,6 @@ from paceline.native.library import library_with
 from paceline.native.structures import Matrix
 from support.processes import LEVEL_FLAGS
 
-pytestmark = pytest.mark.slow
-
 pytestmark = pytest.mark.skipif(compiled() is None, reason="no C compiler with OpenMP")
 
 SHAPES = [(16, 16), (32, 48), (61, 64), (33, 80), (96, 576), (12, 1536)]

@@ -31,7 +31,7 @@ from paceline.models.admission.model import admit, twin_of
 from paceline.models.admission.trial import Comparison, play
 from paceline.models.admission.twin import tiny_twin
 from paceline.models.hf.seq2seq import Seq2SeqModel
-from support.models import BART_LIKE, HYBRIDS, tiny_hf, tiny_model
+from support.models import BART_LIKE, HYBRIDS, generated, tiny_hf, tiny_model
 
 GREEDY = SamplingParams(temperature=0)
 SMALL: dict[str, Any] = {
@@ -60,19 +60,6 @@ def random_model(config: PreTrainedConfig) -> Any:
     return hf
 
 
-def generated(hf: Any, prompt: list[int], count: int) -> list[int]:
-    ids = torch.tensor([prompt])
-    found = hf.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=count,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=2,
-    )
-    return found[0, len(prompt) :].tolist()
-
-
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [12, 13], list(range(20, 32))]
 
 
@@ -86,7 +73,8 @@ def test_a_model_that_cannot_roll_back_decodes_as_generate_and_takes_no_draft(
     texts = AutoregressiveDecoder(model, GREEDY).generate(
         PROMPTS, 12, eos_token_ids=[], batch_size=2
     )
-    assert [list(text.tokens) for text in texts] == [generated(hf, p, 12) for p in PROMPTS]
+    wanted = [generated(hf, p, 12, eos_token_id=None, pad_token_id=2) for p in PROMPTS]
+    assert [text.tokens for text in texts] == wanted
     with pytest.raises(UnsupportedModelError, match="state that cannot be rolled back"):
         SpeculativeDecoder(model, model)
     assert prepare_for_decoding(model).sessions == sessions
@@ -101,12 +89,8 @@ def test_a_model_that_mixes_up_rows_of_a_batch_reads_them_one_by_one():
     assert model.sessions == "rows"
     decoder = SpeculativeDecoder(model, model, gamma=3, sampling=GREEDY)
     texts = decoder.generate(PROMPTS, 10, eos_token_ids=[])
-    for prompt, text in zip(PROMPTS, texts, strict=True):
-        ids = torch.tensor([prompt])
-        wanted = hf.generate(
-            ids, max_new_tokens=10, do_sample=False, eos_token_id=None, num_beams=1
-        )
-        assert list(text.tokens) == wanted[0, 1:].tolist()
+    wanted = [generated(hf, p, 10, eos_token_id=None, num_beams=1) for p in PROMPTS]
+    assert [text.tokens for text in texts] == wanted
 
 
 @pytest.mark.filterwarnings("ignore:with sdpa attention")

@@ -16,14 +16,7 @@ from paceline.models import CausalModel, load_model, wrap_model
 from paceline.models.drafts.layers import layer_lists, subset_layers
 from paceline.models.drafts.save import save_draft
 from paceline.models.inspection import inspect_model
-from support.models import (
-    CONFIGS,
-    ENCODER_DECODERS,
-    LLAMA_LIKE,
-    tiny_hf,
-    tiny_model,
-    tiny_tokenizer,
-)
+from support.models import CONFIGS, LLAMA_LIKE, tiny_hf, tiny_model, tiny_tokenizer
 
 TEXT = [5, 9, 3, 7, 11, 20, 30, 4, 8]
 
@@ -33,21 +26,26 @@ def logits_of(hf: nn.Module) -> torch.Tensor:
         return hf(input_ids=torch.tensor([TEXT]), use_cache=False).logits
 
 
-def skip_layers(hf: nn.Module, kept: list[int]) -> torch.Tensor:
-    """The target's own logits when the other layers pass input on: the draft by another road."""
-    (layers,) = [m for m in hf.modules() if isinstance(m, nn.ModuleList) and len(m) == 4]
+def skip_others(layers: Any, kept: list[int]) -> None:
+    """Let all layers but these pass their input on."""
     for index, layer in enumerate(layers):
         if index not in kept:
+            layer.register_forward_hook(
+                lambda _module, args, output: (
+                    (args[0], *output[1:]) if isinstance(output, tuple) else args[0]
+                )
+            )
 
-            def pass_on(_module: object, args: tuple, output: object) -> object:
-                return (args[0], *output[1:]) if isinstance(output, tuple) else args[0]
 
-            layer.register_forward_hook(pass_on)
+def skip_layers(hf: nn.Module, kept: list[int]) -> torch.Tensor:
+    """The target's own logits without the other layers: the draft by another road."""
+    (layers,) = [m for m in hf.modules() if isinstance(m, nn.ModuleList) and len(m) == 4]
+    skip_others(layers, kept)
     return logits_of(hf)
 
 
 @pytest.mark.parametrize("architecture", CONFIGS)
-@pytest.mark.parametrize("kept", [[0, 3], [1, 2], [2]])
+@pytest.mark.parametrize("kept", [[0, 3], [2]])
 def test_a_draft_computes_what_the_target_computes_without_the_other_layers(
     architecture: str, kept: list[int]
 ):
@@ -65,7 +63,7 @@ def test_a_saved_draft_gives_the_same_logits_and_the_target_s_tokenizer_byte_for
     hf.save_pretrained(source)
     tokenizer.save_pretrained(source)
     (source / "chat_template.jinja").write_text("{{ messages }}")
-    draft = subset_layers(load_model(source, dtype="float32"), [0, 3])
+    draft = subset_layers(wrap_model(hf, tokenizer), [0, 3])
     save_draft(draft, source, tmp_path / "draft")
     again = load_model(tmp_path / "draft", dtype="float32")
     assert torch.equal(logits_of(again.hf), logits_of(draft.hf))
@@ -226,16 +224,6 @@ def pair_logits(hf: Any) -> torch.Tensor:
         return hf(**text, use_cache=False).logits
 
 
-def skip_others(layers: Any, kept: list[int]) -> None:
-    for index, layer in enumerate(layers):
-        if index not in kept:
-            layer.register_forward_hook(
-                lambda _module, args, output: (
-                    (args[0], *output[1:]) if isinstance(output, tuple) else args[0]
-                )
-            )
-
-
 @pytest.mark.parametrize("architecture", ["bart", "mbart", "marian", "pegasus"])
 def test_encoder_and_decoder_layers_are_chosen_apart(architecture: str):
     hf: Any = tiny_hf(architecture)
@@ -247,7 +235,7 @@ def test_encoder_and_decoder_layers_are_chosen_apart(architecture: str):
     assert (config.decoder_layers, config.encoder_layers) == (2, 1)
 
 
-@pytest.mark.parametrize("architecture", ENCODER_DECODERS)
+@pytest.mark.parametrize("architecture", ["t5", "bart"])
 def test_layers_of_a_saved_encoder_decoder_are_counted(architecture: str, tmp_path: Path):
     hf: Any = tiny_hf(architecture)
     hf.save_pretrained(tmp_path)

@@ -1,6 +1,7 @@
 """A draft that proposes few tokens: which, what its sessions say, what is saved and refused."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,13 @@ import torch
 from transformers import AutoModelForCausalLM, Olmo2Config
 
 from paceline.core.sampling import spread
-from paceline.errors import ModelLoadError, UsageError
+from paceline.errors import UsageError
 from paceline.models import load_model, prepare_for_decoding, wrap_model
 from paceline.models.drafts.layers import subset_layers
 from paceline.models.drafts.restricted_head import count_tokens, likeliest_tokens, limit_vocabulary
 from paceline.models.drafts.save import save_draft
 from paceline.models.llama.packing import can_pack
+from support.checkpoints import fails
 from support.models import CONFIGS, LLAMA_LIKE, tiny_hf, tiny_model
 
 KEPT = torch.tensor([1, 4, 5, 9, 30])
@@ -92,6 +94,8 @@ def test_a_saved_draft_still_proposes_only_these_and_is_whole_for_everyone_else(
     draft = limit_vocabulary(subset_layers(target, [0, 3]), target, [[5, 5, 6]], 12)
     assert draft.draft_vocabulary is not None
     save_draft(draft, model_directory, tmp_path / "draft")
+    stored = json.loads((tmp_path / "draft" / "draft_vocabulary.json").read_text())
+    assert stored == {"tokens": draft.draft_vocabulary.tolist()}
     again = load_model(tmp_path / "draft", dtype="float32")
     assert again.draft_vocabulary is not None
     assert torch.equal(again.draft_vocabulary, draft.draft_vocabulary)
@@ -116,8 +120,7 @@ DAMAGED = (
 @pytest.mark.parametrize("text", DAMAGED)
 def test_a_damaged_file_is_one_clear_line(text: str, model_directory: Path):
     (model_directory / "draft_vocabulary.json").write_text(text)
-    with pytest.raises(ModelLoadError, match=r"draft_vocabulary\.json is damaged: wanted"):
-        load_model(model_directory)
+    fails(model_directory, "draft_vocabulary.json is damaged: wanted")
 
 
 REFUSED = (
@@ -134,24 +137,14 @@ REFUSED = (
 @pytest.mark.parametrize("tokens", REFUSED, ids=repr)
 def test_a_list_that_is_none_is_one_clear_line(tokens: torch.Tensor):
     hf = tiny_hf("llama")
-    with pytest.raises(UsageError, match="wanted a tensor of distinct token ids") as caught:
-        wrap_model(hf, draft_vocabulary=tokens)
-    assert str(caught.value).endswith(f"below {hf.config.vocab_size}")
-    assert "\n" not in str(caught.value)
+    wrap = partial(wrap_model, draft_vocabulary=tokens)
+    said = fails(hf, "wanted a tensor of distinct token ids", error=UsageError, load=wrap)
+    assert said.endswith(f"below {hf.config.vocab_size}")
 
 
 def test_a_layer_subset_of_a_model_with_few_tokens_proposes_all_of_them_again():
     target = wrap_model(tiny_model("llama").hf, draft_vocabulary=KEPT)
     assert subset_layers(target, [0]).draft_vocabulary is None
-
-
-def test_the_file_says_what_it_is(model_directory: Path, tmp_path: Path):
-    model = load_model(model_directory)
-    draft = limit_vocabulary(model, model, [[5, 5, 6]], 3)
-    save_draft(draft, model_directory, tmp_path / "draft")
-    stored = json.loads((tmp_path / "draft" / "draft_vocabulary.json").read_text())
-    assert draft.draft_vocabulary is not None
-    assert stored == {"tokens": draft.draft_vocabulary.tolist()}
 
 
 def test_an_architecture_that_has_to_prove_itself_may_propose_few_tokens():

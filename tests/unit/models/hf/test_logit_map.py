@@ -1,6 +1,7 @@
 """Heads of models that scale or cap their logits, against the logits of transformers."""
 
 import copy
+from itertools import product
 from typing import Any
 
 import pytest
@@ -26,8 +27,14 @@ def wanted_and_got(hf: PreTrainedModel) -> tuple[Tensor, Tensor]:
         return model.plain_logits(batch), model.head.logits(model.hidden(batch))
 
 
-@pytest.mark.parametrize("architecture", [*SCALED, *CONFIGS, *ENCODER_DECODERS])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("architecture", "dtype"),
+    [
+        *product([*SCALED, *CONFIGS, *ENCODER_DECODERS], [torch.float32]),
+        *product([*SCALED, "llama", "t5", "marian"], [torch.bfloat16]),
+    ],
+    ids=str,
+)
 def test_the_head_makes_the_logits_of_transformers(architecture: str, dtype: torch.dtype):
     hf = tiny_hf(architecture).to(dtype)
     cap = getattr(hf.config, "final_logit_softcapping", None)
