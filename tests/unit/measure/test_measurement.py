@@ -1,7 +1,6 @@
 """Measurement on table models, where every figure can be had by another road."""
 
 import html
-import itertools
 import json
 import re
 
@@ -63,7 +62,12 @@ def test_a_short_text_does_not_count_beyond_its_end():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("temperature", "top_k", "top_p", "penalty"),
-    list(itertools.product((0.0, 0.3, 1.0, 1.7), (0, 3), (1.0, 0.8), (1.0, 1.3))),
+    [  # any two of the four in all combinations
+        *((0.0, 0, 1.0, 1.0), (0.0, 3, 0.8, 1.3)),
+        *((0.3, 0, 1.0, 1.3), (0.3, 3, 0.8, 1.0)),
+        *((1.0, 0, 0.8, 1.0), (1.0, 3, 1.0, 1.3)),
+        *((1.7, 0, 0.8, 1.3), (1.7, 3, 1.0, 1.0)),
+    ],
 )
 def test_a_draft_equal_to_its_target_scores_exactly_one(temperature, top_k, top_p, penalty):
     # Soup#345: a penalty on one model only scored .862 here.
@@ -271,9 +275,12 @@ def test_decoding_alone_leaves_the_first_tokens_out():
 
 @pytest.mark.parametrize("few", [1, 2])
 def test_texts_that_draft_nothing_are_not_timed(few):
-    target = TableModel.random(6, 1, seed=1)
     with pytest.raises(UsageError, match="ask for 3 or more"):
-        measure_models(target, target, PROMPTS, _config(max_new_tokens=few, timed_prompts=2))
+        _measured(max_new_tokens=few, timed_prompts=2)
+
+
+def test_the_shortest_texts_that_draft_something_are_timed():
+    target = TableModel.random(6, 1, seed=1)
     found = measure_models(target, target, PROMPTS, _config(max_new_tokens=3, timed_prompts=2))
     assert type(found).model_validate_json(found.model_dump_json()) == found
 
@@ -320,12 +327,6 @@ def _verdict(low, high, alpha=0.5, num_requests=8):
     return decide(acceptance, best, Interval(speedup, low, high), num_requests)
 
 
-def test_go_needs_the_whole_interval_above_one():
-    assert _verdict(1.02, 1.2).go
-    assert not _verdict(0.98, 1.2).go
-    assert not _verdict(0.5, 0.7).go
-
-
 def test_an_undecided_verdict_is_neither_go_nor_no_go():
     assert [_verdict(1.1, 1.2).exit_code, _verdict(0.5, 0.7).exit_code] == [0, 1]
     for count in (1, 7):
@@ -368,17 +369,16 @@ def _short_answers() -> list[TableModel]:
 
 
 def _engine_seconds(gamma: int, pass_s: tuple[int, int], max_new_tokens: int) -> float:
-    """Seconds a token behind the first of an engine whose passes take so long."""
+    """Seconds a token behind the first of an engine whose passes take so long.
+
+    A block takes one of the target, and one of the draft for each token that it drafts.
+    """
     target, draft = _short_answers()
     decoder = SpeculativeDecoder(target, draft, gamma=gamma)
-    seconds = tokens = 0
-    for seed in range(300):
-        before = target.num_passes, draft.num_passes
-        (found,) = decoder.generate([[1]], max_new_tokens, seed)
-        spent = target.num_passes - before[0] - 1, draft.num_passes - before[1] - 1
-        seconds += pass_s[0] * spent[0] + pass_s[1] * spent[1]
-        tokens += len(found.tokens) - 1
-    return seconds / tokens
+    found = decoder.generate([[1]] * 300, max_new_tokens, seed=list(range(300)))
+    stats = sum((one.stats for one in found), DecodeStats())
+    seconds = pass_s[0] * stats.num_target_calls + pass_s[1] * stats.num_drafted
+    return seconds / sum(len(one.tokens) - 1 for one in found)
 
 
 @pytest.mark.slow
@@ -393,9 +393,8 @@ def test_the_gamma_that_is_recommended_for_short_answers_is_the_cheapest_one(
     """
     target, draft = _short_answers()
     monkeypatch.setattr(latency, "_now", lambda: 10 * target.num_passes + draft.num_passes)
-    config = _config(
-        num_prompts=400, timed_prompts=0, max_new_tokens=max_new_tokens, pass_repeats=9
-    )
+    counts = {"num_prompts": 400, "batch_size": 400, "timed_prompts": 0, "pass_repeats": 9}
+    config = _config(max_new_tokens=max_new_tokens, **counts)
     found = measure_models(target, draft, [[1]] * 400, config)
     seconds = {
         gamma: _engine_seconds(gamma, (10, 1), max_new_tokens)
