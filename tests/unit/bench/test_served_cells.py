@@ -131,7 +131,8 @@ def numbers(row: Row, *names: str) -> list[list[float]]:
 def test_cells_are_answered_by_servers_with_their_rule_beside_the_target_alone(
     folder: Path, tmp_path: Path, starts: list[Setup]
 ):
-    found = bench(validate(BenchConfig, settings(folder, tmp_path / "run", **IN_VLLM)))
+    config = validate(BenchConfig, settings(folder, tmp_path / "run", **IN_VLLM))
+    found = bench(config)
     alone, *drafting = (one.drafting for one in starts)
     assert alone is None, "the target alone answers first"
     assert [one and read_rule(one.rule or "") for one in drafting] == [
@@ -160,14 +161,9 @@ def test_cells_are_answered_by_servers_with_their_rule_beside_the_target_alone(
     assert speedups.pop("autoregressive") is None
     assert len(speedups) == 2
     assert all(value is not None and value > 0 for value in speedups.values())
-
-
-def test_a_finished_bench_starts_no_server(folder: Path, tmp_path: Path, starts: list[Setup]):
-    config = validate(BenchConfig, settings(folder, tmp_path / "run", **IN_VLLM))
-    first = bench(config)
     starts.clear()
-    assert bench(config).rows == first.rows
-    assert not starts
+    assert bench(config).rows == found.rows
+    assert not starts, "a finished bench starts no server"
 
 
 def test_greedy_answers_are_those_of_the_bench_without_an_engine(

@@ -90,7 +90,6 @@ def test_the_target_reads_a_batch_as_often_as_its_busiest_row():
     assert target.num_passes == 1 + max(generation.stats.num_target_calls for generation in found)
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 5, 50])
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "plain", "shaped"])
 @pytest.mark.parametrize(
     "kind",
@@ -111,11 +110,14 @@ def test_the_target_reads_a_batch_as_often_as_its_busiest_row():
     ids=["speculative", "lenient", "plain", "token", "oracle", "bild", "sequence"],
 )
 def test_a_text_that_waited_for_a_place_is_the_one_that_did_not(
-    kind: Callable[..., Decoder], sampling: SamplingParams, batch_size: int
+    kind: Callable[..., Decoder], sampling: SamplingParams
 ):
     decoder = kind(*pair(), sampling)
     at_once = decoder.generate(PROMPTS * 2, 12, seed=3)
-    assert decoder.generate(PROMPTS * 2, 12, seed=3, batch_size=batch_size) == at_once
+    found = {
+        size: decoder.generate(PROMPTS * 2, 12, seed=3, batch_size=size) for size in (1, 2, 5, 50)
+    }
+    assert [size for size in found if found[size] != at_once] == []
 
 
 @pytest.mark.slow
