@@ -1,3 +1,4 @@
+import gc
 import json
 import math
 import multiprocessing
@@ -46,12 +47,25 @@ class Swept(NamedTuple):
     num_batches_written: int
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _what_is_there_stays() -> None:
+    """Each run of a sweep ends with a collection of garbage, which looks at less then."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="module")
 def swept(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Swept:
     made = config(folder, tmp_path_factory.mktemp("swept") / "out")
     with watched_writing() as (written, sample):
         found = sweep(made)
     return Swept(made, found, written, sample.call_count)
+
+
+def one_cell(swept: Swept) -> dict[str, Any]:
+    """A part of the grid; looking at a run that has ended takes half a second."""
+    made = swept.config
+    return {"rows": {"kl": made.rows["kl"]}, "columns": {"fixed": made.columns["fixed"]}}
 
 
 def figures_of(found: Sweep) -> dict[tuple[str, str, int], float | None]:
@@ -94,7 +108,8 @@ def test_a_sweep_is_its_runs_and_what_has_ended_is_not_made_again(swept: Swept):
             json.loads((run / "result.json").read_text())["after"]["expected_acceptance"] == value
         )
     stamps = {path: path.stat().st_mtime_ns for path in out.rglob("result.json")}
-    assert figures_of(sweep(swept.config)) == figures_of(found)
+    part = swept.config.model_copy(update=one_cell(swept))
+    assert figures_of(sweep(part)).items() < figures_of(found).items()
     assert stamps == {path: path.stat().st_mtime_ns for path in stamps}
 
 
@@ -120,9 +135,8 @@ def test_cells_of_one_seed_are_judged_on_one_text_that_the_target_wrote_once(
 def test_two_workers_find_what_one_finds_also_where_one_of_them_dies(
     folder: Path, tmp_path: Path, swept: Swept
 ):
-    made = config(
-        folder, tmp_path / "two", workers=2, columns={"fixed": swept.config.columns["fixed"]}
-    )
+    columns = one_cell(swept)["columns"]
+    made = config(folder, tmp_path / "two", workers=2, columns=columns)
     killed: list[int] = []
 
     def kill(stage: str, done: int, *_: Any) -> None:
@@ -187,13 +201,13 @@ def test_a_cell_that_diverges_is_said_once_and_the_others_are_run(swept: Swept, 
     """A mean over runs of other rates would be of nothing."""
     steps = {"kind": "adamw", "learning_rate": 1e30, "warmup_fraction": 0}
     wild = {"objective": "tvd", "optimizer": steps}
-    rows = {"kl": swept.config.rows["kl"], "wild": wild}
-    columns = {"fixed": swept.config.columns["fixed"]}
-    made = continued(swept, tmp_path / "out", rows=rows, columns=columns)
+    cells = one_cell(swept)
+    cells["rows"]["wild"] = wild
+    made = continued(swept, tmp_path / "out", **cells)
     found = sweep(made)
     assert math.isnan(found.cell("wild", "fixed").value)
     assert math.isfinite(found.cell("kl", "fixed").value)
-    calmer = rows | {"wild": wild | {"optimizer": steps | {"learning_rate": 1e-4}}}
+    calmer = made.rows | {"wild": wild | {"optimizer": steps | {"learning_rate": 1e-4}}}
     with pytest.raises(ConfigError, match="holds a run with another optimizer"):
         sweep(made.model_copy(update={"rows": calmer}))
     metrics = tmp_path / "out" / "wild" / "fixed" / "seed-0" / "metrics.jsonl"
@@ -212,7 +226,7 @@ def test_a_sweep_is_gone_on_with_as_it_began_or_not_at_all(swept: Swept, tmp_pat
 
 @pytest.mark.slow
 def test_a_cell_that_diverged_is_tried_again_where_more_is_borne(swept: Swept, tmp_path: Path):
-    made = continued(swept, tmp_path / "out")
+    made = continued(swept, tmp_path / "out", **one_cell(swept))
     with patch("paceline.train.sweep.align", side_effect=DivergedError("the loss went up")):
         assert math.isnan(sweep(made).cell("kl", "fixed").value)
     assert math.isnan(sweep(made).cell("kl", "fixed").value), "it is not begun anew"
