@@ -168,18 +168,18 @@ def test_text_that_is_read_as_it_is_needed_teaches_and_is_gone_on_with(tmp_path:
     data = {"train": text, "held_out": text, "streaming": True}
     steady = {"kind": "adamw", "learning_rate": 1e-2, "schedule": {"kind": "constant"}}
     changes = {"data": data, "optimizer": steady | {"warmup_fraction": 0}}
-    whole = pretrain(settings(tmp_path, tmp_path / "whole", num_steps=60, **changes))
+    whole = pretrain(settings(tmp_path, tmp_path / "whole", num_steps=24, **changes))
     assert result(whole)["after"]["loss"] < 0.9 * result(whole)["before"]["loss"]
-    run = pretrain(settings(tmp_path, tmp_path / "run", num_steps=35, **changes))
+    run = pretrain(settings(tmp_path, tmp_path / "run", num_steps=15, **changes))
     assert read_jsonl(run / "packing.jsonl"), "an epoch is shorter than that"
-    pretrain(settings(tmp_path, tmp_path / "run", num_steps=60, **changes), resume=True)
+    pretrain(settings(tmp_path, tmp_path / "run", num_steps=24, **changes), resume=True)
     assert all(map(torch.equal, weights(run), weights(whole)))
 
 
 def test_a_text_that_cannot_be_read_in_the_middle_of_a_run_loses_no_step(tmp_path: Path):
     rows = [{"text": text} for text in TEXTS]
     text = corpus(tmp_path, rows)
-    changes = {"num_steps": 60, "data": {"train": text, "streaming": True}}
+    changes = {"num_steps": 30, "data": {"train": text, "streaming": True}}
     whole = pretrain(settings(tmp_path, tmp_path / "whole", **changes))
 
     def spoil(stage: str, *_: object) -> None:
