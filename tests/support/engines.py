@@ -28,6 +28,8 @@ from paceline.core.stats import DecodeStats
 from paceline.data.answering import ShardStore
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.decode.text import Block, count_blocks
+from paceline.engines.contract import BlockCounts, Request
+from paceline.engines.contract import Served as Answered
 from paceline.measure.engine_costs import EngineCosts, StepCost
 from paceline.measure.served_runs import ServedConfig
 from paceline.measure.starts import Starts
@@ -98,6 +100,19 @@ class Speculating:
             self.last = found
             self.stats += found
         return tokens[:count]
+
+    def answer(self, request: Request) -> Answered:
+        """As `write`, with the counts of its blocks; every token takes 10 ms."""
+        prompt, count, sampling, seed = request
+        tokens, blocks = self.write(list(prompt), count, sampling, seed), None
+        if self._models[1] is not None:
+            blocks = BlockCounts(
+                num_blocks=self.last.num_blocks,
+                num_drafted=self.last.num_drafted,
+                num_accepted=self.last.num_accepted,
+                accepted_by_position=tuple(accepted_at_least(self.last)),
+            )
+        return Answered(tokens, 0.01 * len(tokens), blocks)
 
     def counters(self, prefix: str, stats: DecodeStats | None = None) -> str:
         """In the Prometheus format; of these counts, or of all."""

@@ -8,11 +8,10 @@ import sacrebleu
 
 from paceline.bench import BenchConfig, bench, read_rows
 from paceline.bench.answers import context_of, key_of, read_texts
-from paceline.config import validate
 from paceline.errors import PromptError, UsageError
 from paceline.models import load_model
 from paceline.tasks import Translation
-from support.runs import write_corpus
+from support.runs import bench_config, write_corpus
 
 pytestmark = pytest.mark.slow
 
@@ -32,19 +31,11 @@ def folder(folder: Path) -> Path:
 
 def settings(folder: Path, output: Path, **task: Any) -> BenchConfig:
     corpus = {"path": str(folder / "rows.jsonl"), **NESTED}
-    values = {
-        "target": str(folder / "target"),
-        "draft": str(folder / "draft"),
+    changes = {
         "task": {"task": "translation", "corpus": corpus, "metric": "chrf", **task},
-        "output": output,
         "grid": {"temperatures": [0.0], "rules": ["lossless"], "num_speculative_tokens": [2]},
-        "num_examples": 4,
-        "num_timed": 1,
-        "max_new_tokens": 9,
-        "dtype": "float32",
-        "device": "cpu",
     }
-    return validate(BenchConfig, values)
+    return bench_config(folder, output, **changes, num_examples=4, num_timed=1)
 
 
 @pytest.fixture(scope="module")
@@ -75,12 +66,8 @@ def test_a_row_has_the_figures_of_its_answers(folder: Path, finished: tuple[Path
 
 
 def test_a_row_of_a_task_without_figures_has_empty_ones(folder: Path, tmp_path: Path):
-    corpus = {"path": str(folder / "rows.jsonl"), **NESTED}
-    config = settings(folder, tmp_path / "run")
-    task = validate(
-        BenchConfig, {**config.model_dump(), "task": {"task": "pairs", "corpus": corpus}}
-    )
-    for row in bench(task).rows:
+    pairs = settings(folder, tmp_path / "run", task="pairs", metric="rouge1")
+    for row in bench(pairs).rows:
         assert not {"bleu", "chrf"} & {*row.totals, *row.bounds, *row.source.fingerprints}
 
 

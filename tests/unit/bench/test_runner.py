@@ -19,6 +19,7 @@ from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative
 from paceline.errors import ConfigError, UsageError
 from paceline.models import CausalModel, load_model
+from paceline.models.loading import load_tokenizer
 from paceline.records import RunDirectory
 from paceline.results.figures import FIGURES
 from paceline.results.row import Row, Source, write_rows
@@ -211,10 +212,14 @@ def test_answers_shorter_than_a_block_are_predicted_from_blocks_as_long_as_they_
 def test_examples_without_timing_can_be_answered_together(
     folder: Path, whole: Path, finished: list[Row], tmp_path: Path
 ):
-    rows = bench(settings(folder, tmp_path / "run", batch_size=2)).rows
+    grid = GRID | {"num_speculative_tokens": [3], "rules": [{"rule": "chow", "alpha": 0.5}]}
+    rows = bench(settings(folder, tmp_path / "run", grid=grid, batch_size=2)).rows
     singly, together = read_texts(whole), read_texts(tmp_path / "run")
-    for row, one in zip(finished, rows, strict=True):
-        assert (row.setting, context_of(row) != context_of(one)) == (one.setting, True)
+    known = {str(row.setting): row for row in finished}
+    assert len(rows) == 2 * 3
+    for one in rows:
+        row = known[str(one.setting)]
+        assert context_of(row) != context_of(one)
         timed = [seconds is not None for seconds in one.sums["seconds"]]
         assert timed == [True, False, True, False, False]
         assert singly[key_of(row)] == together[key_of(one)]
@@ -255,14 +260,15 @@ def test_a_cell_that_fails_is_recorded_the_others_go_on_and_it_is_tried_again(
     def broken(self: Any, *_: Any, **__: Any) -> None:
         raise RuntimeError("no\nroom")
 
-    config = settings(folder, tmp_path / "run")
+    grid = GRID | {"num_speculative_tokens": [2], "rules": [{"rule": "lossless"}]}
+    config = settings(folder, tmp_path / "run", grid=grid)
     with monkeypatch.context() as patched:
         patched.setattr("paceline.decode.cascade.TokenCascade.blocks", broken)
         rows = bench(config).rows
     failed = [row for row in rows if row.error]
     assert [row.setting["strategy"] for row in failed] == ["token_cascade"] * 2
     assert {row.error for row in failed} == {"no room"}
-    fewer = bench(settings(folder, tmp_path / "run", grid={"rules": [{"rule": "lossless"}]}))
+    fewer = bench(settings(folder, tmp_path / "run", grid=grid | {"strategies": []}))
     assert not any(row.error for row in fewer.rows), "what is asked for no more did not fail"
     assert len(rows) == len(config.grid.cells())
     assert {row.error for row in bench(config).rows} == {""}
@@ -400,12 +406,10 @@ def test_names_of_cells_tell_family_and_setting_apart():
 def test_benches_of_other_texts_do_not_share_examples(folder: Path, tmp_path: Path):
     for name in ("a", "b"):
         write_corpus(tmp_path / f"{name}.jsonl", [{"prompt": "the cat", "completion": " ran"}] * 2)
-    names: list[str] = []
+    names, tokenizer = list[str](), load_tokenizer(folder / "target")
     for name, seed in (("a", 0), ("b", 0), ("a", 1), ("a", 0)):
         task = {"task": "pairs", "corpus": str(tmp_path / f"{name}.jsonl"), "metric": "rouge1"}
         config = settings(folder, tmp_path / "run", task=task, num_examples=1, seed=seed)
-        tokenizer = load_model(folder / "target", "float32").tokenizer
-        assert tokenizer is not None
         names.append(bench_prompts(config, tokenizer).population)
     assert len(set(names)) == 3
     assert names[0] == names[3]

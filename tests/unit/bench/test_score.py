@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from paceline.bench import BenchConfig, bench
+from paceline.bench import bench
 from paceline.bench.score import ScoreConfig, score
 from paceline.config import validate
 from paceline.engines import text_servers
 from paceline.errors import ConfigError, EngineError, UsageError
 from paceline.records import read_jsonl
 from support.engines import Served, serving
+from support.runs import bench_config
 
 pytestmark = pytest.mark.slow
 
@@ -51,16 +52,8 @@ def served(folder: Path) -> Iterator[tuple[Served, str]]:
 
 def test_scores_are_those_of_a_bench_of_the_target(folder: Path, tmp_path: Path, served: Any):
     found = score(config(folder, tmp_path / "score", served[1]))
-    same = {"num_examples": 7, "skip_examples": 1, "max_new_tokens": 9, "dtype": "float32"}
-    values = {
-        "target": str(folder / "target"),
-        "draft": str(folder / "draft"),
-        "task": task(folder),
-        "output": tmp_path / "bench",
-        "grid": {"temperatures": [0.0]},
-        "device": "cpu",
-    }
-    (row,) = bench(validate(BenchConfig, values | same)).rows
+    same = {"num_examples": 7, "skip_examples": 1}
+    (row,) = bench(bench_config(folder, tmp_path / "bench", {"temperatures": [0.0]}, **same)).rows
     assert row.setting["strategy"] == "autoregressive"
     rows = sorted(read_jsonl(tmp_path / "score" / "metrics.jsonl"), key=lambda row: row["number"])
     assert row.units == tuple(range(1, 8))

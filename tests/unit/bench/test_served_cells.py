@@ -13,7 +13,6 @@ import pytest
 from paceline.bench import BenchConfig, bench, served_cells
 from paceline.bench.answers import context_of, key_of, read_texts
 from paceline.bench.workbench import bench_context
-from paceline.config import validate
 from paceline.core.rules import Chow, Lossless
 from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
@@ -29,28 +28,20 @@ from paceline.models import load_model
 from paceline.permissions import given
 from paceline.results.row import Row
 from support.engines import Answer, sampling_of, serving
-from support.runs import write_corpus
+from support.runs import bench_config, write_corpus
 
 pytestmark = pytest.mark.slow
 
 
-def settings(folder: Path, output: Path, **changes: Any) -> dict[str, Any]:
-    return {
-        "target": str(folder / "target"),
-        "draft": str(folder / "draft"),
-        "task": {"task": "pairs", "corpus": str(folder / "questions.jsonl"), "metric": "rouge1"},
-        "output": output,
-        "grid": {
-            "temperatures": [1.0],
-            "num_speculative_tokens": [2],
-            "rules": [{"rule": "lossless"}, {"rule": "chow", "alpha": 1.0}],
-        },
-        "num_examples": 5,
-        "max_new_tokens": 9,
-        "dtype": "float32",
-        "device": "cpu",
-        **changes,
-    }
+GRID = {
+    "temperatures": [1.0],
+    "num_speculative_tokens": [2],
+    "rules": [{"rule": "lossless"}, {"rule": "chow", "alpha": 1.0}],
+}
+
+
+def settings(folder: Path, output: Path, **changes: Any) -> BenchConfig:
+    return bench_config(folder, output, **{"grid": GRID, "num_timed": None} | changes)
 
 
 IN_VLLM = given({"engine": {"engine": "vllm", "program": "true"}})
@@ -131,7 +122,8 @@ def numbers(row: Row, *names: str) -> list[list[float]]:
 def test_cells_are_answered_by_servers_with_their_rule_beside_the_target_alone(
     folder: Path, tmp_path: Path, starts: list[Setup]
 ):
-    found = bench(validate(BenchConfig, settings(folder, tmp_path / "run", **IN_VLLM)))
+    config = settings(folder, tmp_path / "run", **IN_VLLM)
+    found = bench(config)
     alone, *drafting = (one.drafting for one in starts)
     assert alone is None, "the target alone answers first"
     assert [one and read_rule(one.rule or "") for one in drafting] == [
@@ -160,22 +152,17 @@ def test_cells_are_answered_by_servers_with_their_rule_beside_the_target_alone(
     assert speedups.pop("autoregressive") is None
     assert len(speedups) == 2
     assert all(value is not None and value > 0 for value in speedups.values())
-
-
-def test_a_finished_bench_starts_no_server(folder: Path, tmp_path: Path, starts: list[Setup]):
-    config = validate(BenchConfig, settings(folder, tmp_path / "run", **IN_VLLM))
-    first = bench(config)
     starts.clear()
-    assert bench(config).rows == first.rows
-    assert not starts
+    assert bench(config).rows == found.rows
+    assert not starts, "a finished bench starts no server"
 
 
 def test_greedy_answers_are_those_of_the_bench_without_an_engine(
     folder: Path, tmp_path: Path, starts: list[Setup]
 ):
     greedy = {"grid": {"temperatures": [0.0], "rules": [{"rule": "lossless"}]}}
-    here = bench(validate(BenchConfig, settings(folder, tmp_path / "here", **greedy)))
-    there = bench(validate(BenchConfig, settings(folder, tmp_path / "there", **greedy, **IN_VLLM)))
+    here = bench(settings(folder, tmp_path / "here", **greedy))
+    there = bench(settings(folder, tmp_path / "there", **greedy, **IN_VLLM))
     assert starts
     texts = read_texts(tmp_path / "here") | read_texts(tmp_path / "there")
     assert len(here.rows) == 2
@@ -198,7 +185,7 @@ def test_a_server_that_does_not_start_fails_its_cell_alone(
             yield engine
 
     monkeypatch.setattr(served_cells, "started", sometimes)
-    config = validate(BenchConfig, settings(folder, tmp_path / "run", **IN_VLLM))
+    config = settings(folder, tmp_path / "run", **IN_VLLM)
     rows = by_name(bench(config).rows)
     assert rows["lossless"].error == "vllm ended while it was starting"
     assert rows["chow"].error == rows["autoregressive"].error == ""
@@ -212,21 +199,21 @@ def test_a_server_that_does_not_start_fails_its_cell_alone(
 
 
 def test_cells_of_an_engine_take_the_bonus_from_the_target(folder: Path, tmp_path: Path):
-    here = validate(BenchConfig, settings(folder, tmp_path))
-    served = validate(BenchConfig, settings(folder, tmp_path, **IN_VLLM))
+    here = settings(folder, tmp_path)
+    served = settings(folder, tmp_path, **IN_VLLM)
     assert here.grid.bonus == "rule"
     assert served.grid == here.grid.model_copy(update={"bonus": "target"})
     for grid in ({"bonus": "target"}, here.grid):
-        again = validate(BenchConfig, settings(folder, tmp_path, **IN_VLLM) | {"grid": grid})
+        again = settings(folder, tmp_path, **IN_VLLM, grid=grid)
         assert again.grid.bonus == "target"
-    assert validate(BenchConfig, settings(folder, tmp_path) | {"engine": None}) == here
+    assert settings(folder, tmp_path, engine=None) == here
 
 
 def test_another_served_model_is_another_bench(folder: Path, tmp_path: Path):
     engine = IN_VLLM["engine"] | {"target": str(tmp_path / "served")}
     (tmp_path / "served").mkdir()
     write_corpus(tmp_path / "served" / "config.json", [{}])
-    config = validate(BenchConfig, settings(folder, tmp_path / "run", engine=engine))
+    config = settings(folder, tmp_path / "run", engine=engine)
     before = bench_context(config)
     write_corpus(tmp_path / "served" / "config.json", [{"changed": 1}])
     assert bench_context(config) != before
@@ -237,7 +224,7 @@ def test_blocks_that_are_longer_than_the_answer_are_predicted(
 ):
     grid = {"temperatures": [1.0], "num_speculative_tokens": [5], "rules": [{"rule": "lossless"}]}
     changes = {"grid": grid, "max_new_tokens": 3}
-    found = bench(validate(BenchConfig, settings(folder, tmp_path / "run", **changes, **IN_VLLM)))
+    found = bench(settings(folder, tmp_path / "run", **changes, **IN_VLLM))
     assert 0.01 < by_name(found.rows)["lossless"].totals["predicted_decoding_speedup"] < 3
 
 
@@ -277,7 +264,7 @@ def test_what_vllm_cannot_run_is_one_line(
     folder: Path, tmp_path: Path, changes: dict[str, Any], says: str
 ):
     with pytest.raises(ConfigError, match=re.escape(says)) as error:
-        validate(BenchConfig, settings(folder, tmp_path, **(IN_VLLM | changes)))
+        settings(folder, tmp_path, **(IN_VLLM | changes))
     assert "\n" not in str(error.value)
 
 

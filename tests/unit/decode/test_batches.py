@@ -57,21 +57,6 @@ def test_a_row_of_a_batch_is_the_row_alone_in_tokens_and_counts(
     assert len({generation.stats for generation in alone}) > 1
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "plain", "shaped"])
-def test_a_row_of_the_baseline_is_the_row_alone(sampling: SamplingParams):
-    decoder = AutoregressiveDecoder(pair()[0], sampling)
-    together = decoder.generate(PROMPTS, 18, seed=SEEDS)
-    for prompt, seed, generation in zip(PROMPTS, SEEDS, together, strict=True):
-        assert decoder.generate([prompt], 18, seed=[seed]) == [generation]
-
-
-def test_the_order_of_the_rows_does_not_matter():
-    decoder = SpeculativeDecoder(*pair(), gamma=3)
-    forward = decoder.generate(PROMPTS, 18, seed=SEEDS)
-    backward = decoder.generate(PROMPTS[::-1], 18, seed=SEEDS[::-1])
-    assert forward == backward[::-1]
-
-
 def test_rows_end_at_different_times_and_the_last_ones_go_on_to_their_end():
     target, draft = pair()
     found = SpeculativeDecoder(target, draft, gamma=4).generate(PROMPTS * 3, 40, seed=1)
@@ -90,7 +75,6 @@ def test_the_target_reads_a_batch_as_often_as_its_busiest_row():
     assert target.num_passes == 1 + max(generation.stats.num_target_calls for generation in found)
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 5, 50])
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "plain", "shaped"])
 @pytest.mark.parametrize(
     "kind",
@@ -111,11 +95,14 @@ def test_the_target_reads_a_batch_as_often_as_its_busiest_row():
     ids=["speculative", "lenient", "plain", "token", "oracle", "bild", "sequence"],
 )
 def test_a_text_that_waited_for_a_place_is_the_one_that_did_not(
-    kind: Callable[..., Decoder], sampling: SamplingParams, batch_size: int
+    kind: Callable[..., Decoder], sampling: SamplingParams
 ):
     decoder = kind(*pair(), sampling)
     at_once = decoder.generate(PROMPTS * 2, 12, seed=3)
-    assert decoder.generate(PROMPTS * 2, 12, seed=3, batch_size=batch_size) == at_once
+    found = {
+        size: decoder.generate(PROMPTS * 2, 12, seed=3, batch_size=size) for size in (1, 2, 5, 50)
+    }
+    assert [size for size in found if found[size] != at_once] == []
 
 
 @pytest.mark.slow

@@ -46,18 +46,14 @@ def of_transformers(model: HfModel, **inputs: Any) -> str:
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padded_prompts_are_refused(side: str):
-    """Beside them: the same as lists, which are continued as transformers continues each."""
     target, draft = tiny_pair()
     tokenizer: Any = target.tokenizer
     tokenizer.padding_side = side
     padded = tokenizer(TEXTS, padding=True, return_tensors="pt")
     assert tokenizer.pad_token_id in padded.input_ids[1]
-    wanted = [of_transformers(target, **tokenizer(text, return_tensors="pt")) for text in TEXTS]
     for decoder in decoders(target, draft):
         with pytest.raises(PromptError, match="prompt 1 begins or ends with the padding token 2"):
             decoder.generate(padded.input_ids, NEW)
-        found = decoder.generate(tokenizer(TEXTS).input_ids, NEW)
-        assert [tokenizer.decode(one.tokens, skip_special_tokens=True) for one in found] == wanted
     pads = [[2, 5, 6], [2, 7, 8]]  # all begin with it, so it is no padding
     assert len(AutoregressiveDecoder(target, GREEDY).generate(pads, NEW)) == 2
 

@@ -104,15 +104,15 @@ def test_timed_requests_draft_as_the_figures_say():
 @pytest.mark.parametrize("rule", [Lossless(), Diff(0.1), TokenV3(0.4)], ids=str)
 @pytest.mark.parametrize("drafts_at", [0.0, 0.5])
 def test_a_rule_is_predicted_to_do_what_it_does_with_such_drafts(rule: Rule, drafts_at: float):
-    """8 texts of 400 tokens at T=0.8, gamma 2; within four standard errors, about."""
+    """32 texts of 100 tokens at T=0.8, gamma 2; within four standard errors, about."""
     target, draft = pair()
     sampling, drafts = SamplingParams(temperature=0.8), SamplingParams(temperature=drafts_at)
     decoder = SpeculativeDecoder(target, draft, rule, 2, sampling, draft_sampling=drafts)
-    prompts = [[token % 6] for token in range(8)]
-    found = decoder.generate(prompts, 400, eos_token_ids=[])
+    prompts = [[token % 6] for token in range(32)]
+    found = decoder.generate(prompts, 100, eos_token_ids=[])
     stats = sum((one.stats for one in found), DecodeStats())
     texts = [one.tokens for one in found]
-    written = PairTexts(target, draft, prompts, texts, sampling, drafts, max_new_tokens=400)
+    written = PairTexts(target, draft, prompts, texts, sampling, drafts, max_new_tokens=100)
     ((_, row),) = analyze_rules(written, [rule], (2,))
     spread = 4 * 0.5 / math.sqrt(stats.num_examined)
     assert FIGURES["expected_rejection_rate"].value(row) == pytest.approx(

@@ -33,19 +33,15 @@ def _models():
 
 
 def _config(**values):
-    """In two batches: each text has a random stream of its own, so batches do not change it."""
-    given = {"num_prompts": 30, "batch_size": 15} | values
+    """In one batch: each text has a random stream of its own, so batches do not change it."""
+    given = {"num_prompts": 30, "batch_size": 30} | values
     return VerifyConfig(target="t", draft="d", prompts="p.txt", **given)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "sampling",
-    [
-        SamplingParams(),
-        SamplingParams(temperature=0.6, top_p=0.9),
-        SamplingParams(top_k=4, repetition_penalty=1.2),
-    ],
+    [SamplingParams(temperature=0.6, top_p=0.9), SamplingParams(top_k=4, repetition_penalty=1.2)],
 )
 def test_the_lossless_rule_passes(sampling):
     """n = 1,890 tokens in 16 cells; each sampler fails once in 10,000 seeds."""
@@ -57,8 +53,8 @@ def test_the_lossless_rule_passes(sampling):
 @pytest.mark.slow
 def test_a_report_does_not_depend_on_the_size_of_batches():
     one, many = (
-        verify_models(*_models(), PROMPTS, _config(self_test=True, batch_size=size))
-        for size in (1, 15)
+        verify_models(*_models(), PROMPTS[:5], _config(self_test=True, batch_size=size))
+        for size in (1, 3)
     )
     assert one.greedy == many.greedy
     assert one.distribution == many.distribution
@@ -70,6 +66,7 @@ def test_a_report_does_not_depend_on_the_size_of_batches():
 def test_the_self_test_catches_the_broken_rule(drafts):
     report = verify_models(*_models(), PROMPTS, _config(self_test=True, draft_sampling=drafts))
     assert report.passed
+    assert report.distribution.counts["tokens"] == 30 * 63
     assert report.broken_distribution is not None
     assert report.broken_distribution.p_value < 1e-4
 
@@ -148,9 +145,8 @@ def test_as_many_prompts_as_undecided_names_catch_the_broken_rule():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", [KeepsHalfOfTheRejected(), Lenient("linear", 0.5)])
-def test_a_rule_that_changes_the_text_fails(rule):
-    report = verify_models(*_models(), PROMPTS, _config(), rule=rule)
+def test_a_rule_that_changes_the_text_fails():
+    report = verify_models(*_models(), PROMPTS, _config(), rule=Lenient("linear", 0.5))
     assert not report.distribution.passed
     assert not report.passed
 

@@ -1,7 +1,6 @@
 """Measurement on table models, where every figure can be had by another road."""
 
 import html
-import itertools
 import json
 import re
 
@@ -18,7 +17,7 @@ from paceline.measure import latency
 from paceline.measure.acceptance import PairTexts, score_texts
 from paceline.measure.latency import PairedTimes, PassTimer, time_pairs
 from paceline.measure.measurement import MeasureConfig, measure_models
-from paceline.measure.results import gamma_of, num_tokens, of_requests
+from paceline.measure.results import gamma_of, num_tokens
 from paceline.measure.verdict import decide
 from paceline.progress import silent
 from paceline.results import FIGURES, Row, Source
@@ -63,7 +62,12 @@ def test_a_short_text_does_not_count_beyond_its_end():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("temperature", "top_k", "top_p", "penalty"),
-    list(itertools.product((0.0, 0.3, 1.0, 1.7), (0, 3), (1.0, 0.8), (1.0, 1.3))),
+    [  # any two of the four in all combinations
+        *((0.0, 0, 1.0, 1.0), (0.0, 3, 0.8, 1.3)),
+        *((0.3, 0, 1.0, 1.3), (0.3, 3, 0.8, 1.0)),
+        *((1.0, 0, 0.8, 1.0), (1.0, 3, 1.0, 1.3)),
+        *((1.7, 0, 0.8, 1.3), (1.7, 3, 1.0, 1.0)),
+    ],
 )
 def test_a_draft_equal_to_its_target_scores_exactly_one(temperature, top_k, top_p, penalty):
     # Soup#345: a penalty on one model only scored .862 here.
@@ -109,18 +113,6 @@ def test_expected_acceptance_is_a_ratio_of_sums_not_a_mean_of_means():
     assert found.figure("expected_acceptance").value == pytest.approx(expected)
 
 
-def test_predicted_tokens_per_call_is_what_decoding_gives():
-    """Blocks of 400 texts of 60 tokens; the tolerance is 4 standard errors."""
-    target, draft = TableModel.random(5, 2, seed=4), TableModel.random(5, 2, seed=5, spread=1.5)
-    config = _config(
-        num_prompts=400, max_new_tokens=60, timed_prompts=0, gammas=(3,), batch_size=400
-    )
-    found = measure_models(target, draft, [[1, 2]] * 400, config)
-    generations = SpeculativeDecoder(target, draft, gamma=3).generate([[1, 2]] * 400, 60)
-    stats = sum((text.stats for text in generations[1:]), generations[0].stats)
-    assert TAU(found.blocks[0]) == pytest.approx(stats.block_efficiency, abs=0.04)
-
-
 def test_a_first_token_that_no_block_drafts_does_not_count():
     """The draft knows all but what comes after the prompt; texts of five tokens."""
     tables = torch.full((2, 3, 3), 0.1)
@@ -135,11 +127,6 @@ def test_a_first_token_that_no_block_drafts_does_not_count():
     generations = SpeculativeDecoder(target, draft, gamma=1).generate([[0]] * 8, 5)
     stats = sum((text.stats for text in generations[1:]), generations[0].stats)
     assert stats.block_efficiency == 2
-
-
-def test_a_measurement_survives_json():
-    found = _measured(max_new_tokens=10, timed_prompts=2)
-    assert type(found).model_validate_json(found.model_dump_json()) == found
 
 
 def test_a_measurement_is_a_line_and_in_a_notebook_a_table_by_gamma():
@@ -206,6 +193,8 @@ def test_the_figures_of_a_measurement_are_ratios_of_the_sums_of_its_rows():
     predicted = at / (timed["totals"]["cost_ratio"] * speed["gamma"] + 1)
     assert speed["predicted_speedup"] == pytest.approx(predicted)
     assert speed["measured_over_predicted"] == pytest.approx(after / predicted)
+    reachable = speed["block_efficiency"] / (timed["totals"]["cost_ratio"] * speed["gamma"] + 1)
+    assert speed["engine_efficiency"] == pytest.approx(after / reachable)
 
 
 def test_the_bounds_of_a_measurement_are_those_of_its_rows():
@@ -271,9 +260,12 @@ def test_decoding_alone_leaves_the_first_tokens_out():
 
 @pytest.mark.parametrize("few", [1, 2])
 def test_texts_that_draft_nothing_are_not_timed(few):
-    target = TableModel.random(6, 1, seed=1)
     with pytest.raises(UsageError, match="ask for 3 or more"):
-        measure_models(target, target, PROMPTS, _config(max_new_tokens=few, timed_prompts=2))
+        _measured(max_new_tokens=few, timed_prompts=2)
+
+
+def test_the_shortest_texts_that_draft_something_are_timed():
+    target = TableModel.random(6, 1, seed=1)
     found = measure_models(target, target, PROMPTS, _config(max_new_tokens=3, timed_prompts=2))
     assert type(found).model_validate_json(found.model_dump_json()) == found
 
@@ -286,17 +278,6 @@ def test_texts_that_all_stop_at_once_are_not_timed():
         measure_models(model, model, [[0]] * 3, _config(timed_prompts=2))
     with pytest.raises(UsageError, match="ended before anything was drafted"):
         measure_models(model, model, [[0], [2], [2]], _config(timed_prompts=1))
-
-
-def test_what_the_engine_keeps_is_measured_against_the_tokens_that_it_gave():
-    found = _measured(timed_prompts=3)
-    assert found.requests is not None
-    speed = of_requests(found.requests, 0)
-    reachable = speed["block_efficiency"] / (1 + speed["cost_ratio"] * speed["gamma"])
-    measured = speed["decoding_speedup"].value
-    assert speed["engine_efficiency"] == pytest.approx(measured / reachable)
-    predicted = measured / speed["predicted_speedup"]
-    assert speed["measured_over_predicted"] == pytest.approx(predicted)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -318,12 +299,6 @@ def _verdict(low, high, alpha=0.5, num_requests=8):
     acceptance, speedup = Interval(alpha, alpha - 0.05, alpha + 0.05), (low + high) / 2
     best = gamma_row(2, break_even_acceptance=0.3)
     return decide(acceptance, best, Interval(speedup, low, high), num_requests)
-
-
-def test_go_needs_the_whole_interval_above_one():
-    assert _verdict(1.02, 1.2).go
-    assert not _verdict(0.98, 1.2).go
-    assert not _verdict(0.5, 0.7).go
 
 
 def test_an_undecided_verdict_is_neither_go_nor_no_go():
@@ -368,17 +343,16 @@ def _short_answers() -> list[TableModel]:
 
 
 def _engine_seconds(gamma: int, pass_s: tuple[int, int], max_new_tokens: int) -> float:
-    """Seconds a token behind the first of an engine whose passes take so long."""
+    """Seconds a token behind the first of an engine whose passes take so long.
+
+    A block takes one of the target, and one of the draft for each token that it drafts.
+    """
     target, draft = _short_answers()
     decoder = SpeculativeDecoder(target, draft, gamma=gamma)
-    seconds = tokens = 0
-    for seed in range(300):
-        before = target.num_passes, draft.num_passes
-        (found,) = decoder.generate([[1]], max_new_tokens, seed)
-        spent = target.num_passes - before[0] - 1, draft.num_passes - before[1] - 1
-        seconds += pass_s[0] * spent[0] + pass_s[1] * spent[1]
-        tokens += len(found.tokens) - 1
-    return seconds / tokens
+    found = decoder.generate([[1]] * 300, max_new_tokens, seed=list(range(300)))
+    stats = sum((one.stats for one in found), DecodeStats())
+    seconds = pass_s[0] * stats.num_target_calls + pass_s[1] * stats.num_drafted
+    return seconds / sum(len(one.tokens) - 1 for one in found)
 
 
 @pytest.mark.slow
@@ -393,9 +367,8 @@ def test_the_gamma_that_is_recommended_for_short_answers_is_the_cheapest_one(
     """
     target, draft = _short_answers()
     monkeypatch.setattr(latency, "_now", lambda: 10 * target.num_passes + draft.num_passes)
-    config = _config(
-        num_prompts=400, timed_prompts=0, max_new_tokens=max_new_tokens, pass_repeats=9
-    )
+    counts = {"num_prompts": 400, "batch_size": 400, "timed_prompts": 0, "pass_repeats": 9}
+    config = _config(max_new_tokens=max_new_tokens, **counts)
     found = measure_models(target, draft, [[1]] * 400, config)
     seconds = {
         gamma: _engine_seconds(gamma, (10, 1), max_new_tokens)

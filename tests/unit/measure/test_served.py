@@ -16,10 +16,11 @@ from paceline.cli.result_tables import served_lines
 from paceline.config import validate
 from paceline.core.sampling import SamplingParams
 from paceline.engines.assisted import Transformers
-from paceline.engines.contract import BlockCounts, Conventions, Request, Served
+from paceline.engines.contract import Conventions, Request, Served
 from paceline.errors import EngineError, UsageError
 from paceline.export import ExportConfig, export
-from paceline.measure.served import compare_served, load_scored, measure_served
+from paceline.measure.agreement import Agreement
+from paceline.measure.served import ServedMeasurement, compare_served, load_scored, measure_served
 from paceline.measure.served_runs import ServedConfig
 from paceline.models import CausalModel, load_model, wrap_model
 from paceline.models.drafts.save import save_draft
@@ -28,7 +29,6 @@ from support.engines import (
     GAMMA,
     Route,
     Speculating,
-    accepted_at_least,
     llamacpp_routes,
     serving,
     sglang_routes,
@@ -66,9 +66,15 @@ def test_a_server_that_drafts_greedily_gives_what_was_predicted(
     assert found.agreement.agrees, found.agreement.reason
     assert found.agreement.different == (None if temperature else [])
     assert found.speed is None, "a server that runs was not asked without its draft"
+    assert found.starts.number == 1
+    assert any("a running server is not restarted" in note for note in found.notes)
     served, predicted = (select(found.rows, counts=name) for name in ("served", "predicted"))
     assert [row.setting.get("position") for row in served] == [None, *range(GAMMA)]
-    rate = np.sum(served[0].sums["accepted"]) / np.sum(served[0].sums["drafted"])
+    whole, *positions = served
+    accepted = sum(np.sum(row.sums["position_accepted"]) for row in positions)
+    assert accepted == np.sum(whole.sums["accepted"])
+    assert np.sum(whole.sums["emitted"]) == accepted + np.sum(whole.sums["calls"])
+    rate = accepted / np.sum(whole.sums["drafted"])
     assert 0.1 < rate < 0.9, "blocks have to go either way"
     if engine == "llamacpp" and temperature == 0:
         # greedy text within its budget: every block is known, so the prediction is the count itself
@@ -82,8 +88,7 @@ def test_texts_that_end_by_themselves_are_predicted_with_their_ends(
     folder: Path, pair: tuple[CausalModel, CausalModel]
 ):
     """llama-server is not told to ignore the end of text; here every fifth token or so ends one."""
-    target, draft = (load_model(folder / name, dtype="float32") for name in ("target", "near"))
-    with serving(llamacpp_routes(target, draft, GAMMA)) as url:
+    with serving(llamacpp_routes(*pair, GAMMA)) as url:
         engine = {"engine": "llamacpp", "url": url}
         hot = config(folder, engine, sampling={"temperature": 1.5}, max_new_tokens=40)
         found = measure_served(hot)
@@ -120,26 +125,25 @@ def test_texts_that_all_end_at_once_are_one_line(
         measure_served(config(folder, {"engine": "llamacpp", "url": url}))
 
 
-def test_counts_by_position_add_up_to_the_accepted_tokens(
-    folder: Path, pair: tuple[CausalModel, CausalModel]
-):
-    with serving(sglang_routes(*pair, GAMMA)) as url:
-        found = measure_served(config(folder, {"engine": "sglang", "url": url})).rows
-    whole, *positions = select(found, counts="served")
-    accepted = [np.sum(row.sums["position_accepted"]) for row in positions]
-    assert np.sum(accepted) == np.sum(whole.sums["accepted"])
-    assert np.sum(whole.sums["emitted"]) == np.sum(accepted) + np.sum(whole.sums["calls"])
+def by_transformers(folder: Path, temperature: float, **changes: Any) -> ServedMeasurement:
+    """16 texts of 40 tokens, in this process."""
+    more = {"sampling": {"temperature": temperature}, "max_new_tokens": 40, "num_prompts": 16}
+    return measure_served(config(folder, {"engine": "transformers"}, **more, **changes))
+
+
+@pytest.fixture(scope="module")
+def sampled(folder: Path, pair: tuple[CausalModel, CausalModel]) -> ServedMeasurement:
+    del pair  # writes the near draft
+    return by_transformers(folder, 0.5)
 
 
 def test_what_is_printed_of_an_engine_follows_from_the_rows_in_its_json(
-    folder: Path, pair: tuple[CausalModel, CausalModel]
+    sampled: ServedMeasurement,
 ):
     """By numpy."""
-    del pair  # writes the near draft
-    sampling = {"temperature": 0.5}
-    found = measure_served(config(folder, {"engine": "transformers"}, sampling=sampling))
+    found = sampled
     rows = json.loads(found.model_dump_json())["rows"]
-    assert all(row["units"] == list(range(10)) for row in rows)
+    assert all(row["units"] == list(range(16)) for row in rows)
     seen = StringIO()
     console = Console(file=seen, width=80)
     for part in served_lines(found):
@@ -169,9 +173,9 @@ def test_what_is_printed_of_an_engine_follows_from_the_rows_in_its_json(
     assert found.speed.plain_tokens_per_s == pytest.approx(1 / per_token)
 
 
-@pytest.mark.parametrize(("scale", "said"), [(1.0, "differs"), (0.97, "differs")])
+@pytest.mark.parametrize("scale", [1.0, 0.97])
 def test_an_engine_with_another_draft_is_caught(
-    scale: float, said: str, folder: Path, pair: tuple[CausalModel, CausalModel]
+    scale: float, folder: Path, pair: tuple[CausalModel, CausalModel]
 ):
     """The mutants: its draft is the target itself, or nearly so."""
     target, _ = pair
@@ -181,7 +185,7 @@ def test_an_engine_with_another_draft_is_caught(
         found = measure_served(
             config(folder, {"engine": "vllm", "url": url}, sampling={"temperature": 0.0})
         )
-    assert str(found.agreement).startswith(said)
+    assert str(found.agreement).startswith("differs")
     assert "known reasons" in found.agreement.reason
 
 
@@ -190,18 +194,18 @@ def greedily_served(pair: tuple[CausalModel, CausalModel]) -> tuple[list[Request
     """24 requests with their answers."""
     requests = [Request([5 + n, 9, 7], 40, SamplingParams(temperature=0), n) for n in range(24)]
     engine = Speculating(*pair, GAMMA)
-    served: list[Served] = []
-    for request in requests:
-        tokens = engine.write(list(request.prompt), 40, request.sampling, request.seed)
-        last = engine.last
-        blocks = BlockCounts(
-            num_blocks=last.num_blocks,
-            num_drafted=last.num_drafted,
-            num_accepted=last.num_accepted,
-            accepted_by_position=tuple(accepted_at_least(last)),
-        )
-        served.append(Served(tokens, 1.0, blocks))
-    return requests, served
+    return requests, list(map(engine.answer, requests))
+
+
+@pytest.fixture(scope="module")
+def judge(
+    folder: Path, pair: tuple[CausalModel, CausalModel]
+) -> Callable[[list[Request], list[Served]], Agreement]:
+    """The verdict on greedy answers."""
+    del pair  # writes the near draft
+    wanted = config(folder, {"engine": "vllm"}, sampling={"temperature": 0.0}, max_new_tokens=40)
+    loaded, plain = load_scored(wanted), Conventions(ignores_end=True)
+    return lambda asked, served: compare_served(loaded, asked, served, plain, wanted).agreement
 
 
 def with_more_blocks(one: Served) -> Served:
@@ -214,18 +218,12 @@ def with_more_blocks(one: Served) -> Served:
 
 @pytest.mark.parametrize(("number", "word"), [(5, "agrees"), (6, "differs")])
 def test_greedy_requests_with_other_counts_are_named(
-    number: int,
-    word: str,
-    folder: Path,
-    greedily_served: tuple[list[Request], list[Served]],
+    number: int, word: str, judge: Any, greedily_served: tuple[list[Request], list[Served]]
 ):
     """In float32 a tenth may have: 6 of 24 or more have then a chance of 2.8%, 5 of 8.5%."""
     requests, served = greedily_served
-    wanted = config(folder, {"engine": "vllm"}, sampling={"temperature": 0.0}, max_new_tokens=40)
     changed = [with_more_blocks(one) if at < number else one for at, one in enumerate(served)]
-    found = compare_served(
-        load_scored(wanted), requests, changed, Conventions(ignores_end=True), wanted
-    ).agreement
+    found = judge(requests, changed)
     assert found.word == word
     assert found.different is not None
     assert [(one.request, one.blocks, one.accepted) for one in found.different] == [
@@ -235,16 +233,12 @@ def test_greedy_requests_with_other_counts_are_named(
 
 
 def test_counts_that_are_biased_by_a_twentieth_are_caught(
-    folder: Path, greedily_served: tuple[list[Request], list[Served]]
+    judge: Any, greedily_served: tuple[list[Request], list[Served]]
 ):
     """The mutant: in each text one accepted token is counted as a block of its own."""
     requests, served = greedily_served
-    wanted = config(folder, {"engine": "vllm"}, sampling={"temperature": 0.0}, max_new_tokens=40)
-    loaded = load_scored(wanted)
-    plain = Conventions(ignores_end=True)
-    assert compare_served(loaded, requests, served, plain, wanted).agreement.agrees
-    biased = [with_more_blocks(one) for one in served]
-    found = compare_served(loaded, requests, biased, plain, wanted).agreement
+    assert judge(requests, served).agrees
+    found = judge(requests, [with_more_blocks(one) for one in served])
     assert not found.agrees
     assert "served / predicted" in found.reason
 
@@ -266,11 +260,11 @@ def test_other_requests_in_the_counters_are_noticed(
         measure_served(config(folder, {"engine": "llamacpp", "url": url}))
 
 
-def test_few_requests_give_no_verdict(folder: Path, pair: tuple[CausalModel, CausalModel]):
-    with serving(sglang_routes(*pair, GAMMA)) as url:
-        found = measure_served(
-            config(folder, {"engine": "sglang", "url": url}, num_prompts=7)
-        ).agreement
+def test_few_requests_give_no_verdict(
+    judge: Any, greedily_served: tuple[list[Request], list[Served]]
+):
+    requests, served = greedily_served
+    found = judge(requests[:7], served[:7])
     assert (found.agrees, found.decided, found.exit_code) == (False, False, 3)
 
 
@@ -323,12 +317,14 @@ def test_a_server_that_does_not_draft_is_told_apart_by_its_counters(
         measure_served(config(folder, {"engine": engine, "url": url}))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.5])
-def test_transformers_serves_in_this_process(
-    temperature: float,
-    folder: Path,
-    pair: tuple[CausalModel, CausalModel],
-    monkeypatch: pytest.MonkeyPatch,
+def test_sampled_texts_of_transformers_are_as_predicted(sampled: ServedMeasurement):
+    assert sampled.engine == "transformers"
+    assert sampled.speed is not None
+    assert sampled.agreement.agrees, sampled.agreement.reason
+
+
+def test_greedy_texts_of_transformers_are_as_predicted(
+    folder: Path, pair: tuple[CausalModel, CausalModel], monkeypatch: pytest.MonkeyPatch
 ):
     del pair  # writes the near draft
     written: list[list[int]] = []
@@ -339,23 +335,12 @@ def test_transformers_serves_in_this_process(
         return answer
 
     monkeypatch.setattr(Transformers, "serve", noted)
-    wanted = config(
-        folder,
-        {"engine": "transformers"},
-        sampling={"temperature": temperature},
-        max_new_tokens=40,
-        num_prompts=16,
-    )
-    found = measure_served(wanted)
-    assert found.engine == "transformers"
-    assert found.speed is not None
+    found = by_transformers(folder, 0.0)
     assert found.agreement.agrees, found.agreement.reason
-    if temperature == 0:
-        assert found.agreement.different == [], (
-            "also where a text has token 0, which may be padding"
-        )
-        assert any(0 in text for text in written), "some text has it"
-        assert found.speed.num_equal == found.num_requests
+    assert found.agreement.different == [], "also where a text has token 0, which may be padding"
+    assert any(0 in text for text in written), "some text has it"
+    assert found.speed is not None
+    assert found.speed.num_equal == found.num_requests
 
 
 def test_transformers_divides_a_drafts_logits_by_the_temperature_twice(
@@ -364,16 +349,7 @@ def test_transformers_divides_a_drafts_logits_by_the_temperature_twice(
     """The mutant: predicted with one division, its acceptance is a fifth too low."""
     del pair
     monkeypatch.setattr(ServedConfig, "proposals", property(lambda self: self.sampling))
-    found = measure_served(
-        config(
-            folder,
-            {"engine": "transformers"},
-            sampling={"temperature": 0.5},
-            max_new_tokens=40,
-            num_prompts=16,
-            plain=False,
-        )
-    )
+    found = by_transformers(folder, 0.5, plain=False)
     assert not found.agreement.agrees
     assert found.agreement.ratio.high < 0.95
 

@@ -11,11 +11,11 @@ from scipy import stats
 
 from paceline.core.bootstrap import Interval
 from paceline.core.sampling import SamplingParams
-from paceline.engines.assisted import Transformers
 from paceline.engines.client import Client
 from paceline.engines.commands import EngineChoice, Setup
-from paceline.engines.contract import Engine, Request, Served
+from paceline.engines.contract import Engine, Request, Served, together
 from paceline.engines.process import connect
+from paceline.engines.servers import VllmServer
 from paceline.measure import served_runs
 from paceline.measure.served import ServedMeasurement, measure_served
 from paceline.measure.served_runs import Answers
@@ -24,6 +24,7 @@ from paceline.models import CausalModel
 from paceline.progress import Progress
 from support.engines import (
     GAMMA,
+    Speculating,
     llamacpp_routes,
     served_config,
     serving,
@@ -41,25 +42,20 @@ def pair(folder: Path) -> tuple[CausalModel, CausalModel]:
 
 
 class Counting(Engine):
-    """transformers in the place of a server; notes the seed of each request.
+    """Stands for a server; notes the seed of each request."""
 
-    Every token takes 10 ms, so that steps of short texts have a cost on a busy machine, too.
-    """
+    name, conventions = "vllm", VllmServer.conventions
 
-    name, conventions = "vllm", Transformers.conventions
-
-    def __init__(self, engine: Engine, asked: list[int]) -> None:
+    def __init__(self, engine: Speculating, asked: list[int]) -> None:
         self._engine, self._asked = engine, asked
 
     def serve(self, request: Request) -> Served:
         self._asked.append(request.seed)
-        answer = self._engine.serve(request)
-        return answer._replace(seconds=0.01 * len(answer.tokens))
+        return self._engine.answer(request)
 
     def serve_together(self, requests: Sequence[Request], batch_size: int) -> Served:
-        self._asked += [request.seed for request in requests]
-        answers = self._engine.serve_together(requests, batch_size)
-        return answers._replace(seconds=0.01 * len(answers.tokens))
+        del batch_size
+        return together([self.serve(request) for request in requests])
 
 
 Started = list[tuple[int, list[int]]]
@@ -78,7 +74,7 @@ def servers(pair: tuple[CausalModel, CausalModel], monkeypatch: pytest.MonkeyPat
         progress("starting the server", 5, 900)
         gamma = 0 if setup.drafting is None else setup.drafting.gamma
         found.append((gamma, []))
-        engine = Transformers(target, draft if gamma else None, gamma)
+        engine = Speculating(target, draft if gamma else None, gamma, behind_end=True)
         yield Counting(engine, found[-1][1])
 
     monkeypatch.setattr(served_runs, "started", started)
@@ -145,15 +141,6 @@ def test_counts_without_seconds_need_one_start(folder: Path, servers: Started):
     found = measured(folder, plain=False)
     assert [gamma for gamma, _ in servers] == [GAMMA]
     assert found.starts.number == 1
-
-
-def test_a_running_server_is_not_restarted_and_the_result_says_so(
-    folder: Path, pair: tuple[CausalModel, CausalModel]
-):
-    with serving(vllm_routes(*pair, GAMMA)) as url:
-        found = measure_served(served_config(folder, {"engine": "vllm", "url": url}))
-    assert found.starts.number == 1
-    assert any("a running server is not restarted" in note for note in found.notes)
 
 
 def test_the_variation_between_starts_is_pooled_and_added_by_students_t():

@@ -1,7 +1,7 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -51,6 +51,27 @@ def config(folder: Path, output: Path, **changes: Any) -> TrajectoryConfig:
     return validate(TrajectoryConfig, values | changes)
 
 
+SMALL: dict[str, Any] = {"samplings": [{"temperature": 0}], "gammas": [1]}
+
+
+class Measured(NamedTuple):
+    config: TrajectoryConfig
+    rows: list[Row]
+
+    def continued(self, output: Path, **changes: Any) -> TrajectoryConfig:
+        """In a copy of what is there."""
+        shutil.copytree(self.config.output, output)
+        return self.config.model_copy(update={"output": output, **changes})
+
+
+@pytest.fixture(scope="module")
+def begun(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    """The first run alone."""
+    output = tmp_path_factory.mktemp("begun") / "out"
+    made = config(folder, output, runs=[str(folder / "first")])
+    return Measured(made, trajectory(made))
+
+
 def test_every_draft_of_the_pipeline_is_there_once_and_in_order(folder: Path):
     first = [stop.label for stop in checkpoints_of(folder / "first")]
     assert first == ["start", "step 4", "end"]
@@ -94,22 +115,17 @@ def test_figures_are_those_of_the_texts_that_are_kept(folder: Path, tmp_path: Pa
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_rows_that_are_there_are_not_measured_again(folder: Path, tmp_path: Path):
-    out = tmp_path / "out"
-    begun = trajectory(config(folder, out, runs=[str(folder / "first")]))
-    written = (out / "rows.jsonl").read_text()
-    again = trajectory(config(folder, out))
-    assert (out / "rows.jsonl").read_text().startswith(written)
-    assert again[: len(begun)] == begun
+def test_an_output_of_other_settings_and_what_is_no_run_are_refused(
+    folder: Path, tmp_path: Path, begun: Measured
+):
     with pytest.raises(UsageError, match="holds a run with another num_prompts"):
-        trajectory(config(folder, out, num_prompts=2))
+        trajectory(begun.config.model_copy(update={"num_prompts": 2}))
     with pytest.raises(UsageError, match="is not a run directory"):
         trajectory(config(folder, tmp_path / "new", runs=[str(tmp_path)]))
 
 
-def test_rows_of_another_version_are_refused_in_one_line(folder: Path, tmp_path: Path):
-    made = config(folder, tmp_path / "out", runs=[str(folder / "second")])
-    trajectory(made)
+def test_rows_of_another_version_are_refused_in_one_line(begun: Measured, tmp_path: Path):
+    made = begun.continued(tmp_path / "out")
     kept = tmp_path / "out" / "rows.jsonl"
     kept.write_text(kept.read_text("utf-8").replace('"schema_version": ', '"schema_version": 9'))
     with pytest.raises(UsageError, match=r"rows.jsonl has a row that is not .* remove the file"):
@@ -121,12 +137,14 @@ def test_a_mistake_leaves_the_directory_free(folder: Path, tmp_path: Path):
     for changes in ({"target": str(tmp_path / "nowhere")}, {"tasks": {"a": "nowhere.jsonl"}}):
         with pytest.raises(UsageError, match="nowhere"):
             trajectory(config(folder, out, **changes))
-    assert trajectory(config(folder, out))
+    assert trajectory(config(folder, out, **SMALL))
 
 
 def test_texts_of_another_target_at_the_same_place_are_not_mixed_in(folder: Path, tmp_path: Path):
     shutil.copytree(folder / "target", tmp_path / "target")
-    made = config(folder, tmp_path / "out", target=str(tmp_path / "target"))
+    second = [str(folder / "second")]
+    target = str(tmp_path / "target")
+    made = config(folder, tmp_path / "out", target=target, runs=second, **SMALL)
     rows = trajectory(made)
     assert trajectory(made) == rows
     other = load_model(tmp_path / "target").hf
@@ -140,16 +158,16 @@ def test_texts_of_another_target_at_the_same_place_are_not_mixed_in(folder: Path
 def test_a_task_may_have_longer_prompts_than_the_others(folder: Path, tmp_path: Path):
     corpus = str(folder / "corpus.jsonl")
     tasks = {"short": corpus, "long": {"path": corpus, "max_prompt_tokens": 9}}
-    trajectory(config(folder, tmp_path / "out", tasks=tasks, max_prompt_tokens=3))
+    changes = {"tasks": tasks, "max_prompt_tokens": 3, "runs": [str(folder / "second")]}
+    trajectory(config(folder, tmp_path / "out", **changes, **SMALL))
     for task, longest in (("short", 3), ("long", 9)):
         (texts, *_) = (tmp_path / "out" / "texts").glob(f"{task} *.json")
         assert max(map(len, json.loads(texts.read_text())["prompts"])) == longest
 
 
-def test_the_cross_entropy_is_that_of_both_models_own_distributions(folder: Path, tmp_path: Path):
-    rows = trajectory(config(folder, tmp_path / "out", runs=[str(folder / "first")]))
-    row = next(r for r in rows if r.has(label="end", temperature=0, gamma=1))
-    texts = json.loads((tmp_path / "out" / "texts" / "text t0.json").read_text())
+def test_the_cross_entropy_is_that_of_both_models_own_distributions(folder: Path, begun: Measured):
+    row = next(r for r in begun.rows if r.has(label="end", temperature=0, gamma=1))
+    texts = json.loads((begun.config.output / "texts" / "text t0.json").read_text())
     models = [load_model(path).hf for path in (folder / "target", folder / "first" / "draft")]
     for number, (prompt, text) in enumerate(zip(*texts.values(), strict=True)):
         with torch.no_grad():
@@ -159,11 +177,14 @@ def test_the_cross_entropy_is_that_of_both_models_own_distributions(folder: Path
         assert row.sums["cross_entropy"][number] == pytest.approx(nats, rel=1e-4)
 
 
-def test_runs_that_begin_with_one_draft_share_its_rows(folder: Path, tmp_path: Path):
-    runs = [str(folder / "first"), str(folder / "other")]
+def test_rows_that_are_there_are_not_measured_again_and_runs_of_one_draft_share_its_rows(
+    folder: Path, tmp_path: Path, begun: Measured
+):
     align(align_config(folder, folder / "other", num_steps=1))
-    alone = trajectory(config(folder, tmp_path / "out", runs=runs[:1]))
-    both = trajectory(config(folder, tmp_path / "out", runs=runs))
+    alone, runs = begun.rows, (folder / "first", folder / "other")
+    both = trajectory(begun.continued(tmp_path / "out", runs=runs))
+    written = (begun.config.output / "rows.jsonl").read_text()
+    assert (tmp_path / "out" / "rows.jsonl").read_text().startswith(written)
     assert both[: len(alone)] == alone
     assert [row.setting["label"] for row in both[len(alone) :]] == ["end"] * 4
     assert {row.setting["draft"] for row in both[len(alone) :]} == {"other"}
@@ -172,7 +193,8 @@ def test_runs_that_begin_with_one_draft_share_its_rows(folder: Path, tmp_path: P
 
 
 def test_at_least_one_prompt_remains_after_the_skipped_ones(folder: Path, tmp_path: Path):
-    rows = trajectory(config(folder, tmp_path / "out", skip_prompts=5))
+    second = {"runs": [str(folder / "second")], **SMALL}
+    rows = trajectory(config(folder, tmp_path / "out", skip_prompts=5, **second))
     assert {row.units for row in rows} == {(5, 6)}
     with pytest.raises(UsageError, match="has 7 prompts and skip_prompts is 7; lower it"):
         trajectory(config(folder, tmp_path / "none", skip_prompts=7))
@@ -180,7 +202,8 @@ def test_at_least_one_prompt_remains_after_the_skipped_ones(folder: Path, tmp_pa
 
 def test_samplings_that_differ_have_texts_of_their_own(folder: Path, tmp_path: Path):
     shaped = [{"temperature": 0.6}, {"temperature": 0.6, "repetition_penalty": 1.5}]
-    trajectory(config(folder, tmp_path / "out", samplings=shaped, runs=[str(folder / "second")]))
+    changes = {"samplings": shaped, "gammas": [1], "runs": [str(folder / "second")]}
+    trajectory(config(folder, tmp_path / "out", **changes))
     assert len(list((tmp_path / "out" / "texts").iterdir())) == 2
 
 

@@ -125,7 +125,7 @@ class Peak(TorchDispatchMode):
 
 def bytes_per_entry(terms: list[Any], *, bfloat16: bool) -> float:
     """Peak memory of a chunk's loss and its gradients, by token and vocabulary entry."""
-    size, entries, width = 96, 12_000, 8
+    size, entries, width = 96, 4_000, 8
     rng = torch.Generator().manual_seed(0)
     hidden_ND = torch.randn(size, width, generator=rng, requires_grad=True)
     weights = [torch.randn(entries, width, generator=rng) for _ in range(2)]

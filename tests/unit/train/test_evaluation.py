@@ -1,5 +1,5 @@
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -32,6 +32,17 @@ def probabilities(model: CausalModel, row: TokenRow, temperature: float) -> list
     return (before / temperature).softmax(-1).tolist()
 
 
+def evaluator(
+    target: CausalModel,
+    rows: list[TokenRow] = ROWS,
+    gamma: int = 2,
+    temperature: float = 1.0,
+    **settings: Any,
+) -> AgreementEvaluator:
+    sampling = SamplingParams(temperature=temperature)
+    return AgreementEvaluator(target, rows, sampling, gamma=gamma, vocab_size=266, **settings)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_acceptance_and_agreement_are_ratios_of_sums_over_all_positions(
     pair: Pair, temperature: float
@@ -43,9 +54,7 @@ def test_acceptance_and_agreement_are_ratios_of_sums_over_all_positions(
         for p, q in zip(*both, strict=True):
             overlaps.append(sum(map(min, p, q)))
             same.append(p.index(max(p)) == q.index(max(q)))
-    sampling = SamplingParams(temperature=temperature)
-    evaluator = AgreementEvaluator(target, ROWS, sampling, gamma=3, vocab_size=266)
-    figures = evaluator.evaluate(draft)
+    figures = evaluator(target, temperature=temperature).evaluate(draft)
     assert figures["num_tokens"] == len(overlaps)
     assert figures["expected_acceptance"] == pytest.approx(sum(overlaps) / len(overlaps), abs=1e-5)
     assert figures["greedy_agreement"] == pytest.approx(sum(same) / len(same))
@@ -54,14 +63,14 @@ def test_acceptance_and_agreement_are_ratios_of_sums_over_all_positions(
 def test_the_interval_of_a_share_does_not_exceed_1(pair: Pair):
     """Two texts, all tokens and none: Student's interval of the mean would reach far beyond."""
     target, draft = pair
-    evaluator = AgreementEvaluator(target, ROWS[:2], SamplingParams(), gamma=3, vocab_size=266)
-    figures = evaluator.evaluate(draft)
+    judge = evaluator(target, ROWS[:2])
+    figures = judge.evaluate(draft)
     for name in ("expected_acceptance", "greedy_agreement"):
         assert 0 <= figures[f"{name}_low"] <= figures[f"{name}_high"] <= 1
     shares = torch.zeros(2, 5, dtype=torch.float64)
     for row_T, length, share in zip(shares, (5, 3), (0.9, 0.2), strict=True):
         row_T[:length] = share
-    assert evaluator._interval(shares).high == 1  # pyright: ignore[reportPrivateUsage]
+    assert judge._interval(shares).high == 1  # pyright: ignore[reportPrivateUsage]
 
 
 def test_block_efficiency_is_that_of_acceptance_and_survival_laid_out_by_hand(pair: Pair):
@@ -77,17 +86,13 @@ def test_block_efficiency_is_that_of_acceptance_and_survival_laid_out_by_hand(pa
     # the first token comes with the prompt, from the target alone
     tokens, blocks = tokens_and_blocks(acceptance[:, 1:], survival[:, 1:], mask[:, 1:], 2)
     expected = float(tokens.sum() / blocks.sum())
-    found = AgreementEvaluator(target, ROWS, SamplingParams(), gamma=2, vocab_size=266).evaluate(
-        draft
-    )
+    found = evaluator(target).evaluate(draft)
     assert found["block_efficiency"] == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_draft_that_is_its_target_is_always_accepted(pair: Pair):
     target = pair[0]
-    figures = AgreementEvaluator(target, ROWS, SamplingParams(), gamma=2, vocab_size=266).evaluate(
-        target
-    )
+    figures = evaluator(target).evaluate(target)
     assert figures["expected_acceptance"] == 1
     assert figures["greedy_agreement"] == 1.0
     # Behind the first token: one text of 4 tokens, cut there, 3 and 1;
@@ -97,33 +102,22 @@ def test_a_draft_that_is_its_target_is_always_accepted(pair: Pair):
 
 def test_a_text_shorter_than_what_was_asked_for_ended_by_itself(pair: Pair):
     target = pair[0]
-    for asked, blocks in ((5, 2), (9, 2), (None, 2)):
-        evaluator = AgreementEvaluator(
-            target, ROWS[:1], SamplingParams(), gamma=2, vocab_size=266, max_new_tokens=asked
-        )
-        assert evaluator.evaluate(target)["block_efficiency"] == pytest.approx(4 / blocks, abs=1e-5)
-    evaluator = AgreementEvaluator(
-        target, ROWS[:1], SamplingParams(), gamma=4, vocab_size=266, max_new_tokens=9
-    )
-    assert evaluator.evaluate(target)["block_efficiency"] == pytest.approx(4, abs=1e-5)
+    for asked, gamma, blocks in ((5, 2, 2), (9, 2, 2), (None, 2, 2), (9, 4, 1)):
+        judge = evaluator(target, ROWS[:1], gamma, max_new_tokens=asked)
+        assert judge.evaluate(target)["block_efficiency"] == pytest.approx(4 / blocks, abs=1e-5)
 
 
 def test_texts_of_one_token_have_no_block_efficiency(pair: Pair):
     rows = [TokenRow([5, 6, 7], 2), TokenRow([8, 9], 1)]
-    evaluator = AgreementEvaluator(pair[0], rows, SamplingParams(), gamma=2, vocab_size=266)
-    assert "block_efficiency" not in evaluator.evaluate(pair[1])
+    assert "block_efficiency" not in evaluator(pair[0], rows).evaluate(pair[1])
 
 
 def test_chunks_do_not_show(pair: Pair, monkeypatch: pytest.MonkeyPatch):
     target, draft = pair
-    whole = AgreementEvaluator(target, ROWS, SamplingParams(), gamma=2, vocab_size=266).evaluate(
-        draft
-    )
+    whole = evaluator(target).evaluate(draft)
     monkeypatch.setattr("paceline.train.evaluation._CHUNK", 7)
     monkeypatch.setattr("paceline.train.evaluation._ROWS", 3)
-    parts = AgreementEvaluator(target, ROWS, SamplingParams(), gamma=2, vocab_size=266).evaluate(
-        draft
-    )
+    parts = evaluator(target).evaluate(draft)
     assert parts == pytest.approx(whole, abs=1e-6)
 
 
@@ -141,20 +135,8 @@ def test_held_out_text_is_written_once_by_the_target_and_read_ever_after(tmp_pat
     assert held_out_text(draft, prompts, settings, cache, seed=9, progress=silent) == rows
 
 
-def test_a_held_out_text_does_not_depend_on_how_many_there_are(tmp_path: Path):
-    target, _ = tiny_pair()
-    texts = []
-    for count in (1, 11):
-        settings = Evaluation(max_new_tokens=5)
-        cache = tmp_path / f"{count}.jsonl"
-        prompts = [[5, number] for number in range(count)]
-        texts.append(held_out_text(target, prompts, settings, cache, seed=3, progress=silent))
-    assert texts[0][0] == texts[1][0]
-
-
 def test_held_out_texts_are_in_the_order_of_their_prompts_whatever_their_lengths(tmp_path: Path):
-    write_pair(tmp_path)
-    target = load_model(tmp_path / "target", dtype="float32")
+    target, _ = tiny_pair()
     settings = Evaluation(num_prompts=20, max_new_tokens=5)
     prompts = [[7 + row] * (1 + row * 5 % 23) for row in range(20)]
     together, alone = (tmp_path / name for name in ("together.jsonl", "alone.jsonl"))
@@ -212,10 +194,8 @@ def test_a_rule_is_judged_position_by_position(pair: Pair, rule: Rule, temperatu
             kept.append(float((q * accept).sum()))
             text = q * accept + (1 - (q * accept).sum()) * residual
             far.append(1 - float(torch.minimum(text, p).sum()))
-    sampling = SamplingParams(temperature=temperature)
-    evaluator = AgreementEvaluator(target, ROWS, sampling, gamma=3, vocab_size=266, rule=rule)
-    figures = evaluator.evaluate(draft)
+    figures = evaluator(target, temperature=temperature, rule=rule).evaluate(draft)
     assert figures["rule_acceptance"] == pytest.approx(sum(kept) / len(kept), abs=1e-4)
     assert figures["rule_tvd"] == pytest.approx(sum(far) / len(far), abs=1e-4)
-    plain = AgreementEvaluator(target, ROWS, sampling, gamma=3, vocab_size=266)
-    assert not {"rule_acceptance", "rule_tvd"} & plain.evaluate(draft).keys()
+    plain = evaluator(target, temperature=temperature).evaluate(draft)
+    assert not {"rule_acceptance", "rule_tvd"} & plain.keys()

@@ -1,5 +1,6 @@
 """Training a draft that proposes some tokens, against what would be served of it."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -17,12 +18,18 @@ from paceline.train.loss import Normalisers
 from paceline.train.step import Stepper
 from support.runs import align_config, losses, write_corpus, write_pair
 
-ROADS = [
-    pytest.param(True, marks=pytest.mark.skipif(compiled() is None, reason="no C compiler")),
-    False,
-]
+NATIVE = pytest.mark.skipif(compiled() is None, reason="no C compiler")
+ROADS = [pytest.param(True, marks=NATIVE), False]
 PROMPT, COMPLETION = [5, 6, 7], [8, 9, 30, 40]
 OBJECTIVES = ["tvd", "negative_log_acceptance"]
+SAMPLES = [None, {"frequent": 7, "drawn": 193}]
+KEPT = [None, 1]
+CASES = [
+    pytest.param(native, OBJECTIVES[a], KEPT[b], SAMPLES[c], marks=[NATIVE] if native else [])
+    for a, b, c in itertools.product((0, 1), repeat=3)
+    for native in [(a + b + c) % 2 == 1]
+]
+"""Any three of these four choices in all combinations."""
 
 
 @pytest.fixture(scope="module")
@@ -64,10 +71,7 @@ def served_losses(folder: Path) -> tuple[dict[str, float], Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("native", ROADS)
-@pytest.mark.parametrize("objective", OBJECTIVES)
-@pytest.mark.parametrize("kept", [None, 1], ids=["read", "kept"])
-@pytest.mark.parametrize("sample", [None, {"frequent": 7, "drawn": 193}], ids=["all", "drawn"])
+@pytest.mark.parametrize(("native", "objective", "kept", "sample"), CASES)
 def test_loss_and_gradient_are_those_of_what_is_served(
     folder: Path, tmp_path: Path, native: bool, objective: str, kept: float | None, sample: Any
 ):

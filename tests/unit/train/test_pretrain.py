@@ -26,16 +26,14 @@ from paceline.models.drafts.scratch import (
 from paceline.records import read_jsonl
 from paceline.train import PretrainConfig, pretrain
 from support.models import tiny_hf
+from support.runs import write_corpus
 
 TEXTS = [f"{a} plus {b} makes {a + b}." for a in range(6) for b in range(6)]
 SHAPE = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_length": 32}
 
 
 def corpus(folder: Path, rows: list[dict[str, Any]], name: str = "corpus.jsonl") -> str:
-    folder.mkdir(exist_ok=True)
-    path = folder / name
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(path)
+    return str(write_corpus(folder / name, rows))
 
 
 def settings(folder: Path, output: Path, **changes: Any) -> PretrainConfig:
@@ -170,19 +168,18 @@ def test_text_that_is_read_as_it_is_needed_teaches_and_is_gone_on_with(tmp_path:
     data = {"train": text, "held_out": text, "streaming": True}
     steady = {"kind": "adamw", "learning_rate": 1e-2, "schedule": {"kind": "constant"}}
     changes = {"data": data, "optimizer": steady | {"warmup_fraction": 0}}
-    whole = pretrain(settings(tmp_path, tmp_path / "whole", num_steps=60, **changes))
+    whole = pretrain(settings(tmp_path, tmp_path / "whole", num_steps=24, **changes))
     assert result(whole)["after"]["loss"] < 0.9 * result(whole)["before"]["loss"]
-    run = pretrain(settings(tmp_path, tmp_path / "run", num_steps=35, **changes))
+    run = pretrain(settings(tmp_path, tmp_path / "run", num_steps=15, **changes))
     assert read_jsonl(run / "packing.jsonl"), "an epoch is shorter than that"
-    pretrain(settings(tmp_path, tmp_path / "run", num_steps=60, **changes), resume=True)
-    for got, wanted in zip(weights(run), weights(whole), strict=True):
-        assert torch.equal(got, wanted)
+    pretrain(settings(tmp_path, tmp_path / "run", num_steps=24, **changes), resume=True)
+    assert all(map(torch.equal, weights(run), weights(whole)))
 
 
 def test_a_text_that_cannot_be_read_in_the_middle_of_a_run_loses_no_step(tmp_path: Path):
     rows = [{"text": text} for text in TEXTS]
     text = corpus(tmp_path, rows)
-    changes = {"num_steps": 60, "data": {"train": text, "streaming": True}}
+    changes = {"num_steps": 30, "data": {"train": text, "streaming": True}}
     whole = pretrain(settings(tmp_path, tmp_path / "whole", **changes))
 
     def spoil(stage: str, *_: object) -> None:
@@ -196,8 +193,7 @@ def test_a_text_that_cannot_be_read_in_the_middle_of_a_run_loses_no_step(tmp_pat
     assert f"after step {made} is saved" in str(error.value)
     corpus(tmp_path, rows)
     run = pretrain(settings(tmp_path, tmp_path / "run", **changes), resume=True)
-    for got, wanted in zip(weights(run), weights(whole), strict=True):
-        assert torch.equal(got, wanted)
+    assert all(map(torch.equal, weights(run), weights(whole)))
 
 
 def test_a_run_is_not_gone_on_with_on_another_text(tmp_path: Path):
@@ -225,8 +221,7 @@ def test_parquet_files_are_read_like_any_other_text(tmp_path: Path):
         pretrain(settings(tmp_path, tmp_path / name, num_steps=3, data={"train": place}))
         for name, place in (("parquet", str(path)), ("lines", lines))
     ]
-    for got, wanted in zip(*map(weights, runs), strict=True):
-        assert torch.equal(got, wanted)
+    assert all(map(torch.equal, *map(weights, runs)))
 
 
 def test_a_draft_of_some_tokens_is_pretrained_over_these(tmp_path: Path):

@@ -31,6 +31,10 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return folder
 
 
+ONE_KIND = pytest.mark.parametrize("folder", ["vllm"], indirect=True)
+"""What does not depend on the kind of server."""
+
+
 @pytest.fixture
 def served(folder: Path) -> Iterator[tuple[Served, str]]:
     found = Served(folder, kind=(folder / "kind").read_text())
@@ -63,6 +67,7 @@ def test_all_recorded_tokens_train_as_the_target_itself(folder: Path, tmp_path: 
     assert losses(align(config)) == pytest.approx(wanted, rel=1e-4, abs=1e-5)
 
 
+@ONE_KIND
 def test_a_stopped_run_continues_with_the_same_texts(
     folder: Path, tmp_path: Path, served: Any, monkeypatch: pytest.MonkeyPatch
 ):
@@ -85,6 +90,7 @@ def test_a_stopped_run_continues_with_the_same_texts(
     assert losses(align(config, resume=True)) == pytest.approx(whole, rel=1e-5)
 
 
+@ONE_KIND
 def test_no_server_is_one_line(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(text_servers, "_RETRIES", 0)
     given = settings(folder, "http://127.0.0.1:9", 0)
@@ -93,6 +99,7 @@ def test_no_server_is_one_line(folder: Path, tmp_path: Path, monkeypatch: pytest
         align(align_config(folder, tmp_path / "run", **given))
 
 
+@ONE_KIND
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -109,6 +116,7 @@ def test_what_servers_cannot_do_is_one_line(
         align_config(folder, tmp_path, **settings(folder, "http://127.0.0.1:9", 0, **changes))
 
 
+@ONE_KIND
 def test_text_of_the_draft_has_no_records_of_the_target(folder: Path, tmp_path: Path):
     mixed = {"objective": "top_k_tail", "draft_fraction": 0.5}
     with pytest.raises(ConfigError, match="needs recorded log probabilities of every text"):

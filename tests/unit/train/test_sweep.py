@@ -1,6 +1,8 @@
+import gc
 import json
 import math
 import multiprocessing
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,12 +47,25 @@ class Swept(NamedTuple):
     num_batches_written: int
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _what_is_there_stays() -> None:
+    """Each run of a sweep ends with a collection of garbage, which looks at less then."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="module")
 def swept(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Swept:
     made = config(folder, tmp_path_factory.mktemp("swept") / "out")
     with watched_writing() as (written, sample):
         found = sweep(made)
     return Swept(made, found, written, sample.call_count)
+
+
+def one_cell(swept: Swept) -> dict[str, Any]:
+    """A part of the grid; looking at a run that has ended takes half a second."""
+    made = swept.config
+    return {"rows": {"kl": made.rows["kl"]}, "columns": {"fixed": made.columns["fixed"]}}
 
 
 def figures_of(found: Sweep) -> dict[tuple[str, str, int], float | None]:
@@ -93,7 +108,8 @@ def test_a_sweep_is_its_runs_and_what_has_ended_is_not_made_again(swept: Swept):
             json.loads((run / "result.json").read_text())["after"]["expected_acceptance"] == value
         )
     stamps = {path: path.stat().st_mtime_ns for path in out.rglob("result.json")}
-    assert figures_of(sweep(swept.config)) == figures_of(found)
+    part = swept.config.model_copy(update=one_cell(swept))
+    assert figures_of(sweep(part)).items() < figures_of(found).items()
     assert stamps == {path: path.stat().st_mtime_ns for path in stamps}
 
 
@@ -116,21 +132,11 @@ def test_cells_of_one_seed_are_judged_on_one_text_that_the_target_wrote_once(
 
 
 @pytest.mark.slow
-def test_two_workers_find_what_one_finds(folder: Path, tmp_path: Path, swept: Swept):
-    two = sweep(config(folder, tmp_path / "two", workers=2))
-    assert figures_of(two) == pytest.approx(figures_of(swept.found), abs=1e-5)
-    names = [
-        {path.name for path in (output / "held_out").iterdir()}
-        for output in (swept.config.output, tmp_path / "two")
-    ]
-    assert names[0] == names[1]
-    assert len(names[0]) == 2
-
-
-@pytest.mark.slow
-def test_a_worker_that_dies_costs_its_run_s_time_and_no_more(folder: Path, tmp_path: Path):
-    made = config(folder, tmp_path / "out", workers=2, seeds=[0, 1, 2])
-
+def test_two_workers_find_what_one_finds_also_where_one_of_them_dies(
+    folder: Path, tmp_path: Path, swept: Swept
+):
+    columns = one_cell(swept)["columns"]
+    made = config(folder, tmp_path / "two", workers=2, columns=columns)
     killed: list[int] = []
 
     def kill(stage: str, done: int, *_: Any) -> None:
@@ -139,16 +145,24 @@ def test_a_worker_that_dies_costs_its_run_s_time_and_no_more(folder: Path, tmp_p
             killed.append(child.pid or 0)
             child.kill()
 
-    found = sweep(made, kill)
+    two, one = figures_of(sweep(made, kill)), figures_of(swept.found)
     assert len(killed) == 1
-    assert len(figures_of(found)) == 3 * 4
+    assert len(two) == 4
+    assert two == pytest.approx({run: one[run] for run in two}, abs=1e-5)
+    names = [
+        {path.name for path in (output / "held_out").glob("*.jsonl")}
+        for output in (swept.config.output, made.output)
+    ]
+    assert names[0] == names[1]
+    assert len(names[0]) == 2
 
 
 @pytest.mark.slow
 def test_what_is_wrong_in_a_worker_is_said_as_one_process_says_it(folder: Path, tmp_path: Path):
-    missing = {"data": {"train": "nowhere.jsonl"}}
-    with pytest.raises(UsageError, match="nowhere"):
-        sweep(config(folder, tmp_path / "out", workers=2, columns={"missing": missing}))
+    """What is found before a run begins, such as a missing text, needs no worker."""
+    frozen = {"frozen": {"freeze_layers": 2}}
+    with pytest.raises(UsageError, match="freeze_layers is 2, but the draft has 2 layers"):
+        sweep(config(folder, tmp_path / "out", workers=2, columns=frozen))
 
 
 @pytest.mark.slow
@@ -176,53 +190,44 @@ def test_a_cell_that_cannot_be_is_said_before_any_run(folder: Path, tmp_path: Pa
         config(folder, tmp_path / "out", reference="c")
 
 
+def continued(swept: Swept, output: Path, **changes: Any) -> SweepConfig:
+    """A sweep in a copy of the runs of another."""
+    shutil.copytree(swept.config.output, output)
+    return swept.config.model_copy(update={"output": output, **changes})
+
+
 @pytest.mark.slow
-def test_a_cell_that_diverges_is_said_and_the_others_are_run(folder: Path, tmp_path: Path):
+def test_a_cell_that_diverges_is_said_once_and_the_others_are_run(swept: Swept, tmp_path: Path):
+    """A mean over runs of other rates would be of nothing."""
     steps = {"kind": "adamw", "learning_rate": 1e30, "warmup_fraction": 0}
     wild = {"objective": "tvd", "optimizer": steps}
-    made = config(
-        folder,
-        tmp_path / "out",
-        rows={"kl": {"objective": "forward_kl"}, "wild": wild},
-        columns={"fixed": {"fixed_fraction": 1.0}},
-    )
+    cells = one_cell(swept)
+    cells["rows"]["wild"] = wild
+    made = continued(swept, tmp_path / "out", **cells)
     found = sweep(made)
     assert math.isnan(found.cell("wild", "fixed").value)
     assert math.isfinite(found.cell("kl", "fixed").value)
-    (tmp_path / "out" / "wild" / "fixed" / "seed-0" / "metrics.jsonl").unlink()
+    calmer = made.rows | {"wild": wild | {"optimizer": steps | {"learning_rate": 1e-4}}}
+    with pytest.raises(ConfigError, match="holds a run with another optimizer"):
+        sweep(made.model_copy(update={"rows": calmer}))
+    metrics = tmp_path / "out" / "wild" / "fixed" / "seed-0" / "metrics.jsonl"
+    metrics.unlink()
     assert figures_of(sweep(made)) == figures_of(found)
-    assert not (tmp_path / "out" / "wild" / "fixed" / "seed-0" / "metrics.jsonl").exists()
+    assert not metrics.exists()
 
 
 @pytest.mark.slow
-def test_a_sweep_is_gone_on_with_as_it_began_or_not_at_all(folder: Path, tmp_path: Path):
-    """A mean over runs of another length, another text or another rate would be of nothing."""
-    rows = {"kl": {"objective": "forward_kl"}}
-    columns = {"fixed": {"fixed_fraction": 1.0}}
-    made = config(folder, tmp_path / "out", rows=rows, columns=columns)
-    sweep(made)
-    longer = made.model_copy(update={"base": made.base | {"num_steps": 4}})
+def test_a_sweep_is_gone_on_with_as_it_began_or_not_at_all(swept: Swept, tmp_path: Path):
+    """A mean over runs of another length would be of nothing."""
+    longer = continued(swept, tmp_path / "out", base=swept.config.base | {"num_steps": 4})
     with pytest.raises(ConfigError, match=r"another num_steps \(num_steps was 2, is now 4\)"):
         sweep(longer)
-    steps = {"kind": "adamw", "learning_rate": 1e30, "warmup_fraction": 0}
-    wild = made.base | {"optimizer": steps}
-    made = made.model_copy(update={"base": wild, "output": tmp_path / "wild"})
-    assert math.isnan(sweep(made).cell("kl", "fixed").value)
-    calmer = made.model_copy(update={"base": wild | {"optimizer": steps | {"learning_rate": 1e-4}}})
-    with pytest.raises(ConfigError, match="holds a run with another optimizer"):
-        sweep(calmer)
 
 
-def test_a_cell_that_diverged_is_tried_again_where_more_is_borne(folder: Path, tmp_path: Path):
-    rows = {"kl": {"objective": "forward_kl"}}
-    columns = {"fixed": {"fixed_fraction": 1.0}}
-    made = config(folder, tmp_path / "out", rows=rows, columns=columns)
-
-    def diverging(*given: Any, **named: Any) -> None:
-        align(*given, **named)
-        raise DivergedError("the loss went up")
-
-    with patch("paceline.train.sweep.align", diverging):
+@pytest.mark.slow
+def test_a_cell_that_diverged_is_tried_again_where_more_is_borne(swept: Swept, tmp_path: Path):
+    made = continued(swept, tmp_path / "out", **one_cell(swept))
+    with patch("paceline.train.sweep.align", side_effect=DivergedError("the loss went up")):
         assert math.isnan(sweep(made).cell("kl", "fixed").value)
     assert math.isnan(sweep(made).cell("kl", "fixed").value), "it is not begun anew"
     bolder = made.model_copy(update={"base": made.base | {"max_loss_ratio": 99.0}})
@@ -253,7 +258,7 @@ def test_seeds_come_one_after_the_other(folder: Path, tmp_path: Path):
     assert seeds == [0] * 4 + [1] * 4
 
 
-@pytest.mark.parametrize("count", [2, 3, 5, 11, 12, 20, 60])
+@pytest.mark.parametrize("count", [2, 11])
 def test_the_interval_of_a_mean_is_student_s(count: int):
     values = torch.randn(count, generator=torch.Generator().manual_seed(count), dtype=torch.float64)
     got = mean_interval(values)

@@ -73,9 +73,8 @@ def test_labels_stand_where_their_token_does_or_nowhere():
     assert known.tolist() == [True, False, True, True]
 
 
-P = torch.tensor(
-    [0.5, 0.3, 0.2], dtype=torch.float64
-)  # the target; the draft proposes the first two
+# the target; the draft proposes the first two
+P = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
 
 
 def loss_and_slope(objective: str, q: list[float]) -> tuple[float, list[float]]:
@@ -96,35 +95,26 @@ def loss_and_slope(objective: str, q: list[float]) -> tuple[float, list[float]]:
     return float(loss.detach()), logits.grad[0].tolist()
 
 
-def test_tvd_over_some_tokens_is_one_less_what_is_accepted_of_them():
-    # min(0.5, 0.4) + min(0.3, 0.6) = 0.7; by log q -0.4 for the first token alone, by its logit
-    # -0.4 + 0.4 * 0.4; the target renormalised, (0.625, 0.375), would give 0.225
-    assert loss_and_slope("tvd", [0.4, 0.6]) == (
-        pytest.approx(0.3),
-        pytest.approx([-0.24, 0.24]),
-    )
-
-
-def test_negative_log_acceptance_over_some_tokens_is_the_log_of_what_is_accepted_of_them():
-    assert loss_and_slope("negative_log_acceptance", [0.4, 0.6]) == (
-        pytest.approx(-math.log(0.7)),
-        pytest.approx([-0.24 / 0.7, 0.24 / 0.7]),
-    )
-
-
-@pytest.mark.parametrize("objective", ["tvd", "negative_log_acceptance"])
-def test_a_draft_that_gives_every_token_its_due_cannot_be_better(objective: str):
-    """0.8 is all that two tokens can have accepted; a renormalised target would still push."""
-    loss, slope = loss_and_slope(objective, [0.6, 0.4])
-    assert loss == pytest.approx(0.2 if objective == "tvd" else -math.log(0.8))
-    assert slope == pytest.approx([0, 0], abs=1e-12)
-
-
-def test_forward_kl_over_some_tokens_is_to_the_target_renormalised():
-    # what the draft cannot propose would make it infinite
-    loss, slope = loss_and_slope("forward_kl", [0.625, 0.375])
-    assert loss == pytest.approx(0)
-    assert slope == pytest.approx([0, 0], abs=1e-12)
+@pytest.mark.parametrize(
+    ("objective", "q", "loss", "slope"),
+    [
+        # min(0.5, 0.4) + min(0.3, 0.6) = 0.7; by log q -0.4 for the first token alone, by its logit
+        # -0.4 + 0.4 * 0.4; the target renormalised, (0.625, 0.375), would give 0.225
+        ("tvd", 0.4, 0.3, -0.24),
+        ("negative_log_acceptance", 0.4, -math.log(0.7), -0.24 / 0.7),
+        # 0.8 is all that two tokens can have accepted; a renormalised target would still push
+        ("tvd", 0.6, 0.2, 0.0),
+        ("negative_log_acceptance", 0.6, -math.log(0.8), 0.0),
+        # to the target renormalised: what the draft cannot propose would make it infinite
+        ("forward_kl", 0.625, 0.0, 0.0),
+    ],
+)
+def test_losses_over_some_tokens_are_those_of_what_is_accepted_of_them(
+    objective: str, q: float, loss: float, slope: float
+):
+    """`q` of the first token, and the slope by its logit."""
+    found, slopes = loss_and_slope(objective, [q, 1 - q])
+    assert [found, *slopes] == pytest.approx([loss, slope, -slope], rel=1e-6, abs=1e-12)
 
 
 @pytest.mark.parametrize("estimator", ["exact", "uniform"])
