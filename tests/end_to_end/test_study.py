@@ -1,7 +1,7 @@
 """`paceline study` on a tiny study: runs once, survives kills and Ctrl-C, says what is wrong.
 
-The studies that run whole, that are killed and that are interrupted are processes as users start
-them. The others run in this process, on copies of the whole one; their stages are processes too.
+Stages are processes as users start them. Studies that get a signal are forks of a process that
+has imported the libraries; the others run in this one, most on copies of the whole one.
 """
 
 import fcntl
@@ -9,16 +9,14 @@ import json
 import resource
 import shutil
 import signal
-import subprocess
-import time
-from collections.abc import Callable
+import textwrap
 from pathlib import Path
 
 import pytest
 import yaml
 
 from paceline.results.row import read_rows
-from support.processes import COMMAND_LINE, finish, start
+from support.processes import finish, run_command, start
 from support.runs import alignment, cells, comparable, tiny_study, write_study
 from support.texts import Run, one_line, refused
 
@@ -27,9 +25,43 @@ pytestmark = pytest.mark.first
 
 STUDY = ("study", "run", "tiny.yaml")
 
-# Files of a stage in progress, in the order in which one worker makes them. A study is killed when
-# the first file of a kind appears.
-MOMENTS = ("logs/align.log", "align/checkpoints/*", "align/draft/*", "tau/*", "cells/*")
+# argv: a list of [folder, pattern of files, signal, how its logs are locked then]. A study of the
+# folder gets the signal as soon as there is such a file. -> the exit codes.
+_NURSERY = textwrap.dedent("""
+    import fcntl, json, os, signal, sys, time
+    from pathlib import Path
+    import paceline.studies.session
+    from paceline.cli.main import main
+
+    codes = []
+    for folder, pattern, sent, lock in json.loads(sys.argv[1]):
+        study = os.fork()
+        if study == 0:
+            # a shell starts programs in the background with Ctrl-C ignored
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            os.chdir(folder)
+            sys.argv = ["paceline", "study", "run", "tiny.yaml"]
+            main()
+        while not any(Path(folder).glob(f"runs/tiny/{pattern}")):
+            if os.waitpid(study, os.WNOHANG)[0]:
+                sys.exit(f"ended before {pattern}")
+            time.sleep(0.01)
+        os.kill(study, sent)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(study, 0)[1]))
+        for log in Path(folder).glob("runs/tiny/logs/*.log") if lock else ():
+            with log.open("ab") as stream:
+                fcntl.flock(stream, lock)
+    print(json.dumps(codes))
+""")
+# Files of a stage in progress, in the order in which one worker makes them, and whether the next
+# study begins after the stages have ended, or while they still end.
+MOMENTS = {
+    "logs/align.log": fcntl.LOCK_EX,
+    "align/checkpoints/*": 0,
+    "align/draft/*": fcntl.LOCK_EX,
+    "tau/*": 0,
+    "cells/*": fcntl.LOCK_EX,
+}
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +77,7 @@ def whole(new: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same after an undisturbed run."""
     folder = tmp_path_factory.mktemp("whole") / "study"
     shutil.copytree(new, folder)
-    done = finish(start(COMMAND_LINE, *STUDY, cwd=folder))
+    done = run_command(folder, *STUDY)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "8 result rows are in runs/tiny/rows.jsonl\n"
     return folder
@@ -98,48 +130,32 @@ def test_a_second_run_executes_nothing_and_writes_the_same_rows(
     assert done == {"align": True, "tau": True, "cells": True}
 
 
-def wait_for(study: subprocess.Popen[str], has_come: Callable[[], bool]) -> None:
-    while not has_come():
-        assert study.poll() is None, finish(study).stderr
-        time.sleep(0.01)
+def signalled(*plan: tuple[Path, str, int, int]) -> tuple[list[int], str]:
+    """The exit codes of studies that get signals, and what they said."""
+    done = finish(start(_NURSERY, json.dumps([[str(folder), *rest] for folder, *rest in plan])))
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr
 
 
 def test_a_kill_in_each_stage_changes_no_row_and_leaves_no_process(
     new: Path, whole: Path, tmp_path: Path
 ):
     folder = copied(new, tmp_path)
-    for number, pattern in enumerate(MOMENTS):
-        study = start(COMMAND_LINE, *STUDY, cwd=folder)
-        wait_for(study, lambda pattern=pattern: any(folder.glob(f"runs/tiny/{pattern}")))
-        study.kill()
-        assert finish(study).returncode == -signal.SIGKILL, pattern
-        if number % 2:  # else the next study begins while stages still end
-            continue
-        for log in folder.glob("runs/tiny/logs/*.log"):
-            with log.open("ab") as stream:
-                fcntl.flock(stream, fcntl.LOCK_EX)  # until its stage has ended
-    done = finish(start(COMMAND_LINE, *STUDY, "--workers", "2", cwd=folder))
+    plan = [(folder, pattern, signal.SIGKILL, lock) for pattern, lock in MOMENTS.items()]
+    codes, _ = signalled(*plan)
+    assert codes == [-signal.SIGKILL] * len(MOMENTS)
+    done = run_command(folder, *STUDY, "--workers", "2")
     assert done.returncode == 0, done.stderr
     expected = comparable(read_rows(whole / "runs/tiny/rows.jsonl"))
     assert comparable(read_rows(folder / "runs/tiny/rows.jsonl")) == expected
     assert not (folder / "runs/tiny/replaced").exists()
 
 
-# A shell starts programs in the background with Ctrl-C ignored, and their children inherit it.
-_INTERRUPTIBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-
-
 def test_ctrl_c_ends_the_study_with_130_and_its_stages(new: Path, tmp_path: Path):
-    folder = copied(new, tmp_path)
-    study = start(_INTERRUPTIBLE + COMMAND_LINE, *STUDY, cwd=folder)
-    log = folder / "runs/tiny/logs/align.log"
-    wait_for(study, lambda: log.exists() and log.stat().st_size > 0)
-    study.send_signal(signal.SIGINT)
-    done = finish(study)
-    assert done.returncode == 130
-    assert "interrupted" in done.stderr.splitlines()[-1]
-    with log.open("ab") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if a stage holds it
+    at_once = fcntl.LOCK_EX | fcntl.LOCK_NB  # raises if a stage holds a log
+    codes, said = signalled((copied(new, tmp_path), "align/*", signal.SIGINT, at_once))
+    assert codes == [130]
+    assert "interrupted" in said.splitlines()[-1]
 
 
 @pytest.mark.slow
