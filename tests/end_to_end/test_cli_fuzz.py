@@ -63,8 +63,13 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("kind", ["measure", "align", "decode"])
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, "measure") for name in FILES),
+        *(("list", "align"), ("null key", "align"), ("empty", "decode"), ("numbers", "decode")),
+    ],
+)
 def test_an_odd_file_is_refused_in_one_line(run: Run, tmp_path: Path, name: str, kind: str):
     file = tmp_path / "odd.yaml"
     file.write_bytes(FILES[name])

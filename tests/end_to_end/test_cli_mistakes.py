@@ -80,9 +80,16 @@ def test_a_prompt_file_may_begin_with_a_byte_order_mark(
     assert texts[0]["tokens"] == texts[1]["tokens"]
 
 
-@pytest.mark.parametrize("command", ["task", "corpus", "draft", "align", "generate-data"])
+WRITING = ("task", "corpus", "draft", "align", "generate-data")
+
+
 @pytest.mark.parametrize(
-    ("place", "wanted"), [("/proc/paceline/out", 3), ("/sys/paceline/out", 3), ("{file}/out", 2)]
+    ("command", "place", "wanted"),
+    [
+        *((name, "/proc/paceline/out", 3) for name in WRITING),
+        *((name, "{file}/out", 2) for name in WRITING),
+        ("align", "/sys/paceline/out", 3),
+    ],
 )
 def test_an_output_where_nothing_can_be_written_is_one_line(
     run: Run, pair_folder: Path, tmp_path: Path, command: str, place: str, wanted: int

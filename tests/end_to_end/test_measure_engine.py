@@ -22,6 +22,11 @@ SMALL = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.engines.process._POLL_S", 0.02)
+
+
 def given(folder: Path, *more: str) -> list[str]:
     pair = ["--target", str(folder / "target"), "--draft", str(folder / "target")]
     prompts = ["--prompts", str(Path(__file__).with_name("prompts.txt"))]
