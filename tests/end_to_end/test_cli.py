@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.texts import one_line, refused
+from support.texts import one_line, refused, sets
 
 
 @pytest.fixture
@@ -18,20 +18,8 @@ def _pair(folder):
     return "--target", folder / "target", "--draft", folder / "draft"
 
 
-MEASURE = [
-    "--set",
-    "num_prompts=4",
-    "--set",
-    "max_prompt_tokens=6",
-    "--set",
-    "max_new_tokens=8",
-    "--set",
-    "gammas=[1,2]",
-    "--set",
-    "pass_repeats=1",
-    "--set",
-    "timed_prompts=2",
-]
+MEASURE = sets(num_prompts=4, max_prompt_tokens=6, max_new_tokens=8, gammas="[1,2]", pass_repeats=1)
+MEASURE += sets(timed_prompts=2)
 
 
 def test_measure_prints_json_and_its_exit_code_is_the_verdict(run, folder):
@@ -50,7 +38,7 @@ def test_measure_prints_a_table_and_a_verdict_in_one_sentence(run, folder, tmp_p
     assert "TOO FEW: measured " in out
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("".join(f"prompt number {number}\n" for number in range(16)), "utf-8")
-    many = "--set", "num_prompts=16", "--set", "timed_prompts=16"
+    many = sets(num_prompts=16, timed_prompts=16)
     code, out, _ = run("measure", *_pair(folder), "--prompts", prompts, *MEASURE, *many)
     assert "\ntried on 4 other requests, tokens/s by gamma: " in out
     codes = {"GO": 0, "NO-GO": 1, "UNDECIDED": 3}
@@ -102,15 +90,7 @@ def test_a_broken_rule_that_is_not_caught_is_undecided(run, folder):
 
 
 def test_decode_with_a_draft_writes_the_targets_greedy_text(run, folder):
-    common = (
-        "--prompt",
-        "the cat sat on",
-        "--temperature",
-        "0",
-        "--max-new-tokens",
-        "16",
-        "--json",
-    )
+    common = ("--prompt", "the cat sat on", "--temperature", 0, "--max-new-tokens", 16, "--json")
     _, alone, _ = run("decode", "--target", folder / "target", *common)
     _, drafted, _ = run("decode", *_pair(folder), *common)
     assert json.loads(drafted)["tokens"] == json.loads(alone)["tokens"]
@@ -169,10 +149,7 @@ def test_decode_reads_how_from_a_configuration(run, folder, tmp_path):
     assert "of the draft's own" in err
 
 
-ANALYZE = (
-    *("--set", "num_prompts=3", "--set", "max_new_tokens=8"),
-    *("--set", "pass_repeats=1", "--set", "gammas=[1,2]"),
-)
+ANALYZE = sets(num_prompts=3, max_new_tokens=8, pass_repeats=1, gammas="[1,2]")
 
 
 def test_analyze_gives_every_rule_a_row(run, folder):
@@ -183,16 +160,10 @@ def test_analyze_gives_every_rule_a_row(run, folder):
     texts = {row["setting"]["label"]: row for row in found["rows"] if "gamma" not in row["setting"]}
     assert len(texts) == len(found["config"]["rules"]) > 50
     assert len(found["rows"]) == 3 * len(texts), "the text, and two block lengths"
+    sums = [(row["setting"]["label"], row["sums"]) for row in found["rows"]]
     tvd, rejected = (
-        {
-            row["setting"]["label"]: sum(row["sums"][over]) / sum(row["sums"][under])
-            for row in found["rows"]
-            if over in row["sums"]
-        }
-        for over, under in (
-            ("output_tvd", "tokens"),
-            ("expected_rejected", "expected_examined"),
-        )
+        {label: sum(each[over]) / sum(each[under]) for label, each in sums if over in each}
+        for over, under in (("output_tvd", "tokens"), ("expected_rejected", "expected_examined"))
     )
     assert tvd["lossless"] < 1e-6
     assert rejected["chow 1"] == 0
@@ -209,15 +180,8 @@ def test_draft_makes_a_directory_that_measure_reads(run, folder, tmp_path):
     assert code == 0
     assert "layers 0,3" in text
     assert "a pass costs" in text
-    arguments = (
-        "--target",
-        folder / "target",
-        "--draft",
-        out,
-        "--prompts",
-        folder / "corpus.jsonl",
-    )
-    assert run("measure", *arguments, *MEASURE)[0] == 3
+    given = ("--target", folder / "target", "--draft", out, "--prompts", folder / "corpus.jsonl")
+    assert run("measure", *given, *MEASURE)[0] == 3
 
 
 def test_a_draft_of_few_tokens_leaves_the_text_the_targets(run, folder, tmp_path):
@@ -245,9 +209,8 @@ def test_a_vocabulary_that_cannot_be_is_one_line(
 ):
     monkeypatch.chdir(folder)
     out = tmp_path / "few"
-    code, _, err = run("draft", "--target", "target", "--layers", "0", "--out", out, *options)
-    assert code == 2
-    assert message in err
+    make = ("draft", "--target", "target", "--layers", "0", "--out", out)
+    assert message in refused(run, *make, *options)
     assert not out.exists()
 
 
@@ -350,10 +313,7 @@ def test_a_mistake_is_one_line_and_exit_code_two(run, folder, tmp_path, argument
         content = file.read_bytes()
         is_weights = file.suffix == ".safetensors"
         (places["corrupt"] / file.name).write_bytes(content[:100] if is_weights else content)
-    code, out, err = run(*arguments.format(**places).split())
-    assert code == 2
-    assert out == ""
-    assert wanted in one_line(err)
+    assert wanted in refused(run, *arguments.format(**places).split())
     assert not Path(places["out"]).exists()
 
 
@@ -379,16 +339,6 @@ def test_mismatched_tokenizers_are_refused_in_one_line(run, folder, tmp_path):
     assert "tokenizers of target and draft differ in 2 of" in refused(
         run, "measure", *pair, "--prompts", folder / "corpus.jsonl", *MEASURE
     )
-
-
-def test_ctrl_c_is_one_line_that_says_how_to_go_on(run, monkeypatch):
-    def stopped():
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("paceline.environment.environment", stopped)
-    code, _, err = run("env")
-    assert code == 130
-    assert "interrupted; training, benches and studies keep what they have written" in one_line(err)
 
 
 @pytest.mark.parametrize(

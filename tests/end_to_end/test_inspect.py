@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, BertConfig, BertLMHeadModel, Qwen
 
 from support.gguf_files import write_gguf
 from support.models import tiny_hf, tiny_tokenizer
-from support.texts import Run
+from support.texts import Run, refused
 
 CHATML = (
     "{% for m in messages %}<bos>{{ m.role }}\n{{ m.content }}<eos>\n{% endfor %}"
@@ -146,10 +146,7 @@ def test_a_dry_run_of_training_shows_its_first_example(run: Run, tmp_path: Path)
     ],
 )
 def test_what_is_no_model_is_one_line(run: Run, tmp_path: Path, make: Any, message: str):
-    code, out, err = run("inspect", make(tmp_path))
-    assert (code, out) == (2, "")
-    assert message in err
-    assert len(err.strip().splitlines()) == 1
+    assert message in refused(run, "inspect", make(tmp_path))
 
 
 def write(path: Path) -> Path:
