@@ -58,7 +58,8 @@ def test_a_part_predicts_the_run_and_keeps_nothing(folder: Path, tmp_path: Path)
 
 
 def test_every_temperature_has_its_share_and_a_whole_run_is_exact(folder: Path, tmp_path: Path):
-    wanted = config(folder, tmp_path / "run", temperatures=[0.5, 0.5, 1], num_per_prompt=3)
+    short = {"num_per_prompt": 3, "max_new_tokens": 8}
+    wanted = config(folder, tmp_path / "run", temperatures=[0.5, 0.5, 1], **short)
     shards = distillation_data.plan_shards(wanted, distillation_data.load_tokenizer(wanted.target))
     parts = list(distillation_data._parts(wanted, shards))
     planned = [request for shard in shards for request in shard.requests]

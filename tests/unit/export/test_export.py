@@ -490,6 +490,12 @@ def measured(folder: Path, place: Path, draft_temperature: float | None, **chang
     return place
 
 
+@pytest.fixture(scope="module")
+def greedy(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A measurement with greedy drafts."""
+    return measured(folder, tmp_path_factory.mktemp("greedy") / "m.json", 0.0)
+
+
 def command(folder: Path, out: Path, to: str, **values: Any) -> str:
     found = run(folder, to, out=out, **values).command
     assert found is not None
@@ -528,14 +534,13 @@ def test_transformers_reads_from_the_drafts_own_settings(folder: Path, tmp_path:
     assert settings["assistant_confidence_threshold"] == 0.0
 
 
-def test_the_best_gamma_is_that_of_the_measurement(folder: Path, tmp_path: Path):
-    path = measured(folder, tmp_path / "m.json", 0.0)
-    values = json.loads(path.read_text())
+def test_the_best_gamma_is_that_of_the_measurement(folder: Path, tmp_path: Path, greedy: Path):
+    values = json.loads(greedy.read_text())
     expected = (
         values["best_gamma"]
         or max(values["gammas"], key=lambda row: row["expected_speedup"])["gamma"]
     )
-    text = command(folder, tmp_path / "v", "vllm", measurement=str(path))
+    text = command(folder, tmp_path / "v", "vllm", measurement=str(greedy))
     assert json.loads(shlex.split(text)[-1])["num_speculative_tokens"] == expected
     card = (tmp_path / "v" / "README.md").read_text()
     assert f"{values['acceptance']['greedy_draft_acceptance']['value']:.3f}" in card
@@ -543,10 +548,9 @@ def test_the_best_gamma_is_that_of_the_measurement(folder: Path, tmp_path: Path)
 
 
 def test_drafts_that_were_measured_otherwise_than_they_are_served_are_refused(
-    folder: Path, tmp_path: Path
+    folder: Path, tmp_path: Path, greedy: Path
 ):
     sampled = measured(folder, tmp_path / "sampled.json", None)
-    greedy = measured(folder, tmp_path / "greedy.json", 0.0)
     with pytest.raises(UsageError, match="add --draft-temperature 0"):
         command(folder, tmp_path / "l", "llamacpp", measurement=str(sampled))
     with pytest.raises(UsageError, match="add --draft-temperature 1"):
