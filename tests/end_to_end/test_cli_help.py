@@ -32,8 +32,9 @@ def test_the_list_of_commands_has_whole_sentences(run: Run, monkeypatch: pytest.
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_short_help_is_the_help(run: Run, command: str):
-    assert run(command, "-h") == run(command, "--help")
-    assert f"Usage: paceline {command}" in run(command, "-h")[1]
+    short = run(command, "-h")
+    assert short == run(command, "--help")
+    assert f"Usage: paceline {command}" in short[1]
 
 
 def test_the_version_is_the_packages(run: Run):

@@ -136,12 +136,12 @@ def test_drafts_are_made_and_decode(
     assert code == 0, err
 
 
-@pytest.mark.parametrize("recipe", ["supervised_kd", "seq_kd", "imit_kd", "f_distill", "gkd"])
+@pytest.mark.parametrize("recipe", ["supervised_kd", "seq_kd", "f_distill", "gkd"])
 def test_every_recipe_aligns(run, pair: Path, tmp_path: Path, recipe: str):
     code, _, err = run(
         *("align", *models(pair), "--output", tmp_path / "run", "--recipe", recipe),
         *sets(**{"data.train": pair / "pairs.jsonl", "data.held_out": pair / "prompts.jsonl"}),
-        *sets(num_steps=30, batch_size=16, max_prompt_tokens=24, max_completion_tokens=16),
+        *sets(num_steps=15, batch_size=16, max_prompt_tokens=24, max_completion_tokens=16),
         *sets(**{"evaluation.max_new_tokens": 12, "optimizer.learning_rate": 1e-2}),
         *sets(**{"optimizer.kind": "adamw"}),
     )

@@ -44,6 +44,8 @@ for command in sys.argv[1:]:
     said.append(out.getvalue())
 print(json.dumps(said))
 """
+# One after the other on the same worker, which builds each wheel once.
+pytestmark = [pytest.mark.first, pytest.mark.slow]
 is_x86 = pytest.mark.skipif(
     shutil.which("cc") is None or len(LEVEL_FLAGS) < 2, reason="needs a C compiler, and AVX2"
 )
@@ -83,7 +85,6 @@ def files_in(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.slow
 def test_the_wheel_of_paceline_is_python_the_sources_in_c_and_the_configurations(
     tree: Path, wheel: Path
 ):
@@ -109,8 +110,6 @@ def with_wheel(wheel: Path, folder: Path, *command: str | Path) -> subprocess.Co
     )
 
 
-@pytest.mark.first
-@pytest.mark.slow
 def test_a_type_checker_finds_all_public_names_in_the_wheel_and_no_other(
     wheel: Path, tmp_path: Path
 ):
@@ -125,7 +124,6 @@ def test_a_type_checker_finds_all_public_names_in_the_wheel_and_no_other(
     assert any('"not_there" is not a known attribute' in one["message"] for one in found)
 
 
-@pytest.mark.slow
 def test_outside_a_clone_the_wheel_lists_studies_judges_rows_and_makes_reports(
     wheel: Path, tmp_path: Path
 ):
@@ -182,8 +180,6 @@ def results_of(made: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> list[torch
 
 
 @is_x86
-@pytest.mark.first
-@pytest.mark.slow
 def test_the_wheel_has_a_library_for_each_level_with_the_results_of_first_use_to_the_bit(
     content: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -198,7 +194,6 @@ def test_the_wheel_has_a_library_for_each_level_with_the_results_of_first_use_to
 
 
 @is_x86
-@pytest.mark.slow
 @pytest.mark.parametrize("level", [GENERIC, *LEVELS])
 def test_the_library_of_the_processors_level_is_loaded_without_a_compiler(
     content: Path, level: str, monkeypatch: pytest.MonkeyPatch
