@@ -22,15 +22,6 @@ MEASURE = sets(num_prompts=4, max_prompt_tokens=6, max_new_tokens=8, gammas="[1,
 MEASURE += sets(timed_prompts=2)
 
 
-def test_measure_prints_json_and_its_exit_code_is_the_verdict(run, folder):
-    prompts = folder / "corpus.jsonl"
-    code, out, _ = run("measure", *_pair(folder), "--prompts", prompts, "--json", *MEASURE)
-    found = json.loads(out)
-    assert (code, found["verdict"]["decided"], found["verdict"]["go"]) == (3, False, False)
-    assert found["acceptance"]["num_tokens"] <= 4 * 8
-    assert [row["gamma"] for row in found["gammas"]] == [1, 2]
-
-
 def test_measure_prints_a_table_and_a_verdict_in_one_sentence(run, folder, tmp_path):
     prompts = folder / "corpus.jsonl"
     _, out, _ = run("measure", *_pair(folder), "--prompts", prompts, *MEASURE)
@@ -44,13 +35,6 @@ def test_measure_prints_a_table_and_a_verdict_in_one_sentence(run, folder, tmp_p
     codes = {"GO": 0, "NO-GO": 1, "UNDECIDED": 3}
     (word,) = (word for line in out.splitlines() if (word := line.split(": ")[0]) in codes)
     assert code == codes[word]
-
-
-def test_a_draft_equal_to_its_target_has_acceptance_one(run, folder):
-    target = folder / "target"
-    arguments = ("--target", target, "--draft", target, "--prompts", folder / "corpus.jsonl")
-    _, out, _ = run("measure", *arguments, "--json", *MEASURE)
-    assert json.loads(out)["acceptance"]["expected_acceptance"]["value"] == 1.0
 
 
 def test_the_drafts_own_temperature_has_an_option(run, folder):
@@ -241,7 +225,6 @@ def test_env_names_versions(run):
         ("measure --target {t} --draft {d} --prompts {broken}", "line 2"),
         ("measure --target {t} --draft {d} --prompts {p} --set gammas=[0]", "gammas"),
         ("measure --target {t} --draft {d} --prompts {p} --temperature -1", "temperature"),
-        ("measure --target {t} --draft {d} --prompts {p} --set nonsense=1", "nonsense"),
         ("measure --target {t} --draft {d}", "prompts"),
         ("decode --target {t} --draft {d} --gamma 0 --prompt the", "gamma must be 1 or more"),
         (
@@ -250,11 +233,9 @@ def test_env_names_versions(run):
             "alpha",
         ),
         ("analyze --target {t} --draft {d} --prompts {p} --set rules=[{{rule:}}]", "rules"),
-        ("analyze --target {t} --draft {d} --prompts {blank}", "no text"),
         ("decode --target {t} --prompt-file {long}", "shorten the prompt"),
         ("decode --target {t} --prompt-file nowhere.txt", "nowhere.txt"),
         ("decode --target {corrupt} --prompt the", "corrupt"),
-        ("decode --target {gguf} --prompt the", "gguf"),
         ("draft --target {t} --layers 0,9 --out {out}", "0,9"),
         ("draft --target {t} --layers a,b --out {out}", "a,b"),
         (
@@ -267,39 +248,23 @@ def test_env_names_versions(run):
         ("measure --target {t} --prompts {p}", "draft is missing; give --draft, or the key"),
         ("align --target {t} --draft {d}", "give --output and --set data.train=..., or the keys"),
         ("measure --target {t} --draft {d} --prompts {p} --gammas 1,two", "such as 1,2,4; got"),
-        (
-            "measure --target {t} --draft {d} --prompts {p} --max-new-tokens 1000",
-            "the context holds 64; lower max_new_tokens",
-        ),
-        (
-            "decode --target {t} --prompt-file {blank}",
-            "blank.txt is empty; give a text by --prompt",
-        ),
-        (
-            "export {run} --target {t} --to vllm --out {out}",
-            "/run is the directory of a run; name its draft",
-        ),
+        ("measure --target {t} --draft {d} --prompts {p} --max-new-tokens 1000", "holds 64; lower"),
+        ("decode --target {t} --prompt-file {blank}", "blank.txt is empty; give a text by"),
+        ("export {run} --target {t} --to vllm --out {out}", "/run is the directory of a run; name"),
         ("draft --target {t} --layers 0 --out {d}", "or give --overwrite"),
         ("measure --drft x", "see paceline measure -h"),
         ("measur", "no such command 'measur'"),
-        (
-            "align --resume --target {t} --draft {d} --output {out} --set num_steps=1 "
-            "--set data.train={p}",
-            "holds no run; name the directory of the stopped run",
-        ),
-        (
-            "pretrain --resume --train {p} --output {out} --set model.kind=llama --set num_steps=1",
-            "holds no run",
-        ),
+        ("pretrain --resume --train {p} --output {out} --set num_steps=1", "holds no run"),
         ("generate-data --resume --target {t} --prompts {p} --output {out}", "holds no run"),
         ("validate align {broken}", "YAML"),
+        ("task arithmetic --split dev --out {out}", "split must be train or"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_two(run, folder, tmp_path, arguments, wanted):
     places = {"t": folder / "target", "d": folder / "draft", "p": folder / "corpus.jsonl"}
     places |= {name: tmp_path / name for name in ("empty", "corrupt", "out")}
     places |= {name: tmp_path / f"{name}.txt" for name in ("blank", "long")}
-    places |= {"broken": tmp_path / "broken.jsonl", "gguf": tmp_path / "model.gguf"}
+    places |= {"broken": tmp_path / "broken.jsonl"}
     places["empty"].mkdir()
     places["run"] = tmp_path / "run"
     places["run"].mkdir()
@@ -307,7 +272,6 @@ def test_a_mistake_is_one_line_and_exit_code_two(run, folder, tmp_path, argument
     places["blank"].write_text("\n\n")
     places["long"].write_text("the cat " * 200)
     places["broken"].write_text('{"text": "fine"}\n{"text": \n')
-    places["gguf"].write_bytes(b"GGUF" + bytes(20))
     places["corrupt"].mkdir()
     for file in (folder / "target").iterdir():
         content = file.read_bytes()
