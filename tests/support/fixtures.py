@@ -6,6 +6,7 @@ import paceline  # noqa: F401 - before torch, whose libraries PACELINE_CPU limit
 
 # isort: split
 import gc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -45,13 +46,18 @@ def no_permissions_of_earlier_tests(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(variable, "")
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outside of the user's; one for all processes of a test run, as compiling takes seconds."""
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Outside of the user's; one for all processes of a test run, as compiling takes seconds.
+
+    For the session, so that fixtures of modules have it, too.
+    """
     base = tmp_path_factory.getbasetemp()
     whole_run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     cache = os.environ.get("PACELINE_TEST_CACHE") or str(whole_run / "paceline-cache")
-    monkeypatch.setenv("PACELINE_CACHE", cache)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACELINE_CACHE", cache)
+        yield
 
 
 @pytest.fixture(scope="session")
