@@ -77,7 +77,7 @@ def whole(new: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same after an undisturbed run."""
     folder = tmp_path_factory.mktemp("whole") / "study"
     shutil.copytree(new, folder)
-    done = run_command(folder, *STUDY)
+    done = run_command(folder, *STUDY, "--workers", "2")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "8 result rows are in runs/tiny/rows.jsonl\n"
     return folder
@@ -144,7 +144,7 @@ def test_a_kill_in_each_stage_changes_no_row_and_leaves_no_process(
     plan = [(folder, pattern, signal.SIGKILL, lock) for pattern, lock in MOMENTS.items()]
     codes, _ = signalled(*plan)
     assert codes == [-signal.SIGKILL] * len(MOMENTS)
-    done = run_command(folder, *STUDY, "--workers", "2")
+    done = run_command(folder, *STUDY)
     assert done.returncode == 0, done.stderr
     expected = comparable(read_rows(whole / "runs/tiny/rows.jsonl"))
     assert comparable(read_rows(folder / "runs/tiny/rows.jsonl")) == expected
