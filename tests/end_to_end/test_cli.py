@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.texts import one_line, refused, sets
+from support.texts import one_line, refused, sets, succeeded
 
 
 @pytest.fixture
@@ -52,8 +52,7 @@ def test_the_drafts_own_temperature_has_an_option(run, folder):
 
 def test_verify_passes_on_a_real_pair_and_catches_the_broken_rule(run, folder):
     prompts = folder / "corpus.jsonl"
-    code, out, _ = run("verify", *_pair(folder), "--prompts", prompts, "--self-test")
-    assert code == 0
+    out = succeeded(run, "verify", *_pair(folder), "--prompts", prompts, "--self-test")
     assert "greedy:  passed" in out
     assert "sampled: passed" in out
     assert "broken rule: caught" in out
@@ -95,8 +94,7 @@ def test_text_is_printed_as_the_model_wrote_it(run, folder, monkeypatch):
     written = "\ta\r\nb :fire: [red]"
     monkeypatch.setattr("paceline.models.answer_text.AnswerStream.add", lambda *_: written)
     common = ("--prompt", "the cat", "--temperature", "0", "--max-new-tokens", "3")
-    code, out, _ = run("decode", "--target", folder / "target", *common)
-    assert code == 0
+    out = succeeded(run, "decode", "--target", folder / "target", *common)
     assert out == written * 3 + "\n"
 
 
@@ -138,8 +136,7 @@ ANALYZE = sets(num_prompts=3, max_new_tokens=8, pass_repeats=1, gammas="[1,2]")
 
 def test_analyze_gives_every_rule_a_row(run, folder):
     prompts = folder / "corpus.jsonl"
-    code, out, _ = run("analyze", *_pair(folder), "--prompts", prompts, *ANALYZE, "--json")
-    assert code == 0
+    out = succeeded(run, "analyze", *_pair(folder), "--prompts", prompts, *ANALYZE, "--json")
     found = json.loads(out)
     texts = {row["setting"]["label"]: row for row in found["rows"] if "gamma" not in row["setting"]}
     assert len(texts) == len(found["config"]["rules"]) > 50
@@ -160,8 +157,7 @@ def test_analyze_gives_every_rule_a_row(run, folder):
 
 def test_draft_makes_a_directory_that_measure_reads(run, folder, tmp_path):
     out = tmp_path / "small"
-    code, text, _ = run("draft", "--target", folder / "target", "--layers", "0,3", "--out", out)
-    assert code == 0
+    text = succeeded(run, "draft", "--target", folder / "target", "--layers", "0,3", "--out", out)
     assert "layers 0,3" in text
     assert "a pass costs" in text
     given = ("--target", folder / "target", "--draft", out, "--prompts", folder / "corpus.jsonl")
@@ -171,8 +167,7 @@ def test_draft_makes_a_directory_that_measure_reads(run, folder, tmp_path):
 def test_a_draft_of_few_tokens_leaves_the_text_the_targets(run, folder, tmp_path):
     out, target, corpus = tmp_path / "few", folder / "target", folder / "corpus.jsonl"
     make = ("draft", "--target", target, "--layers", "0,1", "--out", out)
-    code, text, _ = run(*make, "--vocabulary", "20", "--text", corpus)
-    assert code == 0
+    text = succeeded(run, *make, "--vocabulary", "20", "--text", corpus)
     assert "proposes 20 tokens" in text
     common = ("--prompt", "the model", "--max-new-tokens", 20, "--temperature", 0, "--json")
     _, alone, _ = run("decode", "--target", target, *common)

@@ -13,7 +13,7 @@ import pytest
 from paceline.errors import SlowerWarning, StorageError
 from paceline.native import library
 from paceline.records import storage_errors
-from support.texts import Run, one_line, refused
+from support.texts import Run, one_line, refused, succeeded
 
 QUICK = ("--set", "max_new_tokens=8", "--set", "num_prompts=4", "--set", "timed_prompts=1")
 
@@ -205,8 +205,7 @@ def test_a_dry_run_prints_json_if_asked(run: Run, pair_folder: Path, tmp_path: P
     if command == "bounds":
         given = (*pair(pair_folder), "--output", tmp_path / "out")
         given += ("--set", "max_prompt_tokens=8")
-    code, out, _ = run(command, *given, "--dry-run")
-    assert code == 0
+    out = succeeded(run, command, *given, "--dry-run")
     *lines, _ = out.splitlines()
     code, out, _ = run(command, *given, "--dry-run", "--json")
     shown = json.loads(out)

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, BertConfig, BertLMHeadModel, Qwen
 from support.gguf_files import write_gguf
 from support.models import tiny_hf, tiny_tokenizer
 from support.runs import write_corpus
-from support.texts import Run, refused
+from support.texts import Run, refused, succeeded
 
 CHATML = (
     "{% for m in messages %}<bos>{{ m.role }}\n{{ m.content }}<eos>\n{% endfor %}"
@@ -58,8 +58,7 @@ def test_the_trained_part_of_a_chat_is_marked(run: Run, tmp_path: Path):
     (example,) = facts_of(run, model, "--chat", tmp_path / "chat.jsonl")["examples"]
     assert example["given"] == "<bos>user\na<eos>\n<bos>assistant\n"
     assert example["trained"] == "the<eos>"
-    code, out, _ = run("inspect", model, "--chat", tmp_path / "chat.jsonl")
-    assert code == 0
+    out = succeeded(run, "inspect", model, "--chat", tmp_path / "chat.jsonl")
     assert "<bos>assistant\n[[the<eos>]]" in out
 
 
@@ -111,8 +110,7 @@ def test_the_json_of_a_dry_run_has_what_inspect_finds_and_its_lines_name_inspect
         model = write_gguf(tmp_path / "model.gguf", tiny_hf("llama", vocab_size=266))
     else:
         model = saved(tmp_path / "model", kind, template=CHATML if kind == "llama" else None)
-    code, out, err = run("perplexity", "--model", model, "--text", text, "--dry-run", "--json")
-    assert code == 0, err
+    out = succeeded(run, "perplexity", "--model", model, "--text", text, "--dry-run", "--json")
     (unread,) = json.loads(out)["models"]
     read = facts_of(run, model)
     from_weights = {"compared with", "pass"} | ({"tokenizer"} if kind == "gguf" else set())
@@ -131,8 +129,7 @@ def test_a_dry_run_of_training_shows_its_first_example(run: Run, tmp_path: Path)
     write_corpus(tmp_path / "chat.jsonl", [CHAT])
     places = {"output": tmp_path / "run", "data.train": tmp_path / "chat.jsonl", "num_steps": 1}
     given = [part for key, value in places.items() for part in ("--set", f"{key}={value}")]
-    code, out, _ = run("align", "--target", model, "--draft", model, *given, "--dry-run")
-    assert code == 0
+    out = succeeded(run, "align", "--target", model, "--draft", model, *given, "--dry-run")
     assert "<bos>assistant\n[[the<eos>]]" in out
 
 

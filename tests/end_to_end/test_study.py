@@ -18,7 +18,7 @@ import yaml
 from paceline.results.row import read_rows
 from support.processes import finish, run_command, start
 from support.runs import cells, comparable, tiny_study, write_study
-from support.texts import Run, one_line, refused
+from support.texts import Run, one_line, refused, succeeded
 
 # one after the other on the same worker, as all compare with the same run of the study
 pytestmark = pytest.mark.first
@@ -121,8 +121,7 @@ def test_a_second_run_executes_nothing_and_writes_the_same_rows(
     folder = copied(whole, tmp_path, monkeypatch)
     before, rows = logs(folder), (folder / "runs/tiny/rows.jsonl").read_bytes()
     (folder / "data/corpus.jsonl").touch()  # the time of a file does not matter, its content does
-    code, _, err = run(*STUDY)
-    assert code == 0, err
+    succeeded(run, *STUDY)
     assert logs(folder) == before
     assert (folder / "runs/tiny/rows.jsonl").read_bytes() == rows
     _, out, _ = run("study", "show", "tiny.yaml", "--json")
@@ -187,8 +186,7 @@ def test_a_dry_run_prints_stages_minutes_and_disk_and_writes_nothing(
 ):
     folder = copied(new, tmp_path, monkeypatch)
     before = sorted(folder.rglob("*"))
-    code, out, _ = run(*STUDY, "--dry-run")
-    assert code == 0
+    out = succeeded(run, *STUDY, "--dry-run")
     lines = [line.split() for line in out.splitlines()]
     for stage in ("align", "tau", "cells"):
         (line,) = (line for line in lines if line and line[0] == stage)
