@@ -56,8 +56,6 @@ def test_verify_passes_on_a_real_pair_and_catches_the_broken_rule(run, folder):
     assert "greedy:  passed" in out
     assert "sampled: passed" in out
     assert "broken rule: caught" in out
-    code, out, _ = run("verify", *_pair(folder), "--prompts", prompts, "--json")
-    assert (code, json.loads(out)["passed"]) == (0, True)
 
 
 def test_a_broken_rule_that_is_not_caught_is_undecided(run, folder):
