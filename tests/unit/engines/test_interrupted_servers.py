@@ -16,9 +16,10 @@ def test_ctrl_c_ends_the_wait_for_a_server_in_one_line():
         from paceline.engines.contract import Request
         from paceline.core.sampling import SamplingParams
         from paceline.engines.texts import OpenAIWriter
-        from paceline.engines.text_servers import TextServers
+        from paceline.engines import text_servers
         from paceline.train.loop import StopRequest
 
+        text_servers._RETRIES = 0
         waits = threading.Event()  # set by the warning that the server is not there
         warnings.showwarning = lambda *_, **__: waits.set()
         # a process in the background of a shell, and its children, ignore Ctrl-C
@@ -30,7 +31,7 @@ def test_ctrl_c_ends_the_wait_for_a_server_in_one_line():
                 time.sleep(0.2)
                 os.kill(os.getpid(), signal.SIGINT)
 
-        servers = TextServers(OpenAIWriter(url="http://127.0.0.1:9"), lambda text: [1])
+        servers = text_servers.TextServers(OpenAIWriter(url="http://127.0.0.1:9"), lambda text: [1])
         threading.Thread(target=press, daemon=True).start()
         try:
             with StopRequest():
