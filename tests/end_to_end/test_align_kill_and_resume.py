@@ -108,13 +108,19 @@ _SIGKILL = -9
 pytestmark = pytest.mark.first
 
 
-ARCHITECTURES = ("llama", "t5_v1_1")
+# A second architecture restores its own weights and texts: wherever it was killed.
+MOMENTS_OF = {
+    "llama": tuple(MOMENTS),
+    "t5_v1_1": ("whole", "before any checkpoint", "in a checkpoint", "again and again"),
+}
+CASES = [(architecture, name) for architecture, names in MOMENTS_OF.items() for name in names]
+KILLED = [case for case in CASES if case[1] != "whole"]
 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Every run of MOMENTS, ended; the directories that hold them by name, by architecture."""
-    folders = {name: tmp_path_factory.mktemp(f"killed-{name}") for name in ARCHITECTURES}
+    folders = {name: tmp_path_factory.mktemp(f"killed-{name}") for name in MOMENTS_OF}
     # one process for both architectures, as it imports for seconds
     runs = [run for name, folder in folders.items() for run in planned(name, folder)]
     plan = folders["llama"] / "plan.json"
@@ -149,44 +155,46 @@ def planned(architecture: str, folder: Path) -> list[tuple[Path, list[tuple[str,
         "num_steps": 10,
     }
     runs = []
-    for name, moments in MOMENTS.items():
+    for name in MOMENTS_OF[architecture]:
         config = align_config(folder, folder / name, **settings)
         file = folder / f"{name}.yaml"
         file.write_text(json.dumps(config.model_dump(mode="json")))
-        runs.append((file, moments))
+        runs.append((file, MOMENTS[name]))
     return runs
 
 
-@pytest.fixture(params=ARCHITECTURES)
-def runs(request: pytest.FixtureRequest, ended: dict[str, Path]) -> Path:
-    return ended[request.param]
-
-
-@pytest.mark.parametrize("name", [name for name in MOMENTS if name != "whole"])
-def test_a_killed_and_resumed_run_has_the_losses_of_one_that_was_not(runs: Path, name: str):
-    whole = losses(runs / "whole")
+@pytest.mark.parametrize(("architecture", "name"), KILLED)
+def test_a_killed_and_resumed_run_has_the_losses_of_one_that_was_not(
+    ended: dict[str, Path], architecture: str, name: str
+):
+    whole = losses(ended[architecture] / "whole")
     assert len(whole) == 10
-    assert losses(runs / name) == whole  # to the last bit
+    assert losses(ended[architecture] / name) == whole  # to the last bit
 
 
-@pytest.mark.parametrize("name", [name for name in MOMENTS if name != "whole"])
-def test_a_killed_and_resumed_run_ends_with_the_same_draft_and_figures(runs: Path, name: str):
+@pytest.mark.parametrize(("architecture", "name"), KILLED)
+def test_a_killed_and_resumed_run_ends_with_the_same_draft_and_figures(
+    ended: dict[str, Path], architecture: str, name: str
+):
     def figures(run: Path) -> list[dict[str, Any]]:
         return [row for row in read_jsonl(run / "metrics.jsonl") if "evaluation" in row]
 
+    run, whole = (ended[architecture] / each for each in (name, "whole"))
     weights = "draft/model.safetensors"
-    assert (runs / name / weights).read_bytes() == (runs / "whole" / weights).read_bytes()
-    assert figures(runs / name) == figures(runs / "whole")
-    after = [json.loads((runs / run / "result.json").read_text()) for run in (name, "whole")]
+    assert (run / weights).read_bytes() == (whole / weights).read_bytes()
+    assert figures(run) == figures(whole)
+    after = [json.loads((each / "result.json").read_text()) for each in (run, whole)]
     assert after[0]["after"] == after[1]["after"]
     assert after[0]["before"] == after[1]["before"]
 
 
-@pytest.mark.parametrize("name", MOMENTS)
-def test_nothing_half_written_stays(runs: Path, name: str):
-    assert [path.name for path in (runs / name / "checkpoints").iterdir()] == ["step-00000010"]
+@pytest.mark.parametrize(("architecture", "name"), CASES)
+def test_nothing_half_written_stays(ended: dict[str, Path], architecture: str, name: str):
+    kept = (ended[architecture] / name / "checkpoints").iterdir()
+    assert [path.name for path in kept] == ["step-00000010"]
 
 
-def test_the_run_used_all_kinds_of_text(runs: Path):
-    rows = read_jsonl(runs / "whole" / "metrics.jsonl")
+@pytest.mark.parametrize("architecture", MOMENTS_OF)
+def test_the_run_used_all_kinds_of_text(ended: dict[str, Path], architecture: str):
+    rows = read_jsonl(ended[architecture] / "whole/metrics.jsonl")
     assert {row["origin"] for row in rows if "origin" in row} == {"fixed", "draft", "target"}

@@ -15,15 +15,14 @@ from paceline.cli.main import SCHEMAS, app, schema_of
 from paceline.cli.other import env
 from paceline.config import fields_of, models_in
 from paceline.processor import level
-from support.texts import Run, refused
+from support.texts import Run, refused, succeeded
 
 COMMANDS = sorted(typer.main.get_command(app).commands)  # pyright: ignore
 
 
 def test_the_list_of_commands_has_whole_sentences(run: Run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "80")
-    code, out, _ = run("-h")
-    assert code == 0
+    out = succeeded(run, "-h")
     panels = out.partition("─ Make drafts and data ─")[2]
     listed = [line.strip("│ ") for line in panels.splitlines() if line.startswith("│")]
     assert sorted(line.split()[0] for line in listed) == COMMANDS
@@ -32,8 +31,9 @@ def test_the_list_of_commands_has_whole_sentences(run: Run, monkeypatch: pytest.
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_short_help_is_the_help(run: Run, command: str):
-    assert run(command, "-h") == run(command, "--help")
-    assert f"Usage: paceline {command}" in run(command, "-h")[1]
+    short = run(command, "-h")
+    assert short == run(command, "--help")
+    assert f"Usage: paceline {command}" in short[1]
 
 
 def test_the_version_is_the_packages(run: Run):

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from support.texts import Run, one_line, refused
+from support.texts import Run, one_line, refused, sets
 
-SHORT = ("--set", "max_prompt_tokens=8", "--set", "max_new_tokens=8")
+SHORT = sets(max_prompt_tokens=8, max_new_tokens=8)
 
 
 @pytest.fixture
@@ -31,18 +31,12 @@ def test_a_draft_with_a_weight_that_is_not_a_number_is_named(
     run: Run, pair_folder: Path, broken_draft: Path, tmp_path: Path, command: str
 ):
     corpus = pair_folder / "corpus.jsonl"
+    training = sets(**{"data.train": corpus}, num_steps=1)
     rest: dict[str, tuple[Any, ...]] = {
         "decode": ("--prompt", "the cat"),
-        "align": (
-            "--output",
-            tmp_path / "run",
-            "--set",
-            f"data.train={corpus}",
-            "--set",
-            "num_steps=1",
-        ),
+        "align": ("--output", tmp_path / "run", *training),
     }
-    arguments = rest.get(command, ("--prompts", corpus, "--set", "max_new_tokens=4"))
+    arguments = rest.get(command, ("--prompts", corpus, *sets(max_new_tokens=4)))
     pair = ("--target", pair_folder / "target", "--draft", broken_draft)
     line = refused(run, command, *pair, *arguments)
     assert "holds NaN in model.layers.1.mlp.up_proj.weight" in line
@@ -71,18 +65,21 @@ def test_a_prompt_file_may_begin_with_a_byte_order_mark(
     plain, marked = tmp_path / "a.txt", tmp_path / "b.txt"
     plain.write_bytes(b"the cat")
     marked.write_bytes(b"\xef\xbb\xbfthe cat")
-    texts = [
-        json.loads(
-            run("decode", "--target", pair_folder / "target", "--prompt-file", path, *rest)[1]
-        )
-        for path in (plain, marked)
-    ]
+    decode = ("decode", "--target", pair_folder / "target", *rest)
+    texts = [json.loads(run(*decode, "--prompt-file", path)[1]) for path in (plain, marked)]
     assert texts[0]["tokens"] == texts[1]["tokens"]
 
 
-@pytest.mark.parametrize("command", ["task", "corpus", "draft", "align", "generate-data"])
+WRITING = ("task", "corpus", "draft", "align", "generate-data")
+
+
 @pytest.mark.parametrize(
-    ("place", "wanted"), [("/proc/paceline/out", 3), ("/sys/paceline/out", 3), ("{file}/out", 2)]
+    ("command", "place", "wanted"),
+    [
+        *((name, "/proc/paceline/out", 3) for name in WRITING),
+        *((name, "{file}/out", 2) for name in WRITING),
+        ("align", "/sys/paceline/out", 3),
+    ],
 )
 def test_an_output_where_nothing_can_be_written_is_one_line(
     run: Run, pair_folder: Path, tmp_path: Path, command: str, place: str, wanted: int
@@ -93,28 +90,10 @@ def test_an_output_where_nothing_can_be_written_is_one_line(
     models = ("--target", pair_folder / "target", "--draft", pair_folder / "draft")
     corpus = pair_folder / "corpus.jsonl"
     arguments: dict[str, tuple[Any, ...]] = {
-        "task": (
-            "text",
-            "--split",
-            "test",
-            "--count",
-            "1",
-            "--set",
-            f"corpus={corpus}",
-            "--out",
-            out,
-        ),
+        "task": ("text", "--split", "test", "--count", 1, *sets(corpus=corpus), "--out", out),
         "corpus": ("--out", out),
         "draft": (*models[:2], "--layers", "0", "--out", out),
-        "align": (
-            *models,
-            "--output",
-            out,
-            "--set",
-            f"data.train={corpus}",
-            "--set",
-            "num_steps=1",
-        ),
+        "align": (*models, "--output", out, *sets(**{"data.train": corpus}, num_steps=1)),
         "generate-data": (*models[:2], "--prompts", corpus, "--output", out, *SHORT),
     }
     code, _, err = run(command, *arguments[command])
@@ -158,18 +137,8 @@ def test_keys_of_variants_are_suggested_too(run: Run, tmp_path: Path):
         "objective: [{kind: jsd, bata: 0.2}]\n"
     )
     assert "bata: unknown key; did you mean beta?" in refused(run, "validate", "align", file)
-    assert "did you mean alpha?" in refused(
-        run,
-        "decode",
-        "--target",
-        "t",
-        "--prompt",
-        "x",
-        "--set",
-        "strategy.rule.rule=chow",
-        "--set",
-        "strategy.rule.alfa=1",
-    )
+    wrong = sets(**{"strategy.rule.rule": "chow", "strategy.rule.alfa": 1})
+    assert "did you mean alpha?" in refused(run, "decode", "--target", "t", "--prompt", "x", *wrong)
 
 
 def test_a_key_that_is_given_twice_is_refused_with_both_lines(run: Run, tmp_path: Path):

@@ -176,15 +176,17 @@ def test_texts_that_are_cut_to_prompts_are_said(run: Run, pair_folder: Path, tmp
     assert "7 of 7 texts are longer than max_prompt_tokens 5" in one_line(err)
 
 
-@pytest.mark.parametrize("command", ["align", "pretrain", "sweep"])
+OPEN = "has a prompt but no completion"
+
+
 @pytest.mark.parametrize(
-    ("messages", "says"),
+    ("command", "messages", "says"),
     [
-        (("user",), "has a prompt but no completion"),
-        (("user", "user"), "has a prompt but no completion"),
-        (("user", "assistant", "user"), "has a prompt but no completion"),
-        (("user", "assistant"), None),
-        (("user", "assistant", "user", "assistant"), None),
+        *((name, ("user",), OPEN) for name in ("align", "pretrain", "sweep")),
+        *((name, ("user", "assistant"), None) for name in ("align", "pretrain", "sweep")),
+        ("align", ("user", "user"), OPEN),
+        ("align", ("user", "assistant", "user"), OPEN),
+        ("align", ("user", "assistant", "user", "assistant"), None),
     ],
 )
 def test_a_dry_run_refuses_chats_that_the_run_refuses(

@@ -21,7 +21,7 @@ from paceline.extensions import RuleChoice, imported
 from paceline.permissions import IMPORTS, Origin, given
 from paceline.tasks import build_task
 from support.reports import bench_run
-from support.texts import Run, refused, write_yaml
+from support.texts import Run, refused, succeeded, write_yaml
 
 RULE = {"import": "runs.tuned.notes:Rule", "alpha": 0.3}
 
@@ -106,8 +106,7 @@ def test_what_the_user_permits_is_imported(
         words += ["--allow-import", name]
     if permission == "command line":
         words = ["validate", "decode", "--set", f"strategy.rule={name}:R"]
-    code, out, err = run(*words)
-    assert code == 0, err
+    out = succeeded(run, *words)
     assert f"import: {name}:R" in out
 
 

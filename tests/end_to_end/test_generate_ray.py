@@ -44,7 +44,7 @@ _SCRIPT = textwrap.dedent("""
     except ContextLengthError as error:
         print(error)
     distillation_data.ShardWriter = Dying
-    distillation_data.MOST_DEATHS = 2  # each actor starts for seconds
+    distillation_data.MOST_DEATHS = 1  # each actor starts for seconds
     try:
         dying = {"output": config.output.with_name("dying"), "workers": 1}
         generate_data(config.model_copy(update=dying))

@@ -15,6 +15,7 @@ from paceline.measure import Measurement
 from paceline.models.inspection import state_keeper
 from support.models import HYBRIDS, tiny_hf, tiny_tokenizer
 from support.runs import write_corpus
+from support.texts import refused, sets, succeeded
 
 TEXT = "the other thinner animal ran in the theatre"
 
@@ -49,8 +50,8 @@ def drafted(pair: Path) -> Path:
     return pair
 
 
-def sets(**values: Any) -> list[str]:
-    return [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
+def hybrid(**changes: Any) -> Any:
+    return tiny_hf("qwen3_5_text", vocab_size=len(tiny_tokenizer()), **changes)
 
 
 def models(folder: Path) -> tuple[Any, ...]:
@@ -62,34 +63,31 @@ SHORT = sets(num_prompts=8, max_new_tokens=8, gammas="[1,2]")
 
 def test_a_draft_of_its_layers_keeps_their_kinds_and_is_not_timed(run, pair: Path, tmp_path: Path):
     out = tmp_path / "draft"
-    code, printed, err = run("draft", "--target", pair / "target", "--layers", "0,3", "--out", out)
-    assert code == 0, err
+    printed = succeeded(run, "draft", "--target", pair / "target", "--layers", "0,3", "--out", out)
     assert "passes are not timed: one of the models keeps a state" in printed
     config = json.loads((out / "config.json").read_text())
     assert config["layer_types"] == ["linear_attention", "full_attention"]
 
 
 def test_decode_gives_the_text_of_generate(run, pair: Path):
-    hf = tiny_hf("qwen3_5_text", vocab_size=len(tiny_tokenizer()))
+    hf = hybrid()
     tokenizer = tiny_tokenizer()
     ids: Any = tokenizer(TEXT, return_tensors="pt")["input_ids"]
-    wanted: Any = hf.generate(  # pyright: ignore
+    wanted = hf.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False
     )
     given = ("--prompt", TEXT, "--temperature", "0", "--max-new-tokens", "12", "--json")
-    code, out, err = run("decode", "--target", pair / "target", *given)
-    assert code == 0, err
+    out = succeeded(run, "decode", "--target", pair / "target", *given)
     assert json.loads(out)["tokens"] == wanted[0, ids.shape[1] :].tolist()
 
 
 def test_perplexity_is_that_of_the_plain_pass(run, pair: Path):
-    hf = tiny_hf("qwen3_5_text", vocab_size=len(tiny_tokenizer()))
+    hf = hybrid()
     ids: Any = tiny_tokenizer()(TEXT, return_tensors="pt")["input_ids"]
     with torch.inference_mode():
         loss = float(hf(input_ids=ids, labels=ids, use_cache=False).loss)
     given = ("--model", pair / "target", "--text", pair / "text.txt", "--json")
-    code, out, err = run("perplexity", *given)
-    assert code == 0, err
+    out = succeeded(run, "perplexity", *given)
     assert json.loads(out)["perplexity"]["value"] == pytest.approx(math.exp(loss), rel=1e-3)
 
 
@@ -97,7 +95,8 @@ def test_perplexity_is_that_of_the_plain_pass(run, pair: Path):
 def test_given_target_made_and_draft_made_text_align(
     run, drafted: Path, tmp_path: Path, recipe: str
 ):
-    code, _, err = run(
+    succeeded(
+        run,
         *("align", *models(drafted), "--output", tmp_path / "run", "--recipe", recipe),
         *sets(**{"data.train": drafted / "pairs.jsonl"}),
         *sets(**{"data.held_out": drafted / "prompts.jsonl"}),
@@ -105,7 +104,6 @@ def test_given_target_made_and_draft_made_text_align(
         *sets(**{"evaluation.max_new_tokens": 8, "optimizer.learning_rate": 1e-2}),
         *sets(**{"optimizer.kind": "adamw"}),
     )
-    assert code == 0, err
     result = json.loads((tmp_path / "run/result.json").read_text())
     before, after = (result[when]["expected_acceptance"] for when in ("before", "after"))
     assert after > before
@@ -114,17 +112,17 @@ def test_given_target_made_and_draft_made_text_align(
 def test_text_and_recorded_states_of_the_target_train(run, drafted: Path, tmp_path: Path):
     out = tmp_path / "data"
     given = ("--target", drafted / "target", "--prompts", drafted / "prompts.jsonl")
-    code, _, err = run(
+    succeeded(
+        run,
         *("generate-data", *given, "--output", out),
         *sets(max_prompt_tokens=12, max_new_tokens=8, writer="{kind: model, hidden_states: true}"),
     )
-    assert code == 0, err
-    code, _, err = run(
+    succeeded(
+        run,
         *("align", *models(drafted), "--output", tmp_path / "run"),
         *sets(**{"data.train": out / "data", "data.recorded_states": "true"}),
         *sets(num_steps=2, batch_size=8, max_prompt_tokens=12, max_completion_tokens=8),
     )
-    assert code == 0, err
 
 
 def test_measure_scores_acceptance_and_says_what_is_not_timed(run, drafted: Path, tmp_path: Path):
@@ -148,20 +146,12 @@ def test_measure_scores_acceptance_and_says_what_is_not_timed(run, drafted: Path
 
 def test_analyze_takes_the_cost_ratio_of_the_parameters(run, drafted: Path):
     given = (*models(drafted), "--prompts", drafted / "prompts.jsonl", *SHORT)
-    code, out, err = run("analyze", *given, *sets(rules="[lossless]"), "--json")
-    assert code == 0, err
+    out = succeeded(run, "analyze", *given, *sets(rules="[lossless]"), "--json")
     found = json.loads(out)
+    fewer = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
     sizes = [
         sum(weight.numel() for weight in hf.parameters())
-        for hf in (
-            tiny_hf("qwen3_5_text", vocab_size=len(tiny_tokenizer())),
-            tiny_hf(
-                "qwen3_5_text",
-                vocab_size=len(tiny_tokenizer()),
-                num_hidden_layers=2,
-                layer_types=["linear_attention", "full_attention"],
-            ),
-        )
+        for hf in (hybrid(), hybrid(**fewer))
     ]
     assert found["timed"] is False
     totals = [row["totals"] for row in found["rows"] if "gamma" in row["setting"]]
@@ -187,11 +177,8 @@ def test_an_export_is_read_back_and_notes_the_state(
 @pytest.mark.parametrize(
     ("command", "dry"),
     [
-        *(
-            (command, dry)
-            for command in ("verify", "bench", "generate-data")
-            for dry in (True, False)
-        ),
+        *((command, True) for command in ("verify", "bench", "generate-data")),
+        *((command, False) for command in ("verify", "bench", "generate-data")),
         ("decode", False),  # it has no dry run
     ],
 )
@@ -212,21 +199,18 @@ def test_decoding_with_a_draft_is_refused_in_one_line(
             *sets(draft=drafted / "draft"),
         ),
     }
-    code, out, err = run(command, *given[command], *(["--dry-run"] if dry else []))
-    assert code == 2
-    assert out == ""
-    (line,) = err.strip().splitlines()
+    line = refused(run, command, *given[command], *(["--dry-run"] if dry else []))
     assert "qwen3_5_text keeps a state that cannot be rolled back" in line
     assert "plain decoding, alignment" in line
     assert not (tmp_path / "out").exists()
 
 
 def test_a_sequence_cascade_needs_no_rollback(run, drafted: Path):
-    code, out, err = run(
+    out = succeeded(
+        run,
         *("decode", *models(drafted), "--prompt", "the rain", "--max-new-tokens", "4"),
         *sets(strategy="{strategy: sequence_cascade, alpha: 1.0}"),
     )
-    assert code == 0, err
     assert out.strip()
 
 

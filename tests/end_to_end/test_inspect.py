@@ -10,12 +10,16 @@ from transformers import AutoModelForCausalLM, BertConfig, BertLMHeadModel, Qwen
 
 from support.gguf_files import write_gguf
 from support.models import tiny_hf, tiny_tokenizer
-from support.texts import Run
+from support.runs import write_corpus
+from support.texts import Run, refused, succeeded
 
 CHATML = (
     "{% for m in messages %}<bos>{{ m.role }}\n{{ m.content }}<eos>\n{% endfor %}"
     "{% if add_generation_prompt %}<bos>assistant\n{% endif %}"
 )
+
+
+CHAT = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "the"}]}
 
 
 def facts_of(run: Run, *arguments: Any, code: int = 0) -> dict[str, Any]:
@@ -50,13 +54,11 @@ def test_windows_rope_and_stop_tokens_are_those_that_transformers_built(run: Run
 
 def test_the_trained_part_of_a_chat_is_marked(run: Run, tmp_path: Path):
     model = saved(tmp_path / "model", "llama", template=CHATML)
-    row = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "the"}]}
-    (tmp_path / "chat.jsonl").write_text(json.dumps(row) + "\n")
+    write_corpus(tmp_path / "chat.jsonl", [CHAT])
     (example,) = facts_of(run, model, "--chat", tmp_path / "chat.jsonl")["examples"]
     assert example["given"] == "<bos>user\na<eos>\n<bos>assistant\n"
     assert example["trained"] == "the<eos>"
-    code, out, _ = run("inspect", model, "--chat", tmp_path / "chat.jsonl")
-    assert code == 0
+    out = succeeded(run, "inspect", model, "--chat", tmp_path / "chat.jsonl")
     assert "<bos>assistant\n[[the<eos>]]" in out
 
 
@@ -89,11 +91,9 @@ def test_a_model_that_cannot_roll_back_says_what_it_can_do(run: Run, tmp_path: P
 
 
 def test_a_model_that_fails_its_check_ends_with_1(run: Run, tmp_path: Path):
-    config = BertConfig(
-        vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-        intermediate_size=48, max_position_embeddings=64,
-    )  # fmt: skip
-    BertLMHeadModel(config).save_pretrained(tmp_path)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"intermediate_size": 48, "max_position_embeddings": 64}
+    BertLMHeadModel(BertConfig(vocab_size=61, **sizes)).save_pretrained(tmp_path)
     found = facts_of(run, tmp_path, code=1)
     (fault,) = found["faults"]
     assert "bert cannot be decoded" in fault
@@ -110,8 +110,7 @@ def test_the_json_of_a_dry_run_has_what_inspect_finds_and_its_lines_name_inspect
         model = write_gguf(tmp_path / "model.gguf", tiny_hf("llama", vocab_size=266))
     else:
         model = saved(tmp_path / "model", kind, template=CHATML if kind == "llama" else None)
-    code, out, err = run("perplexity", "--model", model, "--text", text, "--dry-run", "--json")
-    assert code == 0, err
+    out = succeeded(run, "perplexity", "--model", model, "--text", text, "--dry-run", "--json")
     (unread,) = json.loads(out)["models"]
     read = facts_of(run, model)
     from_weights = {"compared with", "pass"} | ({"tokenizer"} if kind == "gguf" else set())
@@ -127,34 +126,17 @@ def test_the_json_of_a_dry_run_has_what_inspect_finds_and_its_lines_name_inspect
 
 def test_a_dry_run_of_training_shows_its_first_example(run: Run, tmp_path: Path):
     model = saved(tmp_path / "model", "llama", template=CHATML)
-    row = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "the"}]}
-    (tmp_path / "chat.jsonl").write_text(json.dumps(row) + "\n")
+    write_corpus(tmp_path / "chat.jsonl", [CHAT])
     places = {"output": tmp_path / "run", "data.train": tmp_path / "chat.jsonl", "num_steps": 1}
     given = [part for key, value in places.items() for part in ("--set", f"{key}={value}")]
-    code, out, _ = run("align", "--target", model, "--draft", model, *given, "--dry-run")
-    assert code == 0
+    out = succeeded(run, "align", "--target", model, "--draft", model, *given, "--dry-run")
     assert "<bos>assistant\n[[the<eos>]]" in out
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda path: path / "nothing", "does not exist"),
-        (lambda path: path, "has no config.json"),
-        (lambda path: write(path / "notes.txt"), "is a file"),
-        (lambda path: write(path / "model.gguf"), "is not a complete GGUF file"),
-    ],
-)
-def test_what_is_no_model_is_one_line(run: Run, tmp_path: Path, make: Any, message: str):
-    code, out, err = run("inspect", make(tmp_path))
-    assert (code, out) == (2, "")
-    assert message in err
-    assert len(err.strip().splitlines()) == 1
-
-
-def write(path: Path) -> Path:
-    path.write_text("no model")
-    return path
+def test_what_is_no_model_is_one_line(run: Run, tmp_path: Path):
+    file = tmp_path / "model.gguf"
+    file.write_text("no model")
+    assert "is not a complete GGUF file" in refused(run, "inspect", file)
 
 
 def test_a_type_of_16_bits_is_shown(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -13,13 +13,18 @@ import torch
 from paceline.models import load_model
 from support.engines import Answer, llamacpp_routes, serving
 from support.runs import write_pair
-from support.texts import refused
+from support.texts import refused, succeeded
 
 SERVER = Path(__file__).parents[1] / "support/fake_llama_server.py"
 SMALL = [
     *("--set", "num_prompts=8", "--set", "max_new_tokens=12"),
     *("--set", "num_speculative_tokens=2", "--set", "dtype=float32", "--temperature", "0"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.engines.process._POLL_S", 0.02)
 
 
 def given(folder: Path, *more: str) -> list[str]:
@@ -55,10 +60,10 @@ def test_an_engine_is_started_without_and_with_the_draft_and_its_costs_give_a_ve
     costs = tmp_path / "costs.json"
     timed = ["--set", "write_costs.gammas=[2]", "--set", "write_costs.batch_sizes=[1, 2]"]
     timed += ["--set", "write_costs.num_rounds=12"]  # a busy machine spoils some
-    code, out, err = run(
+    out = succeeded(
+        run,
         *given(pair_folder, *started, *timed, "--write-costs", str(costs), "--json")
     )
-    assert code == 0, err
     found = json.loads(out)
     # the draft is the target itself: every block keeps both tokens, but for the last one of a text
     served = [row["sums"] for row in found["rows"] if row["setting"].get("counts") == "served"]
@@ -83,8 +88,7 @@ def test_an_engine_is_started_without_and_with_the_draft_and_its_costs_give_a_ve
 
 
 def test_the_table_names_both_roads_and_the_verdict(run, pair_folder):
-    code, out, err = run(*given(pair_folder, "--engine", "transformers"))
-    assert code == 0, err
+    out = succeeded(run, *given(pair_folder, "--engine", "transformers"))
     assert "served" in out
     assert "predicted" in out
     assert "acceptance at the position" in " ".join(out.split())

@@ -52,10 +52,6 @@ def test_a_missing_library_is_named_with_its_extra(
     assert "play needs no_such_library; install with: pip install -e '.[play]'" in line
 
 
-def test_a_draft_that_is_not_there_is_refused(run: Run, pair: tuple[Any, ...], tmp_path: Path):
-    assert "nowhere" in refused(run, "play", *pair[:2], "--draft", tmp_path / "nowhere")
-
-
 def test_a_trace_has_a_row_for_each_examined_token(run: Run, pair: tuple[Any, ...]):
     given = (*pair, "--prompt", "the cat", "--max-new-tokens", "8", "--json")
     _, plain, _ = run("decode", *given)

@@ -1,7 +1,7 @@
 """`paceline study` on a tiny study: runs once, survives kills and Ctrl-C, says what is wrong.
 
-The studies that run whole, that are killed and that are interrupted are processes as users start
-them. The others run in this process, on copies of the whole one; their stages are processes too.
+Stages are processes as users start them. Studies that get a signal are forks of a process that
+has imported the libraries; the others run in this one, most on copies of the whole one.
 """
 
 import fcntl
@@ -9,27 +9,59 @@ import json
 import resource
 import shutil
 import signal
-import subprocess
-import time
-from collections.abc import Callable
+import textwrap
 from pathlib import Path
 
 import pytest
 import yaml
 
 from paceline.results.row import read_rows
-from support.processes import COMMAND_LINE, finish, start
-from support.runs import alignment, cells, comparable, tiny_study, write_study
-from support.texts import Run, one_line, refused
+from support.processes import finish, run_command, start
+from support.runs import cells, comparable, tiny_study, write_study
+from support.texts import Run, one_line, refused, succeeded
 
 # one after the other on the same worker, as all compare with the same run of the study
 pytestmark = pytest.mark.first
 
 STUDY = ("study", "run", "tiny.yaml")
 
-# Files of a stage in progress, in the order in which one worker makes them. A study is killed when
-# the first file of a kind appears.
-MOMENTS = ("logs/align.log", "align/checkpoints/*", "align/draft/*", "tau/*", "cells/*")
+# argv: a list of [folder, pattern of files, signal, how its logs are locked then]. A study of the
+# folder gets the signal as soon as there is such a file. -> the exit codes.
+_NURSERY = textwrap.dedent("""
+    import fcntl, json, os, signal, sys, time
+    from pathlib import Path
+    import paceline.studies.session
+    from paceline.cli.main import main
+
+    codes = []
+    for folder, pattern, sent, lock in json.loads(sys.argv[1]):
+        study = os.fork()
+        if study == 0:
+            # a shell starts programs in the background with Ctrl-C ignored
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            os.chdir(folder)
+            sys.argv = ["paceline", "study", "run", "tiny.yaml"]
+            main()
+        while not any(Path(folder).glob(f"runs/tiny/{pattern}")):
+            if os.waitpid(study, os.WNOHANG)[0]:
+                sys.exit(f"ended before {pattern}")
+            time.sleep(0.01)
+        os.kill(study, sent)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(study, 0)[1]))
+        for log in Path(folder).glob("runs/tiny/logs/*.log") if lock else ():
+            with log.open("ab") as stream:
+                fcntl.flock(stream, lock)
+    print(json.dumps(codes))
+""")
+# Files of a stage in progress, in the order in which one worker makes them, and whether the next
+# study begins after the stages have ended, or while they still end.
+MOMENTS = {
+    "logs/align.log": fcntl.LOCK_EX,
+    "align/checkpoints/*": 0,
+    "align/draft/*": fcntl.LOCK_EX,
+    "tau/*": 0,
+    "cells/*": fcntl.LOCK_EX,
+}
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +77,7 @@ def whole(new: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same after an undisturbed run."""
     folder = tmp_path_factory.mktemp("whole") / "study"
     shutil.copytree(new, folder)
-    done = finish(start(COMMAND_LINE, *STUDY, cwd=folder))
+    done = run_command(folder, *STUDY, "--workers", "2")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "8 result rows are in runs/tiny/rows.jsonl\n"
     return folder
@@ -89,8 +121,7 @@ def test_a_second_run_executes_nothing_and_writes_the_same_rows(
     folder = copied(whole, tmp_path, monkeypatch)
     before, rows = logs(folder), (folder / "runs/tiny/rows.jsonl").read_bytes()
     (folder / "data/corpus.jsonl").touch()  # the time of a file does not matter, its content does
-    code, _, err = run(*STUDY)
-    assert code == 0, err
+    succeeded(run, *STUDY)
     assert logs(folder) == before
     assert (folder / "runs/tiny/rows.jsonl").read_bytes() == rows
     _, out, _ = run("study", "show", "tiny.yaml", "--json")
@@ -98,56 +129,42 @@ def test_a_second_run_executes_nothing_and_writes_the_same_rows(
     assert done == {"align": True, "tau": True, "cells": True}
 
 
-def wait_for(study: subprocess.Popen[str], has_come: Callable[[], bool]) -> None:
-    while not has_come():
-        assert study.poll() is None, finish(study).stderr
-        time.sleep(0.01)
+def signalled(*plan: tuple[Path, str, int, int]) -> tuple[list[int], str]:
+    """The exit codes of studies that get signals, and what they said."""
+    done = finish(start(_NURSERY, json.dumps([[str(folder), *rest] for folder, *rest in plan])))
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr
 
 
 def test_a_kill_in_each_stage_changes_no_row_and_leaves_no_process(
     new: Path, whole: Path, tmp_path: Path
 ):
     folder = copied(new, tmp_path)
-    for number, pattern in enumerate(MOMENTS):
-        study = start(COMMAND_LINE, *STUDY, cwd=folder)
-        wait_for(study, lambda pattern=pattern: any(folder.glob(f"runs/tiny/{pattern}")))
-        study.kill()
-        assert finish(study).returncode == -signal.SIGKILL, pattern
-        if number % 2:  # else the next study begins while stages still end
-            continue
-        for log in folder.glob("runs/tiny/logs/*.log"):
-            with log.open("ab") as stream:
-                fcntl.flock(stream, fcntl.LOCK_EX)  # until its stage has ended
-    done = finish(start(COMMAND_LINE, *STUDY, "--workers", "2", cwd=folder))
+    plan = [(folder, pattern, signal.SIGKILL, lock) for pattern, lock in MOMENTS.items()]
+    codes, _ = signalled(*plan)
+    assert codes == [-signal.SIGKILL] * len(MOMENTS)
+    done = run_command(folder, *STUDY)
     assert done.returncode == 0, done.stderr
     expected = comparable(read_rows(whole / "runs/tiny/rows.jsonl"))
     assert comparable(read_rows(folder / "runs/tiny/rows.jsonl")) == expected
     assert not (folder / "runs/tiny/replaced").exists()
 
 
-# A shell starts programs in the background with Ctrl-C ignored, and their children inherit it.
-_INTERRUPTIBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-
-
 def test_ctrl_c_ends_the_study_with_130_and_its_stages(new: Path, tmp_path: Path):
-    folder = copied(new, tmp_path)
-    study = start(_INTERRUPTIBLE + COMMAND_LINE, *STUDY, cwd=folder)
-    log = folder / "runs/tiny/logs/align.log"
-    wait_for(study, lambda: log.exists() and log.stat().st_size > 0)
-    study.send_signal(signal.SIGINT)
-    done = finish(study)
-    assert done.returncode == 130
-    assert "interrupted" in done.stderr.splitlines()[-1]
-    with log.open("ab") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if a stage holds it
+    at_once = fcntl.LOCK_EX | fcntl.LOCK_NB  # raises if a stage holds a log
+    codes, said = signalled((copied(new, tmp_path), "align/*", signal.SIGINT, at_once))
+    assert codes == [130]
+    assert "interrupted" in said.splitlines()[-1]
 
 
 @pytest.mark.slow
 def test_two_workers_of_ray_give_the_rows_of_one_machine(new: Path, whole: Path, tmp_path: Path):
     pytest.importorskip("ray", reason="Ray is not installed")
     folder = copied(new, tmp_path)
-    # two stages that wait for none, as every stage is a program with its own imports
-    two = tiny_study() | {"stages": {"align": alignment(), "cells": cells()}}
+    # two stages that wait for none
+    again = cells() | {"outputs": ["$output/again/rows.jsonl"]}
+    again["set"]["output"] = "$output/again"
+    two = tiny_study() | {"stages": {"cells": cells(), "again": again}}
     (folder / "tiny.yaml").write_text(yaml.safe_dump(two, sort_keys=False), encoding="utf-8")
     program = (  # its own process: Ray leaves warnings and threads behind
         "from paceline.processes import connect_to_ray; "
@@ -157,11 +174,11 @@ def test_two_workers_of_ray_give_the_rows_of_one_machine(new: Path, whole: Path,
     command = [*STUDY, "--workers", "2", "--set", "runner=ray"]
     done = finish(start(program, *command, cwd=folder, env={"RAY_USAGE_STATS_ENABLED": "0"}))
     assert done.returncode == 0, done.stderr
-    rows = read_rows(folder / "runs/tiny/rows.jsonl")
+    rows = comparable(read_rows(folder / "runs/tiny/rows.jsonl"))
     every = read_rows(whole / "runs/tiny/rows.jsonl")
-    one = [row for row in every if "family" in row.setting]
-    assert len(rows) == 2
-    assert comparable(rows) == comparable(one)
+    one = comparable([row for row in every if "family" in row.setting])
+    assert rows[:2] == one
+    assert [row["sums"] for row in rows[2:]] == [row["sums"] for row in one]
 
 
 def test_a_dry_run_prints_stages_minutes_and_disk_and_writes_nothing(
@@ -169,8 +186,7 @@ def test_a_dry_run_prints_stages_minutes_and_disk_and_writes_nothing(
 ):
     folder = copied(new, tmp_path, monkeypatch)
     before = sorted(folder.rglob("*"))
-    code, out, _ = run(*STUDY, "--dry-run")
-    assert code == 0
+    out = succeeded(run, *STUDY, "--dry-run")
     lines = [line.split() for line in out.splitlines()]
     for stage in ("align", "tau", "cells"):
         (line,) = (line for line in lines if line and line[0] == stage)

@@ -28,6 +28,24 @@ from surface.test_house import PROJECT
 
 ROOT = Path(__file__).parents[2]
 BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
+# argv: commands of Paceline, which run one after the other. -> what each has printed.
+COMMANDS = """
+import contextlib, io, json, runpy, sys
+
+said = []
+for command in sys.argv[1:]:
+    sys.argv = ["paceline", *command.split()]
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        try:
+            runpy.run_module("paceline", run_name="__main__")
+        except SystemExit as end:
+            if end.code:
+                raise
+    said.append(out.getvalue())
+print(json.dumps(said))
+"""
+# One after the other on the same worker, which builds each wheel once.
+pytestmark = [pytest.mark.first, pytest.mark.slow]
 is_x86 = pytest.mark.skipif(
     shutil.which("cc") is None or len(LEVEL_FLAGS) < 2, reason="needs a C compiler, and AVX2"
 )
@@ -67,7 +85,6 @@ def files_in(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.slow
 def test_the_wheel_of_paceline_is_python_the_sources_in_c_and_the_configurations(
     tree: Path, wheel: Path
 ):
@@ -93,8 +110,6 @@ def with_wheel(wheel: Path, folder: Path, *command: str | Path) -> subprocess.Co
     )
 
 
-@pytest.mark.first
-@pytest.mark.slow
 def test_a_type_checker_finds_all_public_names_in_the_wheel_and_no_other(
     wheel: Path, tmp_path: Path
 ):
@@ -109,7 +124,6 @@ def test_a_type_checker_finds_all_public_names_in_the_wheel_and_no_other(
     assert any('"not_there" is not a known attribute' in one["message"] for one in found)
 
 
-@pytest.mark.slow
 def test_outside_a_clone_the_wheel_lists_studies_judges_rows_and_makes_reports(
     wheel: Path, tmp_path: Path
 ):
@@ -118,21 +132,18 @@ def test_outside_a_clone_the_wheel_lists_studies_judges_rows_and_makes_reports(
     own = [line for line in rows.splitlines() if json.loads(line)["study"] == "bounds"]
     (tmp_path / "bounds/rows.jsonl").write_bytes(b"\n".join(own))
 
-    def told(*words: str) -> str:
-        done = with_wheel(wheel, tmp_path, sys.executable, "-m", "paceline", *words)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
+    commands = ["study list --json", "study show bounds", "claims --rows bounds --json"]
+    commands.append("report bounds")
+    done = with_wheel(wheel, tmp_path, sys.executable, "-c", COMMANDS, *commands)
+    assert done.returncode == 0, done.stderr
+    studies, shown, verdicts, _ = json.loads(done.stdout)
     configs = ROOT / "configs/studies"
-    assert json.loads(told("study", "list", "--json")).keys() == {
-        path.stem for path in configs.iterdir()
-    }
-    assert "first-tokens" in told("study", "show", "bounds")
-    judged = json.loads(told("claims", "--rows", "bounds", "--json"))
+    assert json.loads(studies).keys() == {path.stem for path in configs.iterdir()}
+    assert "first-tokens" in shown
+    judged = json.loads(verdicts)
     published = json.loads((ROOT / "docs/studies/verdicts.json").read_text())
     assert [one["id"] for one in judged] == [one["id"] for one in published]
     assert {one["verdict"] for one in judged} > {"no violation", "no rows yet"}
-    told("report", "bounds")
     assert "paceline claims" in (tmp_path / "bounds/report.html").read_text()
 
 
@@ -169,8 +180,6 @@ def results_of(made: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> list[torch
 
 
 @is_x86
-@pytest.mark.first
-@pytest.mark.slow
 def test_the_wheel_has_a_library_for_each_level_with_the_results_of_first_use_to_the_bit(
     content: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -185,7 +194,6 @@ def test_the_wheel_has_a_library_for_each_level_with_the_results_of_first_use_to
 
 
 @is_x86
-@pytest.mark.slow
 @pytest.mark.parametrize("level", [GENERIC, *LEVELS])
 def test_the_library_of_the_processors_level_is_loaded_without_a_compiler(
     content: Path, level: str, monkeypatch: pytest.MonkeyPatch

@@ -396,6 +396,18 @@ def write_yaml(path: Path, values: Any) -> str:
     return str(path)
 
 
+def succeeded(run: Run, *words: Any) -> str:
+    """A command ends with 0. -> its stdout."""
+    code, out, err = run(*words)
+    assert code == 0, err
+    return out
+
+
+def sets(**values: Any) -> list[str]:
+    """Options of a command that set these keys."""
+    return [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
+
+
 def refused(run: Run, *words: Any) -> str:
     """A command refuses its arguments. -> its only line on stderr."""
     code, out, err = run(*words)

@@ -4,6 +4,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -57,12 +58,22 @@ def answers(run: Path) -> list[Answer]:
     return ShardStore(run / "data").read()
 
 
+@pytest.fixture(scope="module")
+def written(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of `config`."""
+    return generate_data(config(folder, tmp_path_factory.mktemp("written") / "run"))
+
+
+@pytest.fixture
+def run(written: Path, tmp_path: Path) -> Path:
+    """A copy of it, in tmp_path."""
+    return shutil.copytree(written, tmp_path / "run")
+
+
 def test_records_are_what_the_target_writes_with_the_seed_that_they_name(
-    folder: Path, tmp_path: Path
+    folder: Path, written: Path
 ):
-    made = config(folder, tmp_path / "run")
-    run = generate_data(made)
-    found = answers(run)
+    found = answers(written)
     assert len(found) == 22
     assert {answer.id for answer in found} == {f"{i}/{j}" for i in range(11) for j in range(2)}
     target = load_model(folder / "target", dtype="float32")
@@ -87,7 +98,7 @@ def test_records_are_what_the_target_writes_with_the_seed_that_they_name(
     assert {(a.draft, a.draft_fingerprint, a.num_speculative_tokens) for a in found} == {
         ("", "", 0)
     }
-    result = json.loads((run / "result.json").read_text())
+    result = json.loads((written / "result.json").read_text())
     assert result["num_records"] == 22
     assert result["num_tokens"] == sum(len(answer.completion_tokens) for answer in found)
     assert result["temperatures"] == {"0": 11, "1": 11}
@@ -119,9 +130,10 @@ def test_a_draft_only_changes_how_fast_it_goes(folder: Path, tmp_path: Path):
     }
 
 
-def test_files_that_are_missing_are_made_again_and_no_others(folder: Path, tmp_path: Path):
+def test_files_that_are_missing_are_made_again_and_no_others(
+    folder: Path, tmp_path: Path, run: Path
+):
     made = config(folder, tmp_path / "run")
-    run = generate_data(made)
     whole, store = answers(run), ShardStore(run / "data")
     names = sorted(store.written())
     for name in names[1::2]:
@@ -161,8 +173,8 @@ def test_seconds_of_writing_are_those_of_all_starts(
     assert json.loads((tmp_path / "run" / "result.json").read_text()) == result
 
 
+@pytest.mark.usefixtures("run")
 def test_another_configuration_is_not_mixed_in(folder: Path, tmp_path: Path):
-    generate_data(config(folder, tmp_path / "run"))
     with pytest.raises(ConfigError, match="already holds a run; resume it"):
         generate_data(config(folder, tmp_path / "run"))
     with pytest.raises(ConfigError, match="holds a run with another max_new_tokens"):
@@ -174,8 +186,9 @@ def test_another_configuration_is_not_mixed_in(folder: Path, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_several_workers_write_the_same_records_even_if_one_dies(folder: Path, tmp_path: Path):
-    whole = answers(generate_data(config(folder, tmp_path / "one")))
+def test_several_workers_write_the_same_records_even_if_one_dies(
+    folder: Path, tmp_path: Path, written: Path
+):
     killed: list[int | None] = []
 
     def kill_one(_stage: str, done: float, _total: float, _note: str = "") -> None:
@@ -185,22 +198,23 @@ def test_several_workers_write_the_same_records_even_if_one_dies(folder: Path, t
             children[0].kill()
 
     made = config(folder, tmp_path / "two", workers=2)
-    assert answers(generate_data(made, progress=kill_one)) == whole
+    assert answers(generate_data(made, progress=kill_one)) == answers(written)
     assert killed
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_between_two_files_costs_nothing(folder: Path, tmp_path: Path):
-    """Idle, or about to be given a file: all of them die whenever a file has come in."""
-    whole = answers(generate_data(config(folder, tmp_path / "one", shard_size=8)))
+def test_a_worker_that_is_killed_between_two_files_costs_nothing(
+    folder: Path, tmp_path: Path, written: Path
+):
+    """Idle, or about to be given a file: all of them die when the first file has come in."""
 
     def kill_all(_stage: str, done: float, _total: float, _note: str = "") -> None:
-        for child in multiprocessing.active_children() if 0 < done < 9 else ():
+        for child in multiprocessing.active_children() if 0 < done < 5 else ():
             child.kill()
             child.join()
 
-    made = config(folder, tmp_path / "two", workers=2, shard_size=8)
-    assert answers(generate_data(made, progress=kill_all)) == whole
+    made = config(folder, tmp_path / "two", workers=2)
+    assert answers(generate_data(made, progress=kill_all)) == answers(written)
 
 
 def test_other_prompts_or_another_model_at_the_same_place_are_not_mixed_in(tmp_path: Path):
@@ -220,8 +234,7 @@ def test_other_prompts_or_another_model_at_the_same_place_are_not_mixed_in(tmp_p
         generate_data(config(folder, tmp_path / "run"), resume=True)
 
 
-def test_a_file_that_is_damaged_is_made_again(folder: Path, tmp_path: Path):
-    run = generate_data(config(folder, tmp_path / "run"))
+def test_a_file_that_is_damaged_is_made_again(folder: Path, tmp_path: Path, run: Path):
     whole = answers(run)
     (first, second, *_) = sorted((run / "data").glob("*.parquet"))
     first.write_bytes(b"")
@@ -259,10 +272,9 @@ def test_what_a_worker_says_is_wrong_is_said_here(folder: Path, tmp_path: Path):
         generate_data(config(folder, tmp_path / "long", max_new_tokens=100))
 
 
-def test_records_are_read_for_alignment_to_the_token(folder: Path, tmp_path: Path):
-    run = generate_data(config(folder, tmp_path / "run", temperatures=[1]))
-    found = {answer.id: answer for answer in answers(run)}
-    records = read_records(run / "data")
+def test_records_are_read_for_alignment_to_the_token(folder: Path, written: Path):
+    found = {answer.id: answer for answer in answers(written)}
+    records = read_records(written / "data")
     assert len(records) == len(found)
     tokenizer = load_tokenizer(folder / "target")
     for record in records:
@@ -292,9 +304,8 @@ def test_records_say_in_which_types_the_target_computed(folder: Path, tmp_path: 
     assert {(a.dtype, a.activations) for a in answers(run)} == {("bfloat16", "bfloat16")}
 
 
-def test_records_with_other_columns_are_not_mixed_in(folder: Path, tmp_path: Path):
-    made = config(folder, tmp_path / "run")
-    data = generate_data(made) / "data"
+def test_records_with_other_columns_are_not_mixed_in(folder: Path, tmp_path: Path, run: Path):
+    made, data = config(folder, tmp_path / "run"), run / "data"
     first, second, *_ = sorted(data.iterdir())
     old = parquet.read_table(first).drop_columns(["dtype"])
     parquet.write_table(old, first)

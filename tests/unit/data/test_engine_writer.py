@@ -20,7 +20,7 @@ from paceline.data.requests import GenerateDataConfig
 from paceline.errors import ConfigError, EngineError, UsageError
 from paceline.permissions import given
 from support.engines import Served, serving
-from support.runs import write_corpus, write_pair
+from support.runs import write_corpus
 
 pytestmark = pytest.mark.slow
 
@@ -44,9 +44,8 @@ PROGRAM = textwrap.dedent(f"""\
     """)
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    folder = write_pair(tmp_path / "pair")
+@pytest.fixture(scope="module")
+def folder(folder: Path) -> Iterator[Path]:
     write_corpus(folder / "prompts.jsonl", [{"prompt": f"number {n}"} for n in range(6)])
     program = folder / "vllm"
     program.write_text(PROGRAM)
@@ -80,24 +79,25 @@ def started(folder: Path) -> list[Path]:
     return sorted(folder.glob("server-*"))
 
 
-def runs(file: Path) -> bool:
-    """Whether the process that wrote the file is there."""
+def is_there(pid: int) -> bool:
     try:
-        os.kill(int(file.name.rpartition("-")[2]), 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
         return False
     return True
 
 
 def test_each_worker_starts_a_server_and_ends_it(folder: Path, tmp_path: Path):
+    earlier = started(folder)
     run = generate_data(config(folder, tmp_path / "run", workers=2))
-    servers = started(folder)
-    assert len(servers) == 2
+    servers = [file for file in started(folder) if file not in earlier]
+    pids = [int(file.name.rpartition("-")[2]) for file in servers]
+    assert len(pids) == 2
     for _ in range(100):
-        if not any(map(runs, servers)):
+        if not any(map(is_there, pids)):
             break
         time.sleep(0.1)
-    assert not any(map(runs, servers)), "the servers end with their workers"
+    assert not any(map(is_there, pids)), "the servers end with their workers"
     settings = servers[0].read_text()
     assert '"--max-logprobs": "3"' in settings
     assert '"--max-num-seqs": "2"' in settings
@@ -109,7 +109,10 @@ def test_each_worker_starts_a_server_and_ends_it(folder: Path, tmp_path: Path):
     assert ShardStore(run / "data").read() == ShardStore(other / "data").read()
 
 
-def test_a_server_that_does_not_start_is_one_line(folder: Path, tmp_path: Path):
+def test_a_server_that_does_not_start_is_one_line(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("paceline.engines.process._POLL_S", 0.02)
     dying = {"engine": "vllm", "program": str(folder / "vllm"), "options": ["--dies", "now"]}
     writer = {"kind": "engine", "engine": dying}
     with pytest.raises(EngineError, match=r"vllm ended while it was starting.*no memory left"):
@@ -128,17 +131,16 @@ def test_a_server_that_does_not_start_is_one_line(folder: Path, tmp_path: Path):
     ],
 )
 def test_what_is_no_server_to_start_is_one_line(
-    folder: Path, tmp_path: Path, engine: dict[str, Any], says: str
+    tmp_path: Path, engine: dict[str, Any], says: str
 ):
     with pytest.raises(ConfigError, match=re.escape(says)):
-        config(folder, tmp_path, writer={"kind": "engine", "engine": engine})
+        config(tmp_path, tmp_path, writer={"kind": "engine", "engine": engine})
 
 
-@pytest.mark.parametrize("in_a_thread", [False, True])
-def test_a_server_ends_with_its_client_even_if_that_is_killed(tmp_path: Path, in_a_thread: bool):
-    """Not with the thread that started it."""
-    file = tmp_path / "pid"
-    server = f"import os, time; open({str(file)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+def test_servers_end_with_their_client_even_if_that_is_killed(tmp_path: Path):
+    """Not with the thread that started one of them."""
+    files = [tmp_path / name for name in ("server-of-main", "server-of-thread")]
+    server = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
     client = textwrap.dedent(f"""
         import sys, threading, time
         from pathlib import Path
@@ -146,34 +148,33 @@ def test_a_server_ends_with_its_client_even_if_that_is_killed(tmp_path: Path, in
 
         started = []
 
-        def start():
-            log = Path({str(tmp_path / "log")!r})
-            started.append(ServerProcess([sys.executable, "-c", {server!r}], 1, log))
+        def start(file):
+            command = [sys.executable, "-c", {server!r}, file]
+            started.append(ServerProcess(command, 1, Path(file + "-log")))
 
-        if {in_a_thread}:
-            thread = threading.Thread(target=start)
-            thread.start()
-            thread.join()
-        else:
-            start()
-        while not (ended := started[0].last_words()) and not Path({str(file)!r}).exists():
-            pass
-        print(ended or "it runs", flush=True)
+        start(sys.argv[1])
+        thread = threading.Thread(target=start, args=sys.argv[2:])
+        thread.start()
+        thread.join()
+        for one, file in zip(started, map(Path, sys.argv[1:])):
+            while one._process.poll() is None and not (file.exists() and file.read_text()):
+                time.sleep(0.01)
+            ended = one._process.poll() is not None
+            print(one.last_words() if ended else "it runs", flush=True)
         time.sleep(600)
     """)
-    command = [sys.executable, "-c", client]
+    command = [sys.executable, "-c", client, *files]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            assert process.stdout.readline() == "it runs\n"
+            assert [process.stdout.readline() for _ in files] == ["it runs\n"] * 2
         finally:
             process.kill()
-    pid = int(file.read_text())
+    pids = [int(file.read_text()) for file in files]
     for _ in range(100):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
+        if not any(map(is_there, pids)):
             return
         time.sleep(0.1)
-    os.kill(pid, signal.SIGKILL)
-    pytest.fail("the server is still there")
+    for pid in filter(is_there, pids):
+        os.kill(pid, signal.SIGKILL)
+    pytest.fail("a server is still there")

@@ -312,10 +312,10 @@ def test_answers_that_cannot_be_used_are_asked_again_and_then_one_line(
     folder: Path, tmp_path: Path, served: Served, url: str, fault: Answer, message: str
 ):
     patient = {"concurrency": 1, "patience_s": 60}  # whatever else this machine does
-    made = config(folder, tmp_path / "run", url, writer=patient)
+    few = {"path": str(folder / "prompts.jsonl"), "limit": 2}
     served.faults = [fault] * 2
-    generate_data(made)
-    assert len(served.bodies) == 24
+    generate_data(config(folder, tmp_path / "run", url, writer=patient, prompts=few))
+    assert len(served.bodies) == 4 + 2
     served.faults = [fault] * 1000
     with pytest.raises(EngineError, match=message) as caught:
         generate_data(config(folder, tmp_path / "other", url))

