@@ -92,10 +92,12 @@ def test_lossless_speculation_follows_the_target(shaping: str, order: int, gamma
 def test_a_lossy_rule_follows_what_it_induces_and_its_bonus_tokens_the_target(
     rule: Rule, vectors: exact.RuleVectors, gamma: int
 ):
-    """n = 2,000. The target's own distribution must fail on the same texts: the test has power."""
+    """n = 2,000, and all triples of the first three tokens. The target's own must fail on them."""
     pair = Pair(order=1)
     texts = draw(SpeculativeDecoder(pair.target, pair.draft, rule, gamma=gamma), gamma, 2000)
-    assert smallest_p_value(texts, pair.speculative(vectors, gamma)) > ODDS
+    expected = pair.speculative(vectors, gamma)
+    assert smallest_p_value(texts, expected) > ODDS
+    assert exact.beginning_p_value(texts, expected, 3) > ODDS
     assert smallest_p_value(texts, pair.plain(gamma)) < ODDS
 
 

@@ -52,7 +52,6 @@ SETTINGS = {
     "greedy under a penalty": (exact.Shaping(repetition_penalty=1.5), GREEDY),
     "all": (ALL, exact.Shaping(temperature=0.6, top_p=0.8)),
 }
-settings = pytest.mark.parametrize("setting", SETTINGS)
 
 
 def decoder(
@@ -64,8 +63,10 @@ def decoder(
     )
 
 
-@settings
-@pytest.mark.parametrize("gamma", [1, 4])
+@pytest.mark.parametrize(
+    ("setting", "gamma"),
+    [*((each, 4) for each in SETTINGS), *((each, 1) for each in ("greedy at 1", "cold", "few"))],
+)
 def test_lossless_text_follows_the_target_however_the_draft_draws(setting: str, gamma: int):
     """n = 2,000."""
     pair = Pair(2 if gamma == 1 else 1, *SETTINGS[setting])

@@ -43,8 +43,11 @@ def least_p_value(texts: list[list[int]], expected: dict[tuple[int, ...], float]
 
 
 @rules
-@pytest.mark.parametrize("shaping", [GREEDY, PENALTY, FILTERED], ids=["plain", "penalty", "few"])
-@pytest.mark.parametrize("gamma", [1, 3])
+@pytest.mark.parametrize(
+    ("shaping", "gamma"),
+    [(GREEDY, 1), (PENALTY, 3), (FILTERED, 3)],
+    ids=["plain", "penalty", "few"],
+)
 def test_text_of_a_draft_that_samples_follows_the_rule(
     rule: Rule, vectors: exact.RuleVectors, shaping: exact.Shaping, gamma: int
 ):

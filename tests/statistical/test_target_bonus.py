@@ -4,7 +4,7 @@ The first token and every bonus token follow the target, drafted positions the r
 with the plugin. n = 3,000 texts from fixed seeds; one chi-square over the first three tokens (with
 gamma 1 the third is a bonus token where the second was kept) and one for each pair of neighbouring
 places, and failure below 1e-4 each, which are the odds of a false alarm under other seeds; about
-240 p-values. Mutants that take one of the two from the rule are caught.
+180 p-values. Mutants that take one of the two from the rule are caught.
 """
 
 from unittest.mock import Mock
@@ -74,8 +74,7 @@ def p_value(
 
 
 @rules
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("gamma", [1, 3])
+@pytest.mark.parametrize(("gamma", "backend"), [(1, "torch"), (3, "native")])
 def test_all_triples_follow_the_target_where_nothing_is_drafted_and_else_the_rule(
     rule: Rule, vectors: exact.Vectors, gamma: int, backend: str
 ):

@@ -2,7 +2,7 @@
 
 Each test draws N = 20,000 blocks of two drafts at once, with a fixed seed, and compares the first
 two tokens with the exact joint distribution (a rejected first draft ends the block). A right
-sampler fails a case by chance with probability below 1e-4; there are 150 cases. Mutants fail.
+sampler fails a case by chance with probability below 1e-4; there are 130 cases. Mutants fail.
 """
 
 import math
@@ -208,8 +208,11 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
-@pytest.mark.parametrize("setting", SETTINGS, ids=str)
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize(
+    ("setting", "name"),
+    [each for each in product(SETTINGS, RULES) if each not in product(SETTINGS[:1], READ_RAW)],
+    ids=str,
+)
 def test_pairs_in_vllm_follow_the_rule_with_filters_penalties_and_at_low_temperatures(
     name: str, setting: Setting, runner: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -219,16 +222,18 @@ def test_pairs_in_vllm_follow_the_rule_with_filters_penalties_and_at_low_tempera
 
 @pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize("name", READ_RAW)
-def test_confidences_of_the_filtered_target_are_rejected(
+def test_confidences_are_of_the_whole_target_and_those_of_the_filtered_one_are_rejected(
     name: str, runner: str, monkeypatch: pytest.MonkeyPatch
 ):
     """The mutant takes no copy of the logits."""
     setting = SETTINGS[0]
-    wrong = expected(name, setting=setting, filtered=True)
-    assert p_value(in_vllm(monkeypatch, runner, RULES[name][0], setting), wrong) < 1e-4
+    right, wrong = (expected(name, setting=setting, filtered=each) for each in (False, True))
+    tokens = in_vllm(monkeypatch, runner, RULES[name][0], setting)
+    assert p_value(tokens, right) > 1e-4
+    assert p_value(tokens, wrong) < 1e-4
     monkeypatch.setattr(RawLogits, "_reads", lambda *_, any_greedy: False)
     tokens = in_vllm(monkeypatch, runner, RULES[name][0], setting)
-    assert p_value(tokens, expected(name, setting=setting)) < 1e-4
+    assert p_value(tokens, right) < 1e-4
     assert p_value(tokens, wrong) > 1e-4
 
 
