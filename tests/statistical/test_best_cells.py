@@ -41,8 +41,6 @@ FAMILIES = {
     "close": Family([1.0 - 0.01 * place for place in range(8)]),
     "correlated": Family([1.0] * 8, shared=0.9),
 }
-
-
 SUMS = ("score", "tokens", "seconds", "target_tokens", "target_seconds")
 
 

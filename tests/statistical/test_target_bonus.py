@@ -7,6 +7,7 @@ places, and failure below 1e-4 each, which are the odds of a false alarm under o
 180 p-values. Mutants that take one of the two from the rule are caught.
 """
 
+from itertools import cycle
 from unittest.mock import Mock
 
 import pytest
@@ -132,15 +133,19 @@ class BonusFromTheRule(SpeculativeDecoder):
         self.verifies_first = False
 
 
-AIMED = [(rule, vectors) for rule, vectors in RULES if rule.needs_draft_at_bonus]
+AIMED = [each for each in RULES if each[0].needs_draft_at_bonus]
+MUTANTS = cycle([FirstFromTheRule, BonusFromTheRule, SpeculativeDecoder])
 
 
-@pytest.mark.parametrize("mutant", [FirstFromTheRule, BonusFromTheRule, SpeculativeDecoder])
-@pytest.mark.parametrize(("rule", "vectors"), AIMED, ids=[str(rule) for rule, _ in AIMED])
+@pytest.mark.parametrize(
+    ("rule", "vectors", "mutant"),
+    [(*each, mutant) for each, mutant in zip(AIMED, MUTANTS, strict=False)],
+    ids=[str(rule) for rule, _ in AIMED],
+)
 def test_a_bonus_or_a_first_token_of_the_rule_is_caught(
     rule: Rule, vectors: exact.Vectors, mutant: type[SpeculativeDecoder]
 ):
-    """Behind token 0 every aim is far from the target."""
+    """Behind token 0 every aim is far from the target; the rules take the mutants by turns."""
     pair = Pair(1)
     decoder = mutant(pair.target, pair.draft, rule, 1)
     assert p_value(decoder, vectors, exact_models(PLAIN), [3, 0]) < ODDS

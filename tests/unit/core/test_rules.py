@@ -13,7 +13,6 @@ from support import exact
 TARGET = torch.tensor([0.7, 0.2, 0.1])
 DRAFT = torch.tensor([0.1, 0.3, 0.6])
 
-
 RULES: list[tuple[Rule, exact.RuleVectors]] = [
     (Lossless(), exact.lossless),
     (Lenient("linear", 0.5), exact.lenient("linear", 0.5)),
