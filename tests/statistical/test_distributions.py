@@ -9,10 +9,8 @@ other seeds, about 1 in 100 for the whole file. That these tests find what they 
 """
 
 import pytest
-import torch
 
 from paceline.core.rules import Lenient, Lossless, Lossy, Rule
-from paceline.core.sampling import sample
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from support import exact
 from support.rules import ODDS, PROMPT, Pair, draw, smallest_p_value
@@ -41,16 +39,6 @@ def test_enumeration_agrees_with_itself_that_lossless_text_is_the_targets():
     for gamma in (1, 3):
         plain, speculative = pair.plain(gamma), pair.speculative(exact.lossless, gamma)
         assert max(abs(plain[text] - speculative[text]) for text in plain) < 1e-12
-
-
-def test_inverse_cdf_sampling_follows_its_distribution():
-    """n = 100,000 draws with independent uniforms; false alarm 1 in 10,000."""
-    probs = torch.tensor([0.4, 0.0, 0.25, 0.0, 0.2, 0.1, 0.05])
-    uniforms = torch.rand(100_000, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    tokens = sample(probs.expand(100_000, -1), uniforms).tolist()
-    expected = {(v, v): float(p) for v, p in enumerate(probs.double() / probs.double().sum())}
-    counts = exact.Counter((token, token) for token in tokens)
-    assert exact.chi_square_p_value(counts, expected) > ODDS
 
 
 @pytest.mark.parametrize("shaping", ["plain", "all"])

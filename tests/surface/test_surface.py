@@ -20,7 +20,7 @@ import paceline
 from paceline.cli.main import app
 from paceline.core.rules import AnyRule, Lenient, Lossless, Lossy, Rule
 from paceline.core.sampling import SamplingParams
-from paceline.decode import AutoregressiveDecoder, Generation, SpeculativeDecoder
+from paceline.decode import SpeculativeDecoder
 from support.models import tiny_model
 from support.processes import COMMAND_LINE, finish, run_command, start
 
@@ -211,19 +211,6 @@ def test_decoders_default_to_lossless_sampling_of_the_model_as_it_is():
     assert decoder.rule == Lossless()
     assert decoder.gamma == 5
     assert decoder.sampling == SamplingParams()
-
-
-@pytest.mark.parametrize("method", ["autoregressive", "speculative"])
-def test_generations_have_tokens_a_reason_and_counts(method: str):
-    target = tiny_model(seed=0)
-    decoder = AutoregressiveDecoder(target)
-    if method == "speculative":
-        decoder = SpeculativeDecoder(target, tiny_model(seed=1), Lossless(), 2)
-    (generation,) = decoder.generate([[3, 4, 5]], max_new_tokens=6, seed=1, eos_token_ids=[])
-    assert isinstance(generation, Generation)
-    assert len(generation.tokens) == 6
-    assert generation.stop_reason == "length"
-    assert generation.stats.num_emitted + generation.stats.num_prefill_tokens == 6
 
 
 def test_the_command_line_has_every_documented_command_and_option():

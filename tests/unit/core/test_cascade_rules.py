@@ -100,21 +100,6 @@ def test_the_closed_form_equals_a_loop_and_is_what_the_rule_induces(kind: str, v
         assert torch.allclose(rejected, 0.5 * (found - q_RV).abs().sum(-1), atol=1e-9)
 
 
-@pytest.mark.parametrize("kind", [k for k in [*CASCADES, "tuned"] if "token" not in k])
-def test_equal_models_are_left_alone_at_every_threshold(kind: str):
-    p, _ = random_pairs(9, seed=1)
-    for alpha in THRESHOLDS:
-        rule = stating(kind, alpha)
-        assert torch.equal(rule.accept_probs(p, p), torch.ones_like(p))
-        assert torch.allclose(rule.induced_distribution(p, p), p, atol=1e-12)
-
-
-def test_a_token_specific_rule_sharpens_even_equal_models():
-    # tokens 1 and 2 are given up; .4 goes where p has mass: .6 + .4 * .6, .4 * .2, .4 * .2
-    found = TokenV3(0.5).pi(TARGET, TARGET)
-    assert found.tolist() == pytest.approx([0.84, 0.08, 0.08])
-
-
 # lemma 8
 @pytest.mark.parametrize("alpha", [-0.2, 0.0, 0.1, 0.4, 1.0])
 def test_at_temperature_0_opt_is_diff(alpha: float):
