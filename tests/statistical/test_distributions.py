@@ -1,10 +1,10 @@
 """Sampled text follows the distribution that its rule states, pair by pair of tokens.
 
 Every test draws n texts from fixed seeds, long enough for a block that is accepted whole and its
-bonus token, counts the pairs of tokens at neighbouring places and compares them with an exact
-enumeration (`exact.py`) by one chi-square for each pair of places. It fails where the smallest of
-these 3 to 5 p-values is below 1e-4: odds of a false alarm at most 5 in 10,000 for a test under
-other seeds, about 1 in 100 for the whole file. That these tests find what they are for,
+bonus token, counts the pairs of tokens at neighbouring places and the first three tokens, and
+compares them with an exact enumeration (`exact.py`) by one chi-square each. It fails where the
+smallest of these 4 to 6 p-values is below 1e-4: odds of a false alarm at most 6 in 10,000 for a
+test under other seeds, about 1 in 100 for the whole file. That these tests find what they are for,
 `test_mutants.py` shows.
 """
 
@@ -13,7 +13,7 @@ import pytest
 from paceline.core.rules import Lenient, Lossless, Lossy, Rule
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from support import exact
-from support.rules import ODDS, PROMPT, Pair, draw, smallest_p_value
+from support.rules import ODDS, PROMPT, Pair, draw, least_p_value, smallest_p_value
 
 SHAPINGS = {
     "plain": exact.Shaping(),
@@ -46,7 +46,7 @@ def test_the_baseline_follows_the_target(shaping: str):
     """n = 3,000."""
     pair = Pair(order=2, shaping=SHAPINGS[shaping])
     texts = draw(AutoregressiveDecoder(pair.target, pair.sampling), 1, 3000)
-    assert smallest_p_value(texts, pair.plain(1)) > ODDS
+    assert least_p_value(texts, pair.plain(1)) > ODDS
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_lossless_speculation_follows_the_target(shaping: str, order: int, gamma
     decoder = SpeculativeDecoder(
         pair.target, pair.draft, Lossless(), gamma=gamma, sampling=pair.sampling
     )
-    assert smallest_p_value(draw(decoder, gamma, 2000), pair.plain(gamma)) > ODDS
+    assert least_p_value(draw(decoder, gamma, 2000), pair.plain(gamma)) > ODDS
 
 
 @pytest.mark.parametrize("gamma", [1, 3])
@@ -80,12 +80,10 @@ def test_lossless_speculation_follows_the_target(shaping: str, order: int, gamma
 def test_a_lossy_rule_follows_what_it_induces_and_its_bonus_tokens_the_target(
     rule: Rule, vectors: exact.RuleVectors, gamma: int
 ):
-    """n = 2,000, and all triples of the first three tokens. The target's own must fail on them."""
+    """n = 2,000. The target's own distribution must fail on the same texts: the test has power."""
     pair = Pair(order=1)
     texts = draw(SpeculativeDecoder(pair.target, pair.draft, rule, gamma=gamma), gamma, 2000)
-    expected = pair.speculative(vectors, gamma)
-    assert smallest_p_value(texts, expected) > ODDS
-    assert exact.beginning_p_value(texts, expected, 3) > ODDS
+    assert least_p_value(texts, pair.speculative(vectors, gamma)) > ODDS
     assert smallest_p_value(texts, pair.plain(gamma)) < ODDS
 
 
@@ -95,7 +93,7 @@ def test_a_lossy_rule_follows_what_it_induces_on_shaped_distributions(rule_numbe
     rule, vectors = RULES[rule_number]
     pair = Pair(order=2, shaping=SHAPINGS["all"])
     decoder = SpeculativeDecoder(pair.target, pair.draft, rule, gamma=3, sampling=pair.sampling)
-    assert smallest_p_value(draw(decoder, 3, 2000), pair.speculative(vectors, 3)) > ODDS
+    assert least_p_value(draw(decoder, 3, 2000), pair.speculative(vectors, 3)) > ODDS
 
 
 @pytest.mark.parametrize("batch", [1, 3])

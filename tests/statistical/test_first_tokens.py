@@ -3,7 +3,7 @@
 A rule that changes the text judges the first token as any other, drafted by the draft behind the
 prompt. n texts from fixed seeds; one chi-square over all triples of the first three tokens against
 an enumeration in Python floats, and failure below 1e-4, which are the odds of a false alarm of each
-test under other seeds; about 30 such tests. Those of `test_cascades.py` and `test_distributions.py`
+test under other seeds; about 25 such tests. Those of `test_cascades.py` and `test_distributions.py`
 look at these triples behind `PROMPT`, too. The mutant takes the first token from the target's pass
 over the prompt, as lossless decoding does, and must be caught under every rule.
 """
@@ -54,7 +54,6 @@ PROMPTS = [PROMPT, ALONE]
 # Behind token 0 every rule's aim is far from the target.
 FAR = [[3, 0], ALONE]
 aimed = pytest.mark.parametrize(("rule", "name", "alpha"), AIMED, ids=[str(r) for r, *_ in AIMED])
-prompts = pytest.mark.parametrize("prompt", PROMPTS, ids=str)
 
 
 def beginnings(
@@ -122,11 +121,8 @@ def test_the_first_tokens_of_a_lossy_rule_are_drafted_and_judged(
     assert exact.beginning_p_value(texts, plain, length) < ODDS
 
 
-@prompts
 @pytest.mark.parametrize("rollback", [None, 1.9])
-def test_the_first_tokens_of_a_draft_that_writes_while_it_is_sure(
-    rollback: float | None, prompt: list[int]
-):
+def test_the_first_tokens_of_a_draft_that_writes_while_it_is_sure(rollback: float | None):
     """n = 2,000; TokenCascade without, BiLD with rollback."""
     pair = Pair(1, COOL)
     decoder: Decoder = (
@@ -135,18 +131,17 @@ def test_the_first_tokens_of_a_draft_that_writes_while_it_is_sure(
         else BigLittleDecoder(pair.target, pair.draft, 0.4, rollback, pair.sampling, 3)
     )
     expected = exact.block_texts(
-        exact_models(COOL), tuple(prompt), 3, sure=0.4, most=3, rollback=rollback
+        exact_models(COOL), tuple(ALONE), 3, sure=0.4, most=3, rollback=rollback
     )
-    assert exact.beginning_p_value(beginnings(decoder, prompt, 2000), expected, 3) > ODDS
+    assert exact.beginning_p_value(beginnings(decoder, ALONE, 2000), expected, 3) > ODDS
 
 
-@prompts
-def test_the_first_tokens_of_an_oracle_cascade(prompt: list[int]):
+def test_the_first_tokens_of_an_oracle_cascade():
     """n = 2,000."""
     pair = Pair(1, COOL)
     decoder = OracleCascade(pair.target, pair.draft, Diff(0.05), pair.sampling)
-    expected = triples("diff", 0.05, tuple(prompt), COOL)
-    assert exact.beginning_p_value(beginnings(decoder, prompt, 2000), expected, 3) > ODDS
+    expected = triples("diff", 0.05, tuple(ALONE), COOL)
+    assert exact.beginning_p_value(beginnings(decoder, ALONE, 2000), expected, 3) > ODDS
 
 
 @pytest.mark.parametrize("batch_size", [7, 200])
@@ -162,7 +157,6 @@ def test_first_tokens_follow_the_aim_where_texts_take_the_places_of_others(batch
         assert exact.beginning_p_value(texts, expected, 3) > ODDS
 
 
-@prompts
 @pytest.mark.parametrize(
     "make",
     [
@@ -171,13 +165,11 @@ def test_first_tokens_follow_the_aim_where_texts_take_the_places_of_others(batch
     ],
     ids=["lossless", "target alone"],
 )
-def test_what_loses_nothing_begins_as_the_target_does(
-    make: Callable[[Pair], Decoder], prompt: list[int]
-):
+def test_what_loses_nothing_begins_as_the_target_does(make: Callable[[Pair], Decoder]):
     """n = 2,000."""
     pair = Pair(1)
-    texts = beginnings(make(pair), prompt, 2000)
-    expected = exact.plain_texts(pair.p, tuple(prompt), 3)
+    texts = beginnings(make(pair), ALONE, 2000)
+    expected = exact.plain_texts(pair.p, tuple(ALONE), 3)
     assert exact.beginning_p_value(texts, expected, 3) > ODDS
 
 

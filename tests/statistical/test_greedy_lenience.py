@@ -2,8 +2,8 @@
 
 Where the draft samples: n = 2,000 texts from fixed seeds and one chi-square for each pair of
 neighbouring places, as in `test_distributions.py`, and one for the first three tokens; failure
-below 1e-4, which are the odds of a false alarm of each p-value under other seeds. Mutants fail. Where
-the draft is greedy, too: `equivalence/test_lenience_at_temperature_0.py`.
+below 1e-4, which are the odds of a false alarm of each p-value under other seeds. Mutants fail.
+Where the draft is greedy, too: `equivalence/test_lenience_at_temperature_0.py`.
 """
 
 import pytest
@@ -14,7 +14,7 @@ from paceline.core.rule_base import Position
 from paceline.core.rules import Lenient, Lossy, Rule
 from paceline.decode import SpeculativeDecoder
 from support import exact
-from support.rules import ODDS, PROMPT, Pair, draw, smallest_p_value
+from support.rules import ODDS, PROMPT, Pair, draw, least_p_value, smallest_p_value
 
 GREEDY = exact.Shaping(temperature=0)
 PENALTY = exact.Shaping(temperature=0, repetition_penalty=1.5)
@@ -34,12 +34,6 @@ rules = pytest.mark.parametrize(("rule", "vectors"), RULES, ids=[str(rule) for r
 def texts_of(rule: Rule, pair: Pair, gamma: int) -> list[list[int]]:
     models = pair.target, pair.draft, rule, gamma, pair.sampling
     return draw(SpeculativeDecoder(*models, draft_sampling=pair.draft_sampling), gamma, 2000)
-
-
-def least_p_value(texts: list[list[int]], expected: dict[tuple[int, ...], float]) -> float:
-    """Of all pairs of neighbouring places, and of the triples of the first three tokens."""
-    triples = exact.beginning_p_value(texts, expected, 3)
-    return min(triples, smallest_p_value(texts, expected))
 
 
 @rules

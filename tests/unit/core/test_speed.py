@@ -276,13 +276,6 @@ def test_constant_acceptance_gives_the_iid_figure_in_long_texts():
     assert found == pytest.approx(block_efficiency_iid(0.6, 5), rel=1e-3)
 
 
-def test_a_hard_stretch_counts_by_its_blocks_and_not_by_its_tokens():
-    # 10 tokens kept in blocks of 4 + bonus, then 10 that are all rejected: 2 blocks and 10
-    kept = torch.cat([torch.ones(1, 10), torch.zeros(1, 10)], 1)
-    found = tau_of_text(kept, kept, torch.ones(1, 20), 4)
-    assert found == pytest.approx(20 / 12)
-
-
 def test_what_is_masked_does_not_count():
     acceptance = torch.tensor([[0.5, 0.5, 0.5, 9.0], [0.5, 9.0, 9.0, 9.0]])
     mask = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]])
