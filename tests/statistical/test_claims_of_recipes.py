@@ -21,6 +21,7 @@ from paceline.studies import evidence, seeds
 from paceline.studies.claim_file import Claim
 from paceline.studies.seeds import Design, Run, Spread, Table, with_seeds
 from paceline.studies.verdicts import FAILS, HOLDS, HOLDS_SMALL, SMALL, judge_one
+from support.exact import limit
 from support.results import claim, study_row
 
 if TYPE_CHECKING:
@@ -28,11 +29,6 @@ if TYPE_CHECKING:
 
 FAR = 2.7e-4  # the tail of a claim of DistillSpec
 RECIPES, SEEDS, TEXTS = 6, 2, 60
-
-
-def limit(rate: float, count: int) -> float:
-    """4 standard deviations above a rate."""
-    return rate + 4 * math.sqrt(rate * (1 - rate) / count)
 
 
 def far_errors(

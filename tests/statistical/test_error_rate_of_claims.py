@@ -26,6 +26,7 @@ from paceline.studies import evidence
 from paceline.studies.claim_file import Claim, ClaimFile
 from paceline.studies.evidence_of_drafts import correlation, distances
 from paceline.studies.verdicts import FAILS, HOLDS, HOLDS_SMALL, SMALL, judge, judge_one
+from support.exact import limit
 from support.results import claim, study_row
 
 RATE, TEXTS, MATTERS = 0.1, 40, 0.02
@@ -33,11 +34,6 @@ SIDE = RATE / 2  # the probability of an error on one side
 STUDIES, CLAIMS = 400, 4
 
 Draw = Callable[[torch.Generator], list[Row]]
-
-
-def limit(rate: float, count: int) -> float:
-    """4 standard deviations above a rate."""
-    return rate + 4 * math.sqrt(rate * (1 - rate) / count)
 
 
 def ratios(effect: float, *, drafts: int = 1, texts: int = TEXTS) -> Draw:

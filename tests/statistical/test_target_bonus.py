@@ -27,10 +27,6 @@ COOL = exact.Shaping(temperature=0.7)
 GREEDY = exact.Shaping(temperature=0)
 
 
-def near(vectors: exact.RuleVectors) -> exact.Vectors:
-    return lambda p, q, *_: vectors(p, q)
-
-
 def untempered(vectors: exact.RuleVectors) -> exact.Vectors:
     return lambda _p, q, p_raw, _q_raw: vectors(p_raw, q)
 
@@ -40,11 +36,11 @@ def aimed(name: str, alpha: float) -> exact.Vectors:
 
 
 RULES: list[tuple[Rule, exact.Vectors]] = [
-    (Lossless(), near(exact.lossless)),
-    (Lenient("linear", 0.3), near(exact.lenient("linear", 0.3))),
-    (Lenient("square", 0.5), near(exact.lenient("square", 0.5))),
-    (Lenient("exponential", 0.4), near(exact.lenient("exponential", 0.4))),
-    (Lossy(0.5, 1.6), near(exact.lossy(0.5, 1.6))),
+    (Lossless(), exact.near(exact.lossless)),
+    (Lenient("linear", 0.3), exact.near(exact.lenient("linear", 0.3))),
+    (Lenient("square", 0.5), exact.near(exact.lenient("square", 0.5))),
+    (Lenient("exponential", 0.4), exact.near(exact.lenient("exponential", 0.4))),
+    (Lossy(0.5, 1.6), exact.near(exact.lossy(0.5, 1.6))),
     (Lossy(0.6, "tuned"), aimed("tuned", 0.6)),
     *(
         (stating(name, alpha), aimed(name, alpha))

@@ -44,20 +44,16 @@ def probs(logits: torch.Tensor, temperature: float) -> list[list[float]]:
     return (logits.double() / temperature).softmax(-1).tolist()
 
 
-def near(vectors: exact.RuleVectors) -> Vectors:
-    return lambda p, q, *_: vectors(p, q)
-
-
 def cascade(name: str, alpha: float) -> Vectors:
     return aimed_vectors(AIMS[name](alpha))
 
 
 RULES: dict[str, tuple[Rule, Vectors]] = {
-    "lossless": (Lossless(), near(exact.lossless)),
-    "lenient": (Lenient(kind="linear", epsilon=0.5), near(exact.lenient("linear", 0.5))),
-    "square": (Lenient(kind="square", epsilon=0.6), near(exact.lenient("square", 0.6))),
-    "exponential": (Lenient("exponential", 0.5), near(exact.lenient("exponential", 0.5))),
-    "lossy": (Lossy(alpha=0.3), near(exact.lossy(0.3))),
+    "lossless": (Lossless(), exact.near(exact.lossless)),
+    "lenient": (Lenient(kind="linear", epsilon=0.5), exact.near(exact.lenient("linear", 0.5))),
+    "square": (Lenient(kind="square", epsilon=0.6), exact.near(exact.lenient("square", 0.6))),
+    "exponential": (Lenient("exponential", 0.5), exact.near(exact.lenient("exponential", 0.5))),
+    "lossy": (Lossy(alpha=0.3), exact.near(exact.lossy(0.3))),
     **{
         name: (stating(name, alpha), cascade(name, alpha))
         for name, alpha in {

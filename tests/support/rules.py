@@ -65,7 +65,7 @@ THRESHOLDS = {
 
 
 def stating(name: str, alpha: float) -> Rule:
-    """The rule whose stated distribution is `exact_cascades.AIMS[name](alpha)`."""
+    """The rule whose stated distribution is `exact.AIMS[name](alpha)`."""
     return Lossy(min(alpha, 0.95), "tuned") if name == "tuned" else CASCADES[name](alpha)
 
 
