@@ -40,8 +40,8 @@ from paceline.results.comparison import (
 )
 from paceline.results.figures import FIGURES
 from paceline.results.frontier import Frontier, family_of
-from paceline.results.row import Row, Source
-from support.results import ALONE, example, row, steady
+from paceline.results.row import Row
+from support.results import ALONE, example, row, steady, study_row
 
 
 def compared(
@@ -267,16 +267,8 @@ def rows_on(units: range, seed: int, gain: float = 0.0) -> Row:
     hard, own = np.random.default_rng(0), np.random.default_rng(seed)
     calls = hard.integers(4, 30, 64)
     tau = 2 + hard.normal(0, 0.5, 64) + own.normal(0, 0.05, 64) + gain
-    sums = {"emitted": tuple(calls * tau), "calls": tuple(map(float, calls))}
-    setting = {"gamma": 5, "parameter_ratio": 0.1, "seed": seed}
-    whole = Row(
-        population="prompts",
-        units=tuple(range(64)),
-        setting=setting,
-        sums=sums,
-        source=Source(command="test"),
-    )
-    return whole.only(units)
+    sums = {"emitted": (calls * tau).tolist(), "calls": calls.tolist()}
+    return study_row(sums, gamma=5, parameter_ratio=0.1, seed=seed).only(units)
 
 
 def test_a_paired_difference_has_the_interval_of_a_paired_bootstrap():
