@@ -1,10 +1,10 @@
 """Text of every cascade follows its exact distribution, pair by pair of tokens.
 
 As `test_distributions.py`: n texts from fixed seeds, one chi-square for each pair of neighbouring
-places and one for the first three tokens, and failure where the smallest of these 4 to 6 p-values is
-below 1e-4. 51 such tests: odds of a false alarm under other seeds at most 3 in 100 for the whole
-file. At temperature 0 there is one text, and it is compared token by token. That a test finds what it
-is for, the mutants at the end show.
+places and one for the first three tokens, and failure where the smallest of these 4 to 6 p-values
+is below 1e-4. 51 such tests: odds of a false alarm under other seeds at most 3 in 100 for the whole
+file. At temperature 0 there is one text, and it is compared token by token. That a test finds what
+it is for, the mutants at the end show.
 """
 
 from collections.abc import Callable

@@ -158,8 +158,7 @@ class VerifiesWithTheDraftsSampling(SpeculativeDecoder):
             return super()._verify(target, texts, drafted, num_drafted, seen_BV)
 
 
-@pytest.mark.parametrize("gamma", [1, 4])
-@pytest.mark.parametrize("setting", ["greedy at 1", "cold", "few"])
+@pytest.mark.parametrize(("setting", "gamma"), [("greedy at 1", 1), ("cold", 4), ("few", 1)])
 @pytest.mark.parametrize("mutant", [ScoresWithTheTargetsSampling, VerifiesWithTheDraftsSampling])
 def test_a_q_that_is_not_the_proposal_is_caught(
     mutant: type[SpeculativeDecoder], setting: str, gamma: int

@@ -10,6 +10,7 @@ over the prompt, as lossless decoding does, and must be caught under every rule.
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import cycle
 
 import pytest
 
@@ -181,8 +182,11 @@ class FirstFromTarget(SpeculativeDecoder):
         self.verifies_first = False
 
 
-@pytest.mark.parametrize("prompt", FAR, ids=str)
-@aimed
+@pytest.mark.parametrize(
+    ("rule", "name", "alpha", "prompt"),
+    [(*each, prompt) for each, prompt in zip(AIMED, cycle(FAR), strict=False)],
+    ids=[str(rule) for rule, *_ in AIMED],
+)
 def test_a_first_token_of_the_targets_own_is_caught(
     rule: Rule, name: str, alpha: float, prompt: list[int]
 ):
