@@ -88,16 +88,6 @@ def test_unit_tests_mirror_the_packages():
     assert strange == []
 
 
-def test_imports_are_absolute():
-    relative = [
-        f"{name_of(path)}:{node.lineno}"
-        for path in PROGRAMS
-        for node in ast.walk(tree_of(path))
-        if isinstance(node, ast.ImportFrom) and node.level > 0
-    ]
-    assert relative == []
-
-
 def test_every_module_of_the_package_says_what_it_is():
     silent = [
         name_of(path)

@@ -221,20 +221,10 @@ def test_the_command_line_has_every_documented_command_and_option():
         assert set(options.split()) <= offered, verb
 
 
-def test_help_lists_every_command():
-    shown = CliRunner().invoke(app, ["--help"])
-    assert shown.exit_code == 0
-    listed = {line.split()[1] for line in shown.output.splitlines() if line.startswith("│ ")}
-    assert set(OPTIONS) <= listed
-
-
-@pytest.mark.parametrize("verb", OPTIONS)
-def test_every_command_explains_itself(verb: str):
-    shown = CliRunner().invoke(app, [verb, "--help"])
-    assert shown.exit_code == 0
+def test_every_option_explains_itself():
     commands = typer.main.get_command(app).commands  # pyright: ignore
-    unexplained = [p.name for p in commands[verb].params if not getattr(p, "help", None)]
-    assert unexplained == []
+    options = [(verb, option) for verb in OPTIONS for option in commands[verb].params]
+    assert [(verb, one.name) for verb, one in options if not getattr(one, "help", None)] == []
 
 
 def test_help_does_not_wait_for_torch():
