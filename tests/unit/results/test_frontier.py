@@ -17,29 +17,6 @@ from support.results import ALONE, example, row, steady
 THREE = row(ALONE, [example(0.5), example(1.0), example(0.0)])
 
 
-def test_figures_are_ratios_of_sums():
-    cell = row(
-        Chow(0.2),
-        [
-            example(
-                1.0, 2.0, 21, baseline_s=3.0, baseline_tokens=31, calls=8, examined=10, rejected=1
-            ),
-            example(
-                0.5, 1.0, 11, baseline_s=4.0, baseline_tokens=21, calls=6, examined=5, rejected=2
-            ),
-            example(
-                0.0, 3.0, 6, baseline_s=5.0, baseline_tokens=11, calls=1, examined=25, rejected=7
-            ),
-        ],
-    )
-    found = Frontier([THREE, cell])
-    assert found.measure("quality", cell).value == pytest.approx(1.5 / 3)
-    assert found.measure("relative_quality", cell).value == pytest.approx(1.5 / 1.5)
-    assert found.measure("speedup", cell).value == pytest.approx((12 / 63) / (6 / 38))
-    assert found.measure("rejection_rate", cell).value == pytest.approx(10 / 40)
-    assert found.measure("deferral_rate", cell).value == pytest.approx(15 / (20 + 10 + 5))
-
-
 def test_what_came_with_the_prompt_or_in_the_first_block_is_left_out_token_by_token():
     """11 tokens in 1 s, of which 3 came in a first block at 0.2 s; target alone: 10 in 0.9 s."""
     block = example(first_s=0.2, baseline_first_s=0.1, calls=4, first_tokens=3, prefill_tokens=0)
