@@ -18,9 +18,11 @@ from torch import Tensor
 from paceline.core.rules import Chow, Opt
 from paceline.results.comparison import SPEEDUP, AtQuality, Group, compare
 from paceline.results.frontier import Frontier
-from support.results import ALONE, example, row, steady, with_sums
+from support.results import ALONE, steady, with_sums
 
 if TYPE_CHECKING:
+    from paceline.core.rules import Rule
+    from paceline.decode.strategies import Autoregressive
     from paceline.results.row import Row
 
 NUM_BENCHES = 100
@@ -39,12 +41,14 @@ FAMILIES = {
     "close": Family([1.0 - 0.01 * place for place in range(8)]),
     "correlated": Family([1.0] * 8, shared=0.9),
 }
+SUMS = ("score", "tokens", "seconds", "target_tokens", "target_seconds")
 
 
 @cache
-def cell(place: int, count: int) -> Row:
-    """Without noise; rows are made once, as only their seconds differ from bench to bench."""
-    return row(Chow(place / 40), [example()] * count)
+def cell(strategy: Rule | Autoregressive, count: int) -> Row:
+    """Without noise, and with the sums alone that are read; made once for all benches."""
+    made = steady(strategy, count=count)
+    return made.model_copy(update={"sums": {name: made.sums[name] for name in SUMS}})
 
 
 def measured(family: Family, count: int, rng: torch.Generator) -> tuple[Frontier, list[Row]]:
@@ -55,8 +59,8 @@ def measured(family: Family, count: int, rng: torch.Generator) -> tuple[Frontier
         own_N = torch.randn(count, generator=rng)
         noise_N = family.shared**0.5 * common_N + (1 - family.shared) ** 0.5 * own_N
         seconds = ((1 + 0.1 * noise_N) / speedup).tolist()
-        cells.append(with_sums(cell(place, count), seconds=seconds))
-    return Frontier([steady(ALONE, count=count), *cells], num_resamples=200), cells
+        cells.append(with_sums(cell(Chow(place / 40), count), seconds=seconds))
+    return Frontier([cell(ALONE, count), *cells], num_resamples=200), cells
 
 
 def chosen_anew(frontier: Frontier, cells: list[Row]) -> tuple[float, float]:
@@ -117,12 +121,11 @@ def test_which_family_reaches_a_floor_by_luck_is_in_the_interval_of_their_differ
     for _ in range(100):
         right_CN = (torch.rand(5, 80, generator=rng) < 0.8).float().tolist()
         seconds_CN = ((1 + 0.1 * torch.randn(4, 80, generator=rng)) / 1.5).tolist()
-        alone = row(ALONE, [example(score) for score in right_CN[4]])
         cells = [
-            row(rule(place / 10), list(map(example, right_CN[at], seconds_CN[at])))
-            for rule, places in ((Opt, (0, 1)), (Chow, (2, 3)))
-            for place, at in enumerate(places)
+            with_sums(cell(rule(place / 10), 80), score=right_CN[place], seconds=seconds_CN[place])
+            for place, rule in enumerate((Opt, Opt, Chow, Chow))
         ]
+        alone = with_sums(cell(ALONE, 80), score=right_CN[4])
         for is_mutant in (False, True):
             frontier = Frontier([alone, *cells], num_resamples=500)
             if is_mutant:

@@ -9,29 +9,26 @@ rate: a false alarm under another seed has odds below 1e-4 for each case.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from paceline.config import validate
 from paceline.core.bootstrap import student_quantile
-from paceline.studies import evidence
+from paceline.studies import evidence, seeds
 from paceline.studies.claim_file import Claim
 from paceline.studies.seeds import Design, Run, Spread, Table, with_seeds
 from paceline.studies.verdicts import FAILS, HOLDS, HOLDS_SMALL, SMALL, judge_one
+from support.exact import limit
 from support.results import claim, study_row
 
 if TYPE_CHECKING:
     from paceline.results.row import Row
 
 FAR = 2.7e-4  # the tail of a claim of DistillSpec
-RECIPES, SEEDS, TEXTS = 6, 2, 60
-
-
-def limit(rate: float, count: int) -> float:
-    """4 standard deviations above a rate."""
-    return rate + 4 * math.sqrt(rate * (1 - rate) / count)
+RECIPES, SEEDS, TEXTS = 8, 2, 60  # degrees of freedom are enough without other studies
 
 
 def far_errors(
@@ -47,7 +44,7 @@ def far_errors(
         own: That of a run on an example, over the square root of the number of examples.
         texts: That of a recipe on an example, likewise.
         shared: That of a seed in all recipes of a text.
-        form: `right`, or the mutants `no seeds`, `normal` (as if there were many seeds) and
+        form: `right`, or a mutant: `no seeds`, `normal` (whose caller replaces the quantile) and
             `cancel` (as if a seed did the same to both texts).
     """
     rng, count = torch.Generator().manual_seed(11), 0
@@ -77,12 +74,11 @@ def far_errors(
     if form == "cancel":
         design = design._replace(net=0.0)
     half = student_quantile(1 - 2 * FAR, 799) * math.sqrt(own**2 / 6 + texts**2 / 2)
-    seeds = 200 if form == "normal" else 3
     effects = (mean_ST[:, 0] - mean_ST[:, 1]).tolist()
     for effect, squares_T22 in zip(effects, squares_ST22.tolist(), strict=True):
         low = -half
         if form != "no seeds":
-            spread = Spread(tuple(Table(4, seeds, *squares_22) for squares_22 in squares_T22))
+            spread = Spread(tuple(Table(4, 3, *squares_22) for squares_22 in squares_T22))
             low, _ = with_seeds(-half, half, spread, design, FAR, 800)
         count += effect + low > 0
     return count / samples
@@ -106,13 +102,21 @@ def test_runs_enter_with_their_degrees_of_freedom_at_the_far_tail(
 
 
 @pytest.mark.parametrize("mutant", ["no seeds", "normal", "cancel"])
-def test_intervals_without_runs_or_degrees_of_freedom_or_shared_seeds_are_caught(mutant: str):
+def test_intervals_without_runs_or_degrees_of_freedom_or_shared_seeds_are_caught(
+    mutant: str, monkeypatch: pytest.MonkeyPatch
+):
     """Without runs every fifth errs; with a normal quantile, more than 3 times the nominal rate."""
+    if mutant == "normal":
+
+        def quantile(confidence: float, _freedom: int) -> float:
+            return NormalDist().inv_cdf((1 + confidence) / 2)
+
+        monkeypatch.setattr(seeds, "student_quantile", quantile)
     assert far_errors(1.0, 0.5, 0.3, 1.0, form=mutant) > 3 * FAR
 
 
 def study(rng: torch.Generator, runs: float) -> list[Row]:
-    """Tokens and blocks of texts by the drafts of six recipes, two seeds each, all alike."""
+    """Tokens and blocks of texts by the drafts of eight recipes, two seeds each, all alike."""
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=rng, dtype=torch.float64)
@@ -130,17 +134,22 @@ def study(rng: torch.Generator, runs: float) -> list[Row]:
     return rows
 
 
-def wrong(studies: int, runs: float) -> float:
-    """How often `draft d0 has a larger tau than d1` holds or fails at 5% a side, though equal."""
-    test = {
+def better(first: str) -> Claim:
+    """The claim that a draft has a larger tau than d1."""
+    test: dict[str, Any] = {
         "kind": "paired",
         "figure": "block_efficiency",
         "across": ["seed"],
-        "first": {"where": {"draft": "d0"}},
+        "first": {"where": {"draft": first}},
         "second": {"where": {"draft": "d1"}},
         "matters": 0.02,
     }
-    one = validate(Claim, claim(test))
+    return validate(Claim, claim(test))
+
+
+def wrong(studies: int, runs: float) -> float:
+    """How often `d0 has a larger tau than d1` holds at 5% a side, though both are equal."""
+    one = better("d0")
     rng, count = torch.Generator().manual_seed(5), 0
     for _ in range(studies):
         count += judge_one(one, study(rng, runs), 0.05).verdict in (HOLDS, HOLDS_SMALL)
@@ -161,15 +170,7 @@ def test_claims_without_the_spread_between_runs_are_caught(monkeypatch: pytest.M
 
 def test_a_recipe_that_is_better_by_much_is_found():
     """Power: 15% more tau with 3% between runs; two of 100 studies may miss it."""
-    rng, found = torch.Generator().manual_seed(6), 0
-    test = {
-        "kind": "paired",
-        "figure": "block_efficiency",
-        "across": ["seed"],
-        "first": {"where": {"draft": "better"}},
-        "second": {"where": {"draft": "d1"}},
-        "matters": 0.02,
-    }
+    rng, found, one = torch.Generator().manual_seed(6), 0, better("better")
     for _ in range(100):
         rows = study(rng, 0.03)
         for row in [row for row in rows if row.setting["draft"] == "d0"]:
@@ -177,7 +178,7 @@ def test_a_recipe_that_is_better_by_much_is_found():
             setting = row.setting | {"draft": "better"}
             sums = row.sums | {"calls": blocks}
             rows.append(row.model_copy(update={"setting": setting, "sums": sums}))
-        verdict = judge_one(validate(Claim, claim(test)), rows, 0.05).verdict
+        verdict = judge_one(one, rows, 0.05).verdict
         assert verdict not in (FAILS, SMALL)
         found += verdict == HOLDS
     assert found >= 98

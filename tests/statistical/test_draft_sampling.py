@@ -52,7 +52,6 @@ SETTINGS = {
     "greedy under a penalty": (exact.Shaping(repetition_penalty=1.5), GREEDY),
     "all": (ALL, exact.Shaping(temperature=0.6, top_p=0.8)),
 }
-settings = pytest.mark.parametrize("setting", SETTINGS)
 
 
 def decoder(
@@ -64,8 +63,10 @@ def decoder(
     )
 
 
-@settings
-@pytest.mark.parametrize("gamma", [1, 4])
+@pytest.mark.parametrize(
+    ("setting", "gamma"),
+    [*((each, 4) for each in SETTINGS), *((each, 1) for each in ("greedy at 1", "cold", "few"))],
+)
 def test_lossless_text_follows_the_target_however_the_draft_draws(setting: str, gamma: int):
     """n = 2,000."""
     pair = Pair(2 if gamma == 1 else 1, *SETTINGS[setting])
@@ -157,8 +158,7 @@ class VerifiesWithTheDraftsSampling(SpeculativeDecoder):
             return super()._verify(target, texts, drafted, num_drafted, seen_BV)
 
 
-@pytest.mark.parametrize("gamma", [1, 4])
-@pytest.mark.parametrize("setting", ["greedy at 1", "cold", "few"])
+@pytest.mark.parametrize(("setting", "gamma"), [("greedy at 1", 1), ("cold", 4), ("few", 1)])
 @pytest.mark.parametrize("mutant", [ScoresWithTheTargetsSampling, VerifiesWithTheDraftsSampling])
 def test_a_q_that_is_not_the_proposal_is_caught(
     mutant: type[SpeculativeDecoder], setting: str, gamma: int

@@ -3,12 +3,14 @@
 A rule that changes the text judges the first token as any other, drafted by the draft behind the
 prompt. n texts from fixed seeds; one chi-square over all triples of the first three tokens against
 an enumeration in Python floats, and failure below 1e-4, which are the odds of a false alarm of each
-test under other seeds; about 50 such tests. The mutant takes the first token from the target's pass
+test under other seeds; about 25 such tests. Those of `test_cascades.py` and `test_distributions.py`
+look at these triples behind `PROMPT`, too. The mutant takes the first token from the target's pass
 over the prompt, as lossless decoding does, and must be caught under every rule.
 """
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import cycle
 
 import pytest
 
@@ -48,12 +50,11 @@ LOSSY: list[tuple[Rule, exact.RuleVectors]] = [
 ]
 COOL = exact.Shaping(temperature=0.7)
 GREEDY = exact.Shaping(temperature=0)
-# The second is one token alone, so that sessions hold nothing when the first block begins.
-PROMPTS = [PROMPT, [0]]
+ALONE = [0]  # one token, so that sessions hold nothing when the first block begins
+PROMPTS = [PROMPT, ALONE]
 # Behind token 0 every rule's aim is far from the target.
-FAR = [[3, 0], [0]]
+FAR = [[3, 0], ALONE]
 aimed = pytest.mark.parametrize(("rule", "name", "alpha"), AIMED, ids=[str(r) for r, *_ in AIMED])
-prompts = pytest.mark.parametrize("prompt", PROMPTS, ids=str)
 
 
 def beginnings(
@@ -75,18 +76,17 @@ def triples(
 
 
 @aimed
-@prompts
 @pytest.mark.parametrize(
     ("shaping", "gamma"), [(exact.Shaping(), 1), (COOL, 4)], ids=["plain", "cool"]
 )
 def test_the_first_three_tokens_follow_the_aim(
-    rule: Rule, name: str, alpha: float, prompt: list[int], shaping: exact.Shaping, gamma: int
+    rule: Rule, name: str, alpha: float, shaping: exact.Shaping, gamma: int
 ):
-    """n = 2,000 for each of 20 settings."""
+    """n = 2,000 for each of 10 settings, behind a prompt of one token."""
     pair = Pair(1, shaping)
     decoder = SpeculativeDecoder(pair.target, pair.draft, rule, gamma, pair.sampling)
-    texts = beginnings(decoder, prompt, 2000)
-    assert exact.beginning_p_value(texts, triples(name, alpha, tuple(prompt), shaping), 3) > ODDS
+    texts = beginnings(decoder, ALONE, 2000)
+    assert exact.beginning_p_value(texts, triples(name, alpha, tuple(ALONE), shaping), 3) > ODDS
 
 
 @aimed
@@ -103,10 +103,10 @@ def test_so_they_do_with_greedy_drafts_and_blocks_that_end_when_unsure(
     assert exact.beginning_p_value(beginnings(decoder, PROMPT, 2000), expected, 3) > ODDS
 
 
-@prompts
-@pytest.mark.parametrize("gamma", [1, 3])
 @pytest.mark.parametrize(("rule", "vectors"), LOSSY, ids=[str(rule) for rule, _ in LOSSY])
-@pytest.mark.parametrize("length", [1, 3])
+@pytest.mark.parametrize(
+    ("prompt", "length", "gamma"), [(ALONE, 3, 1), (ALONE, 3, 3), (ALONE, 1, 1), (PROMPT, 1, 3)]
+)
 def test_the_first_tokens_of_a_lossy_rule_are_drafted_and_judged(
     rule: Rule, vectors: exact.RuleVectors, gamma: int, prompt: list[int], length: int
 ):
@@ -122,11 +122,8 @@ def test_the_first_tokens_of_a_lossy_rule_are_drafted_and_judged(
     assert exact.beginning_p_value(texts, plain, length) < ODDS
 
 
-@prompts
 @pytest.mark.parametrize("rollback", [None, 1.9])
-def test_the_first_tokens_of_a_draft_that_writes_while_it_is_sure(
-    rollback: float | None, prompt: list[int]
-):
+def test_the_first_tokens_of_a_draft_that_writes_while_it_is_sure(rollback: float | None):
     """n = 2,000; TokenCascade without, BiLD with rollback."""
     pair = Pair(1, COOL)
     decoder: Decoder = (
@@ -135,18 +132,17 @@ def test_the_first_tokens_of_a_draft_that_writes_while_it_is_sure(
         else BigLittleDecoder(pair.target, pair.draft, 0.4, rollback, pair.sampling, 3)
     )
     expected = exact.block_texts(
-        exact_models(COOL), tuple(prompt), 3, sure=0.4, most=3, rollback=rollback
+        exact_models(COOL), tuple(ALONE), 3, sure=0.4, most=3, rollback=rollback
     )
-    assert exact.beginning_p_value(beginnings(decoder, prompt, 2000), expected, 3) > ODDS
+    assert exact.beginning_p_value(beginnings(decoder, ALONE, 2000), expected, 3) > ODDS
 
 
-@prompts
-def test_the_first_tokens_of_an_oracle_cascade(prompt: list[int]):
+def test_the_first_tokens_of_an_oracle_cascade():
     """n = 2,000."""
     pair = Pair(1, COOL)
     decoder = OracleCascade(pair.target, pair.draft, Diff(0.05), pair.sampling)
-    expected = triples("diff", 0.05, tuple(prompt), COOL)
-    assert exact.beginning_p_value(beginnings(decoder, prompt, 2000), expected, 3) > ODDS
+    expected = triples("diff", 0.05, tuple(ALONE), COOL)
+    assert exact.beginning_p_value(beginnings(decoder, ALONE, 2000), expected, 3) > ODDS
 
 
 @pytest.mark.parametrize("batch_size", [7, 200])
@@ -162,7 +158,6 @@ def test_first_tokens_follow_the_aim_where_texts_take_the_places_of_others(batch
         assert exact.beginning_p_value(texts, expected, 3) > ODDS
 
 
-@prompts
 @pytest.mark.parametrize(
     "make",
     [
@@ -171,13 +166,11 @@ def test_first_tokens_follow_the_aim_where_texts_take_the_places_of_others(batch
     ],
     ids=["lossless", "target alone"],
 )
-def test_what_loses_nothing_begins_as_the_target_does(
-    make: Callable[[Pair], Decoder], prompt: list[int]
-):
+def test_what_loses_nothing_begins_as_the_target_does(make: Callable[[Pair], Decoder]):
     """n = 2,000."""
     pair = Pair(1)
-    texts = beginnings(make(pair), prompt, 2000)
-    expected = exact.plain_texts(pair.p, tuple(prompt), 3)
+    texts = beginnings(make(pair), ALONE, 2000)
+    expected = exact.plain_texts(pair.p, tuple(ALONE), 3)
     assert exact.beginning_p_value(texts, expected, 3) > ODDS
 
 
@@ -189,8 +182,11 @@ class FirstFromTarget(SpeculativeDecoder):
         self.verifies_first = False
 
 
-@pytest.mark.parametrize("prompt", FAR, ids=str)
-@aimed
+@pytest.mark.parametrize(
+    ("rule", "name", "alpha", "prompt"),
+    [(*each, prompt) for each, prompt in zip(AIMED, cycle(FAR), strict=False)],
+    ids=[str(rule) for rule, *_ in AIMED],
+)
 def test_a_first_token_of_the_targets_own_is_caught(
     rule: Rule, name: str, alpha: float, prompt: list[int]
 ):

@@ -8,7 +8,6 @@ for each case under another seed.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -22,6 +21,7 @@ from paceline.core.bootstrap import (
     ratio_interval,
     ratio_of_ratios_interval,
 )
+from support.exact import limit
 
 RESAMPLES = 500
 SAMPLES = {8: 800, 16: 500, 64: 250}
@@ -98,13 +98,18 @@ def percentile(found: Requests, rng: torch.Generator) -> Interval:
 Way = Callable[[Requests, torch.Generator], Interval]
 
 
-def coverage(way: Way, kind: str, same: bool, count: int, samples: int) -> float:
+def rates(way: Way, kind: str, same: bool, count: int, samples: int) -> tuple[float, float]:
+    """How often an interval holds the true speedup, and how often it is wholly above.
+
+    It is above a speedup of 1 as often, if the seconds of the method are scaled to that.
+    """
     rng, truth = torch.Generator().manual_seed(count), true_speedup(kind, same)
-    held = 0
+    held = above = 0
     for _ in range(samples):
         found = way(requests(kind, same, count, rng), rng)
         held += found.low <= truth <= found.high
-    return held / samples
+        above += found.low > truth
+    return held / samples, above / samples
 
 
 worlds = pytest.mark.parametrize(
@@ -116,38 +121,28 @@ worlds = pytest.mark.parametrize(
 @pytest.mark.parametrize("count", SAMPLES)
 @worlds
 def test_the_interval_of_a_speedup_holds_the_truth(kind: str, same: bool, count: int):
-    assert coverage(studentised, kind, same, count, SAMPLES[count]) > FLOORS[kind][count]
+    """At a true speedup of 1, 8 requests say GO in 1.5 to 4.2% of larger simulations."""
+    held, above = rates(studentised, kind, same, count, SAMPLES[count])
+    assert held > FLOORS[kind][count]
+    if count == LEAST_UNITS:
+        assert above < limit(0.042, SAMPLES[count])
 
 
 def test_the_percentile_bootstrap_is_caught():
-    assert coverage(percentile, "cut", True, 8, SAMPLES[8]) < FLOORS["cut"][8]
-    assert coverage(percentile, "cut", True, 3, 400) < 0.83
+    assert rates(percentile, "cut", True, 8, SAMPLES[8])[0] < FLOORS["cut"][8]
+    assert rates(percentile, "cut", True, 3, 400)[0] < 0.83
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_few_requests_give_wide_intervals_that_hold_the_truth(count: int):
     """500 samples; larger simulations found 90 to 93%."""
-    assert coverage(studentised, "cut", True, count, 500) > 0.846
+    assert rates(studentised, "cut", True, count, 500)[0] > 0.846
 
 
 @worlds
-def test_a_draft_that_gains_nothing_is_rarely_called_go(kind: str, same: bool):
-    """800 times 8 requests at a true speedup of 1; 2.5% is nominal, 1.5 to 4.2% were found.
-
-    The percentile bootstrap of 2 requests says GO one time in four.
-    """
-    rng, truth = torch.Generator().manual_seed(7), true_speedup(kind, same)
-
-    def goes(way: Way, count: int, samples: int) -> float:
-        total = 0
-        for _ in range(samples):
-            found = requests(kind, same, count, rng)
-            at_one = found._replace(method_s=found.method_s * truth)
-            total += way(at_one, rng).low > 1
-        return total / samples
-
-    assert goes(studentised, LEAST_UNITS, 800) < 0.042 + 4 * math.sqrt(0.042 * 0.958 / 800)
-    assert goes(percentile, 2, 400) > 0.16
+def test_the_percentile_bootstrap_of_2_requests_says_go_one_time_in_four(kind: str, same: bool):
+    """At a true speedup of 1."""
+    assert rates(percentile, kind, same, 2, 400)[1] > 0.16
 
 
 @pytest.mark.parametrize("count", SAMPLES)

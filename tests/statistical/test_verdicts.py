@@ -27,6 +27,7 @@ from paceline.measure.verdict import (
     expected_speeds,
 )
 from support.engines import costs_of
+from support.exact import limit
 from support.results import gamma_row
 
 if TYPE_CHECKING:
@@ -57,10 +58,6 @@ TEXTS, PASSES, BOTH = World(0.03, 0.2, 0.002), World(0.02, 0.01, 0.06), World(0.
 """Where the error is of the texts, of the passes (31 leave 2% in a ratio of medians), of both."""
 SMALL = World(0.08, 0.02, 0.015)
 """Where 256 texts and 31 passes tell 3% from nothing."""
-
-
-def most(runs: int) -> float:
-    return NOMINAL + 4 * math.sqrt(NOMINAL * (1 - NOMINAL) / runs)
 
 
 def normal(count: int, spread: float, rng: torch.Generator) -> Tensor:
@@ -171,8 +168,8 @@ def test_without_a_gain_an_expected_speedup_is_rarely_called_go_or_no_go(
 ):
     """At a true speedup of 1. The mutants: a point estimate, an error left out."""
     found, *others = expected(1.0, world, costs_of, gammas, judged, *mutants)
-    assert max(found["GO"], found["NO-GO"]) < most(RUNS)
-    assert min(other["GO"] for other in others) > most(RUNS)
+    assert max(found["GO"], found["NO-GO"]) < limit(NOMINAL, RUNS)
+    assert min(other["GO"] for other in others) > limit(NOMINAL, RUNS)
 
 
 def test_the_best_of_five_gammas_is_above_1_by_chance_more_often_than_one(
@@ -181,7 +178,7 @@ def test_the_best_of_five_gammas_is_above_1_by_chance_more_often_than_one(
     """The mutant: the lower bound of each gamma as if it were the only one."""
     monkeypatch.setattr(verdict, "confidence_of_low", lambda _: 0.95)
     (found,) = expected(1.0, TEXTS, timed_here, FIVE, judged)
-    assert found["GO"] > most(RUNS)
+    assert found["GO"] > limit(NOMINAL, RUNS)
 
 
 @pytest.mark.parametrize("costs_of", [timed_here, in_an_engine])
@@ -223,7 +220,7 @@ def timed(speedup: float, count: int, runs: int = RUNS) -> Shares:
 def test_timed_requests_without_a_gain_are_rarely_called_go_or_no_go():
     """At 12 requests; "not shown to be faster" was called NO-GO in 97%."""
     found = timed(1.0, 12)
-    assert max(found["GO"], found["NO-GO"]) < most(RUNS)
+    assert max(found["GO"], found["NO-GO"]) < limit(NOMINAL, RUNS)
     assert found["UNDECIDED"] > 0.85
 
 

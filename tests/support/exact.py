@@ -253,6 +253,11 @@ def chi_square_p_value(
     return float(chi2.sf(statistic, len(cells) - 1))
 
 
+def limit(rate: float, count: int) -> float:
+    """What a frequency in `count` trials exceeds at this rate with odds below 1e-4: 4 deviations."""
+    return rate + 4 * math.sqrt(rate * (1 - rate) / count)
+
+
 def transitions_p_value(texts: Sequence[Sequence[int]], p: NextToken, order: int) -> float:
     """All transitions of long texts against p, context by context, as one chi-square.
 
@@ -369,18 +374,12 @@ AIMS: dict[str, Callable[[float], Aim]] = {
 
 def aimed_vectors(aim: Aim) -> Vectors:
     """Keeps with min(1, pi/q), and recovers from norm((pi - q)_+)."""
+    return lambda p, q, *raw: lossless(aim(p, q, *raw), q)
 
-    def vectors(
-        p: Distribution, q: Distribution, p_raw: Distribution, q_raw: Distribution
-    ) -> tuple[Distribution, Distribution]:
-        pairs = list(zip(aim(p, q, p_raw, q_raw), q, strict=True))
-        excess = [max(0.0, a - b) for a, b in pairs]
-        mass = math.fsum(excess)
-        return [min(1.0, a / b) if b else 1.0 for a, b in pairs], [
-            x / mass for x in excess
-        ] if mass else p
 
-    return vectors
+def near(vectors: RuleVectors) -> Vectors:
+    """Of p and q alone."""
+    return lambda p, q, *_: vectors(p, q)
 
 
 def target_bonus_texts(
@@ -478,14 +477,14 @@ def sequence_texts(
     models: Models, prompt: tuple[int, ...], length: int, alpha: float, *, normalise: bool
 ) -> Texts:
     """The draft's text where it is probable enough, else the target's own."""
-    ours = _plain(models.q, prompt, length)
+    ours = plain_texts(models.q, prompt, length)
     kept = {
         text: mass
         for text, mass in ours.items()
         if _score(models, prompt, text, normalise) >= 1 - alpha
     }
     deferred = 1 - math.fsum(kept.values())
-    theirs = _plain(models.p, prompt, length)
+    theirs = plain_texts(models.p, prompt, length)
     return {text: kept.get(text, 0.0) + deferred * mass for text, mass in theirs.items()}
 
 
@@ -496,14 +495,3 @@ def _score(
         models.q_raw(prompt + text[:place])[token] for place, token in enumerate(text)
     )
     return product ** (1 / len(text)) if normalise else product
-
-
-def _plain(model: NextToken, prompt: tuple[int, ...], length: int) -> Texts:
-    texts: Texts = {(): 1.0}
-    for _ in range(length):
-        texts = {
-            (*text, token): mass * share
-            for text, mass in texts.items()
-            for token, share in enumerate(model(prompt + text))
-        }
-    return texts

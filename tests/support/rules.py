@@ -65,7 +65,7 @@ THRESHOLDS = {
 
 
 def stating(name: str, alpha: float) -> Rule:
-    """The rule whose stated distribution is `exact_cascades.AIMS[name](alpha)`."""
+    """The rule whose stated distribution is `exact.AIMS[name](alpha)`."""
     return Lossy(min(alpha, 0.95), "tuned") if name == "tuned" else CASCADES[name](alpha)
 
 
@@ -160,3 +160,11 @@ def smallest_p_value(
 ) -> float:
     """Of all pairs of neighbouring places in the texts."""
     return min(exact.pair_p_values(texts, expected))
+
+
+def least_p_value(
+    texts: Sequence[Sequence[int]], expected: dict[tuple[int, ...], float]
+) -> float:
+    """As `smallest_p_value`, and of the triples of the first three tokens."""
+    triples = exact.beginning_p_value(texts, expected, 3)
+    return min(triples, smallest_p_value(texts, expected))

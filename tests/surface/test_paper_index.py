@@ -94,26 +94,20 @@ def test_every_paper_line_names_author_year_and_place():
     assert wrong == []
 
 
+COMMANDS = typer.main.get_command(app).commands  # pyright: ignore
+
+
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.item)
-def test_code_that_the_index_names_exists(row: Row):
+def test_code_tests_and_commands_that_the_index_names_exist(row: Row):
     assert row.code, "a row names its code"
     assert [name for name in row.code if not resolves(name)] == []
-
-
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.item)
-def test_tests_that_the_index_names_exist(row: Row):
     assert row.tests, "a row names a test"
     for name in row.tests:
         file, _, function = name.partition("::")
         path = ROOT / "tests" / file
         assert path.exists(), name
         assert function in functions_in(path), name
-
-
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.item)
-def test_commands_that_the_index_names_exist(row: Row):
-    known = typer.main.get_command(app).commands  # pyright: ignore
-    assert [command for command in row.commands if command.split()[1] not in known] == []
+    assert [command for command in row.commands if command.split()[1] not in COMMANDS] == []
 
 
 def test_names_in_the_notation_exist():

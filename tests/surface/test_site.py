@@ -21,7 +21,6 @@ import yaml
 
 from paceline.cli.command import Call
 from paceline.cli.main import SCHEMAS, app
-from support.runs import write_pair
 from surface.test_house import PROJECT
 from surface.test_surface import NAMES
 
@@ -159,12 +158,16 @@ def test_python_of_a_page_is_run_or_the_page_says_why_not():
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [DOCS / "guides/decode.md", ROOT / "README.md"], ids=name_of)
 def test_the_python_of_this_page_runs(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    page: Path,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ):
-    write_pair(tmp_path / "models")
     (tmp_path / "runs/mine").mkdir(parents=True)
-    (tmp_path / "my-model").symlink_to("models/target")
-    (tmp_path / "runs/mine/draft").symlink_to(tmp_path / "models/draft")
+    (tmp_path / "models").symlink_to(folder)
+    (tmp_path / "my-model").symlink_to(folder / "target")
+    (tmp_path / "runs/mine/draft").symlink_to(folder / "draft")
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}  # a block goes on from those above it
     for block in blocks_of(page):
@@ -174,14 +177,15 @@ def test_the_python_of_this_page_runs(
 
 
 @pytest.mark.slow
-def test_the_notebook_was_executed_and_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_notebook_was_executed_and_runs(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     cells = json.loads((DOCS / "tutorial_python.ipynb").read_text("utf-8"))["cells"]
     codes = [cell for cell in cells if cell["cell_type"] == "code"]
     assert [cell["execution_count"] for cell in codes] == list(range(1, len(codes) + 1))
     assert not [out for cell in codes for out in cell["outputs"] if out["output_type"] == "error"]
-    write_pair(tmp_path)
-    text, draft = str(tmp_path / "corpus.jsonl"), str(tmp_path / "draft")
-    tiny: dict[str, Any] = {"TARGET": str(tmp_path / "target"), "BEFORE": draft, "AFTER": draft}
+    text, draft = str(folder / "corpus.jsonl"), str(folder / "draft")
+    tiny: dict[str, Any] = {"TARGET": str(folder / "target"), "BEFORE": draft, "AFTER": draft}
     tiny |= {"PROMPTS": text, "TEXT": text, "RUN": tmp_path / "run"}
     tiny |= {"PROMPT_TOKENS": 6, "NEW_TOKENS": 8}
     names: dict[str, Any] = {}

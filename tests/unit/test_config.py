@@ -305,12 +305,6 @@ def test_what_is_written_is_read_back_equal(tmp_path_factory: pytest.TempPathFac
     assert load_config(Run, path) == config
 
 
-def test_a_key_of_a_text_completes_its_path():
-    values: dict[str, object] = {"prompts": "prompts.jsonl"}
-    set_key(values, ["prompts", "limit"], 4, "override")
-    assert values == {"prompts": {"path": "prompts.jsonl", "limit": 4}}
-
-
 @pytest.mark.parametrize("key", sorted(CorpusConfig.model_fields.keys() - {"path"}))
 def test_every_key_of_a_text_completes_its_path(key: str):
     values: dict[str, object] = {"data": {"train": "c.jsonl"}}

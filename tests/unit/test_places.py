@@ -109,8 +109,13 @@ def test_blobs_that_are_themselves_a_link_are_not_the_hubs(tmp_path: Path, home:
     assert leads_out(link, link.parent)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("key", ["rows", "columns", "tasks", "scored_tasks"])
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        *(("rows", name) for name in NAMES),
+        *((key, NAMES[0]) for key in ("columns", "tasks", "scored_tasks")),
+    ],
+)
 def test_a_name_of_a_configuration_is_one_part_of_a_path(tmp_path: Path, key: str, name: str):
     values = {"output": str(tmp_path / "out"), key: {name: {}}}
     kind = SweepConfig if key in ("rows", "columns") else TrajectoryConfig

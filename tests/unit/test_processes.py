@@ -43,9 +43,10 @@ _LEFT = textwrap.dedent("""
     from pathlib import Path
     from paceline.errors import GenerationError
     from paceline.processes import in_processes
-    from paceline.train.loop import StopRequest
 
     def train(path):
+        from paceline.train.loop import StopRequest  # not in the main process
+
         with StopRequest() as request:
             Path(path).write_text("begun")
             while not request.asked:

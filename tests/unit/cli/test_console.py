@@ -12,7 +12,6 @@ from rich.table import Table
 
 from paceline.cli import console
 from paceline.cli.streaming import read_prompt
-from paceline.processes import keep_freed_memory
 
 
 class Script:
@@ -68,11 +67,6 @@ def test_a_warning_is_one_line_without_source(
 def test_names_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]):
     console.stdout.print("runs/[v2]/draft, [/v2] and :smile:")
     assert capsys.readouterr().out == "runs/[v2]/draft, [/v2] and :smile:\n"
-
-
-def test_keeping_freed_memory_changes_nothing_that_a_program_sees():
-    keep_freed_memory()
-    keep_freed_memory()
 
 
 HOSTILE = "a\x1b]0;title\x1b[31m\x9b2J\x7f\u202eb[red]c[/red]\td"

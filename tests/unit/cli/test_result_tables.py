@@ -8,11 +8,11 @@ from paceline.cli.result_tables import alignment_table, plan_table
 from paceline.cli.tables import printed
 from paceline.config import validate
 from paceline.data.distillation_data import RunPlan
-from paceline.results.row import Row, Source
 from paceline.train.config import Evaluation
 from paceline.train.sweep import Sweep, SweepConfig
 from paceline.view.tables import sweep_tables, trajectory_tables
 from support.reports import trajectory_row
+from support.results import study_row
 
 
 def shown(what: RenderableType) -> list[str]:
@@ -119,12 +119,12 @@ def test_a_sweep_says_each_cell_and_what_a_row_differs_by():
         },
     )
     rows = [
-        Row(
+        study_row(
+            {"expected_acceptance": (0.5 + 0.25 * place, 0.51 + 0.25 * place)},
+            config.seeds,
             population="seeds of training",
-            units=config.seeds,
-            setting={"row": row, "column": column},
-            sums={"expected_acceptance": (0.5 + 0.25 * place, 0.51 + 0.25 * place)},
-            source=Source(command="paceline sweep"),
+            row=row,
+            column=column,
         )
         for place, row in enumerate(config.rows)
         for column in config.columns

@@ -117,15 +117,6 @@ def test_slopes_equal_finite_differences(divergence: Divergence):
     )
 
 
-@every
-def test_a_small_step_against_the_slope_brings_the_draft_closer(divergence: Divergence):
-    target = logs(TARGET)
-    start = [0.0, 0.0, 1.0]
-    step = torch.tensor(start, dtype=torch.float64) - 0.01 * slope(divergence, target, start)
-    before = divergence(target, torch.tensor(start, dtype=torch.float64).log_softmax(-1))
-    assert divergence(target, step.log_softmax(-1)) < before
-
-
 # Liger-Kernel#1384: a tie between p and q must not push the draft anywhere.
 @pytest.mark.parametrize("divergence", [tvd, negative_log_acceptance])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -68,23 +68,6 @@ def test_every_vector_equals_a_loop(
     assert kept > 10, "the rule changes nothing here"
 
 
-@pytest.mark.parametrize(
-    ("rule", "accepted"),
-    [
-        # max p = 1/2: p >= 1/4, p >= 1/8, p^(1/2) >= 1/2, p >= 1/4
-        (Lenient("linear", 0.5), [1, 1, 0, 0]),
-        (Lenient("square", 0.5), [1, 1, 1, 0]),
-        (Lenient("exponential", 0.5), [1, 1, 0, 0]),
-        (Lossy(0.5), [1, 1, 0, 0]),
-    ],
-    ids=str,
-)
-def test_a_token_at_the_threshold_is_kept(rule: Rule, accepted: list[float]):
-    raw = torch.tensor([0.5, 0.25, 0.125, 0.0625])
-    p, q = torch.tensor([1.0, 0, 0, 0]), torch.full((4,), 0.25)
-    assert rule.accept_probs(p, q, target_raw=raw).tolist() == accepted
-
-
 def test_of_tokens_that_tie_a_loose_rule_keeps_all_and_a_strict_one_the_first():
     raw, q = torch.tensor([0.1, 0.45, 0.45]), torch.tensor([0.2, 0.4, 0.4])
     p = to_probs(raw.log(), GREEDY)
@@ -94,16 +77,6 @@ def test_of_tokens_that_tie_a_loose_rule_keeps_all_and_a_strict_one_the_first():
     for rule in EXACT:
         assert rule.accept_probs(p, q, target_raw=raw).tolist() == [0, 1, 0]
         assert rule.induced_distribution(p, q, target_raw=raw).tolist() == [0, 1, 0]
-
-
-@pytest.mark.parametrize("alpha", [0.1, 0.25, 0.5, 0.9])
-def test_lossy_is_linear_lenience_with_epsilon_one_less_alpha(alpha: float):
-    target, draft = logits(12)
-    given = to_probs(target, GREEDY), draft.softmax(-1)
-    raw = target.softmax(-1)
-    lenient = Lenient("linear", 1 - alpha).induced_distribution(*given, target_raw=raw)
-    for beta in (1.0, 2.0):
-        assert torch.equal(Lossy(alpha, beta).induced_distribution(*given, target_raw=raw), lenient)
 
 
 @pytest.mark.parametrize("rule", [*LOOSE, *EXACT], ids=str)

@@ -42,12 +42,6 @@ def test_temperature_one_half_squares_the_odds():
     assert shaped([0.5, 0.3, 0.2], temperature=0.5) == pytest.approx(expected, abs=1e-7)
 
 
-def test_temperature_two_takes_the_root_of_the_odds():
-    roots = [math.sqrt(p) for p in (0.5, 0.3, 0.2)]
-    expected = [root / sum(roots) for root in roots]
-    assert shaped([0.5, 0.3, 0.2], temperature=2.0) == pytest.approx(expected, abs=1e-7)
-
-
 def test_top_k_keeps_the_k_likeliest_and_renormalises():
     expected = [5 / 8, 0, 3 / 8, 0]
     assert shaped([0.5, 0.1, 0.3, 0.1], top_k=2) == pytest.approx(expected, abs=1e-7)
@@ -57,11 +51,6 @@ def test_top_k_keeps_the_k_likeliest_and_renormalises():
 def test_top_k_keeps_exactly_k_where_tokens_tie(k: int):
     probs = to_probs(torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0]), SamplingParams(top_k=k))
     assert sorted(probs.tolist(), reverse=True) == pytest.approx([1 / k] * k + [0] * (5 - k))
-
-
-@pytest.mark.parametrize("k", [0, 3, 4, 1000])
-def test_top_k_of_zero_or_of_the_whole_vocabulary_changes_nothing(k: int):
-    assert shaped([0.5, 0.3, 0.2], top_k=k) == pytest.approx([0.5, 0.3, 0.2], abs=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -175,21 +164,11 @@ def test_impossible_sampling_parameters_are_refused(wrong: dict[str, float]):
         SamplingParams.model_validate(wrong)
 
 
-def test_sampling_parameters_cannot_be_changed():
-    with pytest.raises(ValidationError):
-        SamplingParams().temperature = 0.5
-
-
 def test_the_penalty_divides_positive_and_multiplies_negative_logits_of_seen_tokens():
     logits = torch.tensor([[2.0, -2.0, 1.0, 0.0, -math.inf], [2.0, -2.0, 1.0, 0.0, 3.0]])
     seen = torch.tensor([[True, True, False, True, True], [False] * 5])
     expected = [[1.0, -4.0, 1.0, 0.0, -math.inf], [2.0, -2.0, 1.0, 0.0, 3.0]]
     assert apply_repetition_penalty(logits, seen, 2.0).tolist() == expected
-
-
-def test_a_penalty_of_one_changes_nothing():
-    logits = torch.tensor([0.1, -7.3])
-    assert torch.equal(apply_repetition_penalty(logits, torch.tensor([True, True]), 1.0), logits)
 
 
 def test_seen_tokens_grow_position_by_position():

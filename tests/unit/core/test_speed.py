@@ -1,6 +1,7 @@
 """The speed model against published figures, brute force and exact enumeration of blocks."""
 
 import math
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -70,10 +71,6 @@ def test_at_break_even_the_predicted_speedup_is_one(gamma: int, cost: float, blo
     assert predicted_speedup(tau, gamma, cost, block_cost) == pytest.approx(1, abs=1e-12)
 
 
-def test_break_even_at_gamma_one_is_the_cost_ratio():
-    assert break_even_acceptance(1, 0.37) == pytest.approx(0.37, abs=1e-12)
-
-
 def test_break_even_at_its_ends():
     assert break_even_acceptance(5, 0.0) == 0
     assert break_even_acceptance(0, 0.5) == 0
@@ -91,11 +88,6 @@ def test_best_gamma_is_the_one_that_brute_force_finds(acceptance: float, cost: f
         if tau / (cost * gamma + 1) > fastest:
             best, fastest = gamma, tau / (cost * gamma + 1)
     assert best_gamma(acceptance, cost, max_gamma=12) == best
-
-
-def test_a_useless_draft_has_best_gamma_zero_and_a_perfect_cheap_one_the_largest():
-    assert best_gamma(0.0, 0.1) == 0
-    assert best_gamma(1.0, 0.1, max_gamma=9) == 9
 
 
 @pytest.mark.parametrize(
@@ -117,6 +109,7 @@ def test_numbers_that_cannot_be_are_refused_in_one_line(call, said: str):
 END = 2
 
 
+@cache
 def all_texts(budget: int, end: int | None) -> tuple[Tensor, Tensor]:
     """Every equally likely text of the target after token 0, [4^budget, budget], and its mask."""
     quarters = (TARGET * 4).long()
@@ -143,12 +136,11 @@ def scores(texts_BT: Tensor) -> tuple[Tensor, Tensor]:
     return acceptance, survival
 
 
-def engine(
-    budget: int, gamma: int, end: int | None, kept: list[float] | None = None
-) -> tuple[float, float, float]:
+@cache
+def engine(budget: int, gamma: int, end: int | None) -> tuple[float, float, float, list[float]]:
     """Expected tokens, blocks and drafted tokens of an engine's text after token 0.
 
-    `kept`, of gamma numbers: gets the expected blocks whose first, second, ... draft stays.
+    Last, of gamma numbers: the expected blocks whose first, second, ... draft stays.
 
     Every draft of up to gamma tokens, every number of accepted ones, every recovered or bonus
     token, from the first token to the end of text or of the budget.
@@ -157,6 +149,7 @@ def engine(
     starts = [dict.fromkeys(range(3), 0.0) for _ in range(budget + 1)]
     starts[0][0] = 1.0
     tokens = blocks = num_drafted = 0.0
+    kept = [0.0] * gamma
     for place in range(budget):
         for context, mass in starts[place].items():
             count = min(gamma, budget - place - 1)
@@ -171,12 +164,11 @@ def engine(
                     # a recovered token is never the drafted one
                     same = [a == b for a, b in zip(emitted, drafted, strict=False)]
                     stays = same.index(False) if False in same else len(same)
-                    if kept is not None:
-                        for position in range(stays):
-                            kept[position] += mass * proposed * chance
+                    for position in range(stays):
+                        kept[position] += mass * proposed * chance
                     if emitted[-1] != end:
                         starts[place + len(emitted)][emitted[-1]] += mass * proposed * chance
-    return tokens, blocks, num_drafted
+    return tokens, blocks, num_drafted, kept
 
 
 def outcomes(context: int, drafted: tuple[int, ...], end: int | None):
@@ -207,20 +199,16 @@ def tau_of_text(*scores_and_gamma: Any, budget: int | Tensor | None = None) -> f
     return float(tokens.sum() / blocks.sum())
 
 
-def estimated(budget: int, gamma: int, end: int | None) -> float:
-    texts, mask = all_texts(budget, end)
-    return tau_of_text(*scores(texts), mask, gamma, budget=budget)
-
-
 @ends
 @pytest.mark.parametrize("gamma", [0, 1, 2, 3, 9])
 @pytest.mark.parametrize("budget", [1, 2, 4, 6])
 def test_efficiency_from_text_is_what_enumerating_an_engine_gives(
     budget: int, gamma: int, end: int | None
 ):
-    tokens, blocks, drafted = engine(budget, gamma, end)
+    tokens, blocks, drafted, _ = engine(budget, gamma, end)
     texts, mask = all_texts(budget, end)
-    assert estimated(budget, gamma, end) == pytest.approx(tokens / blocks, abs=1e-12)
+    tau = tau_of_text(*scores(texts), mask, gamma, budget=budget)
+    assert tau == pytest.approx(tokens / blocks, abs=1e-12)
     found_tokens, found_blocks = tokens_and_blocks(*scores(texts), mask, gamma)
     assert float(found_tokens.mean()) == pytest.approx(tokens, abs=1e-12)
     assert float(found_blocks.mean()) == pytest.approx(blocks, abs=1e-12)
@@ -234,8 +222,7 @@ def test_efficiency_from_text_is_what_enumerating_an_engine_gives(
 def test_blocks_that_keep_each_position_are_what_enumerating_an_engine_gives(
     budget: int, gamma: int, end: int | None
 ):
-    wanted = [0.0] * gamma
-    _, blocks, _ = engine(budget, gamma, end, wanted)
+    _, blocks, _, wanted = engine(budget, gamma, end)
     texts, mask = all_texts(budget, end)
     found_BG, blocks_B = accepted_by_position(*scores(texts), mask, gamma)
     assert found_BG.mean(0).tolist() == pytest.approx(wanted, abs=1e-12)
@@ -254,33 +241,6 @@ def test_blocks_that_start_behind_a_place_can_be_left_out():
         none, none, torch.ones(1, 10), 2, starts_before=torch.tensor([7])
     )
     assert (kept.tolist(), blocks.tolist()) == ([[0.0, 0.0]], [7.0])
-
-
-def starts_with_whole_windows(budget: int, gamma: int, end: int | None) -> float:
-    """The mutant: only blocks with gamma positions of text left count, as if no text ended."""
-    texts, mask = all_texts(budget, end)
-    acceptance, survival = scores(texts)
-    starts = [[1.0] + [0.0] * (budget + gamma + 1) for _ in texts]
-    tokens = blocks = 0.0
-    for row, start in enumerate(starts):
-        for place in range(int(mask[row].sum())):
-            passed, total = start[place], start[place]
-            for offset in range(place, place + gamma):
-                stays = float(survival[row, offset]) if offset < int(mask[row].sum()) else 0.0
-                total += passed * float(acceptance[row, offset]) if offset < budget else 0.0
-                start[offset + 1] += passed * (1 - stays)
-                passed *= stays
-            start[place + gamma + 1] += passed
-            if place + gamma <= int(mask[row].sum()):
-                tokens, blocks = tokens + total, blocks + start[place]
-    return tokens / blocks
-
-
-@ends
-@pytest.mark.parametrize("gamma", [2, 3])
-def test_counting_whole_windows_alone_is_caught(gamma: int, end: int | None):
-    tokens, blocks, _ = engine(5, gamma, end)
-    assert starts_with_whole_windows(5, gamma, end) > 1.05 * tokens / blocks
 
 
 @pytest.mark.parametrize(("gamma", "tau"), [(8, 11 / 2), (4, 11 / 3), (10, 11), (20, 11)])
@@ -316,13 +276,6 @@ def test_constant_acceptance_gives_the_iid_figure_in_long_texts():
     assert found == pytest.approx(block_efficiency_iid(0.6, 5), rel=1e-3)
 
 
-def test_a_hard_stretch_counts_by_its_blocks_and_not_by_its_tokens():
-    # 10 tokens kept in blocks of 4 + bonus, then 10 that are all rejected: 2 blocks and 10
-    kept = torch.cat([torch.ones(1, 10), torch.zeros(1, 10)], 1)
-    found = tau_of_text(kept, kept, torch.ones(1, 20), 4)
-    assert found == pytest.approx(20 / 12)
-
-
 def test_what_is_masked_does_not_count():
     acceptance = torch.tensor([[0.5, 0.5, 0.5, 9.0], [0.5, 9.0, 9.0, 9.0]])
     mask = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]])
@@ -330,10 +283,6 @@ def test_what_is_masked_does_not_count():
     found = tau_of_text(acceptance, acceptance, mask, 2, budget=budget)
     # text 1: starts at 0 (1), 1 (0.5) and 2 (0.5 x 0.5 + 0.5 x 0.5); judged at 0 (1) and 1 (1)
     assert found == pytest.approx((2 + 2 * 0.5 + 1) / (2 + 1))
-
-
-def test_without_a_draft_a_block_gives_one_token():
-    assert tau_of_text(torch.ones(1, 3), torch.ones(1, 3), torch.ones(1, 3), 0) == 1
 
 
 def test_texts_without_a_token_are_an_error():

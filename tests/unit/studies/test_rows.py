@@ -8,7 +8,7 @@ import pytest
 
 from paceline import records
 from paceline.data import text_files
-from paceline.errors import ConfigError, StorageError, UsageError
+from paceline.errors import StorageError, UsageError
 from paceline.results.row import pooled, read_rows, write_rows
 from support.results import study_row
 
@@ -106,11 +106,6 @@ def test_rows_of_other_examples_are_pooled_in_their_order():
 def test_rows_of_the_same_examples_or_of_other_sums_are_not_pooled(other):
     with pytest.raises(UsageError, match="two rows of tiny measure the same examples of prompts"):
         pooled([study_row({"tokens": [1]}), other])
-
-
-def test_a_row_has_a_value_for_each_unit():
-    with pytest.raises(ConfigError, match="tokens has 2 values for 3 units"):
-        study_row({"tokens": [1, 2]}, [0, 1, 2])
 
 
 def test_a_file_that_decompresses_without_end_is_one_line(

@@ -8,23 +8,18 @@ from rich.console import Console
 
 from paceline.cli.tables import printed
 from paceline.core.bootstrap import Interval
-from paceline.results import FIGURES, Row, Source
+from paceline.results import FIGURES, Row
 from paceline.view.page import Table, lines_of, table_of
+from support.results import study_row
 
 COUNT = 12
 DRAWN = np.random.default_rng(1)
 
 
 def row(gamma: int, **totals: float) -> Row:
-    sums = {"emitted": DRAWN.uniform(5, 9, COUNT), "calls": DRAWN.uniform(2, 4, COUNT)}
-    return Row(
-        population="prompts",
-        units=tuple(range(COUNT)),
-        setting={"draft": "small", "gamma": gamma},
-        sums={name: tuple(map(float, values)) for name, values in sums.items()},
-        totals={"parameter_ratio": 0.1, **totals},
-        source=Source(command="measure"),
-    )
+    emitted, calls = (DRAWN.uniform(*ends, COUNT).tolist() for ends in ((5, 9), (2, 4)))
+    made = study_row({"emitted": emitted, "calls": calls}, draft="small", gamma=gamma)
+    return made.extended({}, {"parameter_ratio": 0.1, **totals})
 
 
 def printed_lines(table: Table, width: int) -> list[str]:
