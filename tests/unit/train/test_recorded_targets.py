@@ -90,7 +90,9 @@ def test_a_draft_of_few_tokens_trains_as_with_the_target_itself(
     alone = {"target": str(folder / "tokenizer"), "objective": term}
     found = losses(run(folder, tmp_path / "recorded", "answers", **alone, **limited))
     assert found == pytest.approx(losses(wanted), rel=1e-4, abs=1e-5)
-    (shorter,) = losses(run(folder, tmp_path / "shorter", "few", **alone, **limited | {"num_steps": 1}))
+    (shorter,) = losses(
+        run(folder, tmp_path / "shorter", "few", **alone, **limited | {"num_steps": 1})
+    )
     assert shorter < found[0]
 
 
