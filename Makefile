@@ -67,7 +67,7 @@ garden: $(VENV)/.dev ## text and models of the studies (about an hour)
 
 direct: $(DEMO_MODEL) $(DIRECT)/prompts.jsonl ## model and text of the study of direct alignment
 
-study: garden direct ## the papers' figures and verdicts on their claims (about 100 minutes)
+study: garden direct ## the papers' figures and verdicts on their claims (about two hours)
 	$(MAKE) --no-print-directory --jobs=2 $(STUDIES:%=study-%)
 	$(BIN)/paceline study run direct_alignment # by itself: its models gain from all cores
 	$(BIN)/paceline study run distillspec_garden # by itself: it is timed
