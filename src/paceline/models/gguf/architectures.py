@@ -314,7 +314,6 @@ def _by_factors(file: GgufFile, theta: float, width: int) -> dict[str, Any]:
     return found or _longrope(file, file.required("context_length"), 1.0, (_FACTORS, _FACTORS))
 
 
-
 def _llama3(factors_R: Tensor, turns_R: Tensor) -> dict[str, Any] | None:
     """Solve transformers' formula for its parameters.
 

@@ -58,9 +58,7 @@ class HfDecoder:
         logits = logits[:, -keep:]
         return logits if self.draft_vocabulary is None else limited(logits, self.draft_vocabulary)
 
-    def _inputs(
-        self, tokens_BN: Tensor, cache: Any, keep: int, **ragged: Tensor
-    ) -> dict[str, Any]:
+    def _inputs(self, tokens_BN: Tensor, cache: Any, keep: int, **ragged: Tensor) -> dict[str, Any]:
         """Arguments beside the cache; `ragged`: those of `mask_and_positions`, if rows differ."""
         return {"input_ids": tokens_BN, "logits_to_keep": keep, **ragged}
 

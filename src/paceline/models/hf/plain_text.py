@@ -60,6 +60,7 @@ def greedy_texts(
         scores = scores.clone()
         scores[:, vocab_size or model.vocab_size :] = -torch.inf
         return scores if listed is None else limited(scores, listed)
+
     with quiet(), evaluating(hf), _applied(model, repetition_penalty, forces_eos=forces_eos):
         found = hf.generate(
             **inputs, max_new_tokens=most, do_sample=False, logits_processor=[keep]
