@@ -90,7 +90,7 @@ class NativeWeights:
         if not self._int8:
             return self._bfloat16(weights, rows)
         numbers, scales_R = round_rows(_stacked(weights, rows))
-        packed = self._buffer(*numbers.shape, numbers.element_size())
+        packed = self._buffer(len(numbers), numbers.shape[1], numbers.element_size())
         self._pack(numbers, packed)
         return Matrix(packed, self._hold(scales_R))
 
