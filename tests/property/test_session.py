@@ -213,7 +213,10 @@ def test_attention_of_many_rows_changes_nothing(
 @pytest.mark.skipif(not can_pack() or compiled() is None, reason="no C compiler with OpenMP")
 @pytest.mark.parametrize(
     ("architecture", "weights"),
-    [*product(["llama", "mistral", "qwen2", "qwen3"], ["auto"]), *product(["llama", "qwen2"], ["int8"])],
+    [
+        *product(["llama", "mistral", "qwen2", "qwen3"], ["auto"]),
+        *product(["llama", "qwen2"], ["int8"]),
+    ],
 )
 @few
 @hard

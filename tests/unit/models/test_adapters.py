@@ -136,9 +136,7 @@ def test_what_cannot_be_merged_is_one_line(tmp_path: Path):
     fails(lora(tmp_path / "b", ""), "names no base_model_name_or_path")
     fails(lora(tmp_path / "c", good, target_modules=["nothing"]), "peft cannot merge", "base")
     fails(lora(tmp_path / "d", good, peft_type="OTHER"), "peft cannot merge")
-    fails(
-        lora(tmp_path / "e", good, target_modules=["q_proj", "v_proj"]), "does not fit", "v_proj"
-    )
+    fails(lora(tmp_path / "e", good, target_modules=["q_proj", "v_proj"]), "does not fit", "v_proj")
     other = LlamaConfig(vocab_size=266, **LLAMA_LIKE | {"hidden_size": 64})
     LlamaForCausalLM(other).save_pretrained(tmp_path / "wide")
     fails(lora(tmp_path / "f", str(tmp_path / "wide")), "peft cannot merge", "wide")

@@ -294,7 +294,10 @@ class Hub(BaseHTTPRequestHandler):
     ],
 )
 def test_what_the_hub_refuses_is_said(
-    hub_cache: Path, monkeypatch: pytest.MonkeyPatch, refusal: tuple[int, str], advice: tuple[str, ...]
+    hub_cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    refusal: tuple[int, str],
+    advice: tuple[str, ...],
 ):
     monkeypatch.setattr(Hub, "refusal", refusal)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)

@@ -238,7 +238,10 @@ def test_only_what_the_compiled_calls_know_is_given_to_them(
 @pytest.mark.parametrize(
     ("rule", "temperature"),
     # at 1 every rule gets the same distribution twice
-    [*product(ALL_RULES, [0.0, 0.7]), *product([Lossless(), Lossy(0.3, "tuned"), Diff(0.1)], [1.0])],
+    [
+        *product(ALL_RULES, [0.0, 0.7]),
+        *product([Lossless(), Lossy(0.3, "tuned"), Diff(0.1)], [1.0]),
+    ],
     ids=str,
 )
 def test_under_every_rule_a_text_is_that_of_the_plain_sessions(

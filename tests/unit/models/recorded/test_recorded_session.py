@@ -69,9 +69,7 @@ def both_kinds(architecture: str = "llama") -> list[tuple[CausalModel, CausalMod
 
 def compare(decoder_of: Callable[..., Any], architecture: str = "llama") -> None:
     """The decoder of both kinds of the pair writes the same texts."""
-    texts = [
-        decoder_of(*pair).generate(PROMPTS, 17, seed=1) for pair in both_kinds(architecture)
-    ]
+    texts = [decoder_of(*pair).generate(PROMPTS, 17, seed=1) for pair in both_kinds(architecture)]
     assert texts[0] == texts[1]
 
 
