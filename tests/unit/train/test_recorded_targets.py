@@ -85,14 +85,13 @@ def test_a_draft_of_few_tokens_trains_as_with_the_target_itself(
 ):
     """Recorded tokens that it does not propose count as they do with the target."""
     term = {"kind": "top_k_tail", "divergence": divergence}
-    limited = {"draft": str(folder / "limited"), "num_steps": 6}
+    limited: dict[str, Any] = {"draft": str(folder / "limited"), "num_steps": 6}
     wanted = run(folder, tmp_path / "loaded", "answers", objective=divergence, **limited)
     alone = {"target": str(folder / "tokenizer"), "objective": term}
     found = losses(run(folder, tmp_path / "recorded", "answers", **alone, **limited))
     assert found == pytest.approx(losses(wanted), rel=1e-4, abs=1e-5)
-    (shorter,) = losses(
-        run(folder, tmp_path / "shorter", "few", **alone, **limited | {"num_steps": 1})
-    )
+    limited["num_steps"] = 1
+    (shorter,) = losses(run(folder, tmp_path / "shorter", "few", **alone, **limited))
     assert shorter < found[0]
 
 
