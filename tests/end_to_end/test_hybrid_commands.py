@@ -150,8 +150,7 @@ def test_analyze_takes_the_cost_ratio_of_the_parameters(run, drafted: Path):
     found = json.loads(out)
     fewer = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
     sizes = [
-        sum(weight.numel() for weight in hf.parameters())
-        for hf in (hybrid(), hybrid(**fewer))
+        sum(weight.numel() for weight in hf.parameters()) for hf in (hybrid(), hybrid(**fewer))
     ]
     assert found["timed"] is False
     totals = [row["totals"] for row in found["rows"] if "gamma" in row["setting"]]

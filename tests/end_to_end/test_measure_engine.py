@@ -61,8 +61,7 @@ def test_an_engine_is_started_without_and_with_the_draft_and_its_costs_give_a_ve
     timed = ["--set", "write_costs.gammas=[2]", "--set", "write_costs.batch_sizes=[1, 2]"]
     timed += ["--set", "write_costs.num_rounds=12"]  # a busy machine spoils some
     out = succeeded(
-        run,
-        *given(pair_folder, *started, *timed, "--write-costs", str(costs), "--json")
+        run, *given(pair_folder, *started, *timed, "--write-costs", str(costs), "--json")
     )
     found = json.loads(out)
     # the draft is the target itself: every block keeps both tokens, but for the last one of a text

@@ -130,9 +130,7 @@ def test_a_server_that_does_not_start_is_one_line(
         ({"engine": "vllm", "draft": "d"}, "writer.engine.draft is not used"),
     ],
 )
-def test_what_is_no_server_to_start_is_one_line(
-    tmp_path: Path, engine: dict[str, Any], says: str
-):
+def test_what_is_no_server_to_start_is_one_line(tmp_path: Path, engine: dict[str, Any], says: str):
     with pytest.raises(ConfigError, match=re.escape(says)):
         config(tmp_path, tmp_path, writer={"kind": "engine", "engine": engine})
 
