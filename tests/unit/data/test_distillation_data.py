@@ -89,8 +89,8 @@ def test_records_are_what_the_target_writes_with_the_seed_that_they_name(
         assert answer.stop_reason == alone.stop_reason
         assert answer.prompt == f"the {_WORDS[int(answer.id.partition('/')[0])]}"
         ended = answer.stop_reason == "eos"
-        written = alone.tokens[:-1] if ended else alone.tokens
-        assert answer.completion == target.tokenizer.decode(written)
+        kept = alone.tokens[:-1] if ended else alone.tokens
+        assert answer.completion == target.tokenizer.decode(kept)
     assert {(a.target, a.target_fingerprint) for a in found} == {
         (str(folder / "target"), fingerprint(folder / "target"))
     }
