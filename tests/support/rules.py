@@ -162,9 +162,7 @@ def smallest_p_value(
     return min(exact.pair_p_values(texts, expected))
 
 
-def least_p_value(
-    texts: Sequence[Sequence[int]], expected: dict[tuple[int, ...], float]
-) -> float:
+def least_p_value(texts: Sequence[Sequence[int]], expected: dict[tuple[int, ...], float]) -> float:
     """As `smallest_p_value`, and of the triples of the first three tokens."""
     triples = exact.beginning_p_value(texts, expected, 3)
     return min(triples, smallest_p_value(texts, expected))
