@@ -254,7 +254,7 @@ def chi_square_p_value(
 
 
 def limit(rate: float, count: int) -> float:
-    """What a frequency in `count` trials exceeds at this rate with odds below 1e-4: 4 sd."""
+    """What a frequency of `count` trials exceeds with odds below 1e-4 at this rate: 4 errors."""
     return rate + 4 * math.sqrt(rate * (1 - rate) / count)
 
 
