@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.models.recorded.compiling import compiles_passes
 from support.texts import one_line, refused, sets, succeeded
 
 
@@ -199,6 +200,18 @@ def test_validate_prints_a_configuration_that_validates_again(run, tmp_path):
     second.write_text(resolved)
     assert run("validate", "measure", second)[1] == resolved
     assert "temperature: 0.5" in resolved
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["measure --draft d --prompts p", "decode --prompt a", "align --draft d --output o"],
+)
+@pytest.mark.parametrize("given", [True, False])
+def test_compilation_can_be_switched_off_for_a_command(run, monkeypatch, command, given):
+    monkeypatch.setenv("PACELINE_COMPILE", "1")
+    words = [*command.split(), "--target", "nowhere/model", *["--no-compile"] * given]
+    assert run(*words)[0] == 2
+    assert compiles_passes() is not given
 
 
 def test_env_names_versions(run):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import pkgutil
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -240,6 +241,8 @@ class Command:
         def run(**values: Any) -> None:
             allow(IMPORTS, *(values.pop("allow_import", None) or ()))
             allow(PROGRAMS, *(values.pop("allow_program", None) or ()))
+            if values.pop("no_compile", False):
+                os.environ["PACELINE_COMPILE"] = "0"  # also for processes that this one starts
             if not self.schemas:
                 self.function(**values)
                 return
@@ -258,6 +261,8 @@ class Command:
         if self.schemas:
             parameters += [_keyword(name, kind) for name, kind in files.items()]
         parameters += [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in self.own]
+        if any(parameter.name in {"target", "device"} for parameter in parameters):
+            parameters.append(_keyword("no_compile", options.NoCompile, default=False))
         if any(parameter.name == "overrides" for parameter in parameters):
             parameters += [_keyword(name, kind) for name, kind in permissions.items()]
         run.__signature__ = inspect.Signature(parameters)  # pyright: ignore

@@ -72,6 +72,11 @@ AllowProgram = Annotated[
     typer.Option(help="Program that files may start, with their options, as an engine."),
 ]
 
+NoCompile = Annotated[
+    bool,
+    typer.Option("--no-compile", help="On a GPU, record the models' passes without compiling."),
+]
+
 _TYPES: dict[str, Any] = {
     "flag": bool,
     "int": int,
