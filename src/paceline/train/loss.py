@@ -65,6 +65,13 @@ class StepPlan(NamedTuple):
     phase: int = 0
 
 
+class Scored(NamedTuple):
+    """What the target says at the trained positions; see `TargetScores`."""
+
+    hidden_ND: Tensor | None = None
+    normalisers_N: Tensor | None = None
+
+
 class Weights(NamedTuple):
     """Weights of the token losses in the step's mean; see `token_weights`.
 
@@ -103,12 +110,21 @@ class DraftLoss(nn.Module):
         self,
         batch: TokenBatch,
         weights: Weights,
-        target_hidden_ND: Tensor | None,
+        scored: Callable[[], Scored],
         plan: StepPlan,
         uniforms: Sequence[Tensor | None],
-        normalisers_N: Tensor | None,
     ) -> Tensor:
-        """Sum over trained positions of weight times loss; see `TargetScores.normalisers_N`."""
+        """Sum over trained positions of weight times loss.
+
+        `scored` is called once the draft's pass has been launched, so that a GPU does not wait for
+        states that come from main memory.
+        """
+        autocast = partial(
+            torch.autocast, batch.tokens_BT.device.type, torch.bfloat16, enabled=self.autocast
+        )
+        with autocast():
+            hidden_ND = self.draft.hidden(batch)[batch.mask_BT]
+        target_hidden_ND, normalisers_N = scored()
         labels_N, weights_N, scored_N = (
             each_BT[batch.mask_BT] for each_BT in (batch.labels_BT, *weights)
         )
@@ -135,8 +151,7 @@ class DraftLoss(nn.Module):
             top_scale_N=scored_N / weights_N,
             policies=Policies(plan.terms, uniforms, self.add_up),
         )
-        with torch.autocast(batch.tokens_BT.device.type, torch.bfloat16, enabled=self.autocast):
-            hidden_ND = self.draft.hidden(batch)[batch.mask_BT]
+        with autocast():
             width = len(loss.draft_head.weight_VD)
             chunk_size = self.chunk.choose(self.hf, width, len(plan.terms))
             inputs = hidden_ND, draft_head

@@ -16,7 +16,14 @@ from torch import Tensor, nn
 from paceline.core.divergences import count_units, token_weights
 from paceline.data.collate import TokenBatch, collate
 from paceline.models.hf.architectures import body_of
-from paceline.train.loss import ChunkSize, DraftLoss, Normalisers, Weights, places_of
+from paceline.train.loss import (
+    ChunkSize,
+    DraftLoss,
+    Normalisers,
+    Scored,
+    Weights,
+    places_of,
+)
 from paceline.train.objectives import (
     counts_acceptance,
     draws_tokens,
@@ -140,10 +147,9 @@ class Stepper:
         for index, batch in enumerate(batches):
             last = index == len(batches) - 1
             with self._synchronised(last=last), self._embedded():
-                hidden_ND = self.score(parts[index], batch, plan.terms)
+                scored = self._scored(parts[index], batch, plan.terms)
                 uniforms = self._uniforms(index * len(parts[index]), batch, plan)
-                whole_N = self._normalisers_of(parts[index], batch, hidden_ND, plan.terms)
-                loss = self.loss(batch, weights[index], hidden_ND, plan, uniforms, whole_N)
+                loss = self.loss(batch, weights[index], scored, plan, uniforms)
                 # data parallelism averages gradients over processes, but a sum is needed
                 (loss * self.accelerator.num_processes).backward()
             total += loss.detach()
@@ -193,6 +199,20 @@ class Stepper:
         ]
         return uniforms_of_terms(plan.terms, rows)
 
+    def _scored(
+        self, rows: Sequence[TokenRow], batch: TokenBatch, terms: Sequence[Objective]
+    ) -> Callable[[], Scored]:
+        """The target's scores; recorded states are fetched when they are asked for."""
+
+        def scored() -> Scored:
+            hidden_ND = self.score(rows, batch, terms)
+            return Scored(hidden_ND, self._normalisers_of(rows, batch, hidden_ND, terms))
+
+        if all(row.target_hidden_TD is not None for row in rows):
+            return scored
+        known = scored()  # before the draft's activations take the memory that the pass needs
+        return lambda: known
+
     @torch.no_grad()
     def score(
         self, rows: Sequence[TokenRow], batch: TokenBatch, terms: Sequence[Objective]
@@ -200,17 +220,21 @@ class Stepper:
         """The target's hidden states at trained positions, [N, D]; None if only labels are used."""
         if not reads_target(terms):
             return None
-        missing = [row for row in rows if row.target_hidden_TD is None]
-        if len(missing) == len(rows):
+        device = batch.tokens_BT.device
+        recorded = [row.target_hidden_TD for row in rows if row.target_hidden_TD is not None]
+        if not recorded:
             return self._target_hidden(batch)
-        computed = iter(())
-        if missing:
-            part = collate(missing).to(self.accelerator.device)
-            computed = iter(self._target_hidden(part).split(part.mask_BT.sum(-1).tolist()))
+        if len(recorded) == len(rows):
+            whole_ND = torch.cat(recorded)
+            if device.type == "cuda" and not whole_ND.is_cuda:
+                whole_ND = whole_ND.pin_memory()  # else the copy waits for what the GPU is doing
+            return whole_ND.to(device, non_blocking=True)
+        part = collate([row for row in rows if row.target_hidden_TD is None]).to(device)
+        computed = iter(self._target_hidden(part).split(part.mask_BT.sum(-1).tolist()))
         states = [
             next(computed) if row.target_hidden_TD is None else row.target_hidden_TD for row in rows
         ]
-        return torch.cat([state.to(batch.tokens_BT.device) for state in states])
+        return torch.cat([state.to(device) for state in states])
 
     def _normalisers_of(
         self,
