@@ -130,6 +130,7 @@ class CompiledModules:
         options: dict[str, Any] | None = {"coordinate_descent_tuning": True} if tuned else None
         compiled = torch.compile(plain, options=options)
 
+        @functools.wraps(plain)  # callers look for arguments in its signature
         def forward(*inputs: Any, **named: Any) -> Any:
             return (compiled if self._on else plain)(*inputs, **named)
 
