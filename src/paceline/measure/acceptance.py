@@ -129,7 +129,8 @@ class PairTexts:
     @property
     def batch_size(self) -> int:
         """Number of texts that are scored at once, by the memory that their logits take."""
-        most = _MOST_LOGITS_CUDA if torch.cuda.is_available() else _MOST_LOGITS
+        device = getattr(self.target, "device", torch.device("cpu"))
+        most = _MOST_LOGITS_CUDA if device.type == "cuda" else _MOST_LOGITS
         fitting = most // (max(self.lengths) * self.vocab_size)
         return min(max(fitting, _LEAST_TEXTS), _MOST_TEXTS)
 

@@ -34,7 +34,7 @@ from paceline.results.figures import FIGURES
 from paceline.results.row import sums_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
     from paceline.core.block import Drafted
     from paceline.decode.decoder import Decoder
@@ -230,6 +230,7 @@ class PassTimer:
         draft_sampling: SamplingParams | None = None,
         generated: Sequence[int] = (),
     ) -> None:
+        self._pair = target, draft
         shared = check_same_vocabulary(target, draft)
         check_rollback(target, draft)
         begun, limit = decoder_contexts(target, [prompt])[0], shared_context(target, draft)
@@ -276,9 +277,9 @@ class PassTimer:
         """Time one token of each model, and one block of each gamma."""
         for name, model in self._starts.items():
             session = model.start_session()
-            start = _now()
+            start = _now([model])
             session.prefill([self._prompt])
-            self._seconds.setdefault((name, 0), []).append(_now() - start)
+            self._seconds.setdefault((name, 0), []).append(_now([model]) - start)
         self._draw("target", self._target, 1, self._sampling)
         self._draw("draft", self._draft, 1, self._draft_sampling)
         for gamma in self._gammas:
@@ -302,9 +303,9 @@ class PassTimer:
     @contextlib.contextmanager
     def _timed(self, name: str, count: int, session: ModelSession) -> Generator[None]:
         length = session.lengths[0]
-        start = _now()
+        start = _now(self._pair)
         yield
-        self._seconds.setdefault((name, count), []).append(_now() - start)
+        self._seconds.setdefault((name, count), []).append(_now(self._pair) - start)
         session.rollback([session.lengths[0] - length])
 
     def costs(self) -> PassCosts:
@@ -346,9 +347,11 @@ def time_request(
     return TimedAnswer(tokens, times, count_blocks(blocks))
 
 
-def _now() -> float:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+def _now(models: Iterable[Model] = ()) -> float:
+    """Seconds of a clock, read when the GPUs of these models have done their work."""
+    for device in {getattr(model, "device", torch.device("cpu")) for model in models}:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
     return time.perf_counter()
 
 

@@ -122,7 +122,8 @@ def read_optimizer(checkpoint: Path | None) -> dict[str, Any] | None:
     """The optimizer's state in a checkpoint, or None without one."""
     if checkpoint is None:
         return None
-    return torch.load(checkpoint / "optimizer.pt", weights_only=True)
+    # each process and machine moves it to its own device
+    return torch.load(checkpoint / "optimizer.pt", map_location="cpu", weights_only=True)
 
 
 def has_begun(run: RunDirectory) -> bool:

@@ -60,7 +60,7 @@ class Clock:
         )
         monkeypatch.setattr(latency.PassTimer, "costs", lambda _: self.costs)
 
-    def now(self) -> float:
+    def now(self, *_: object) -> float:
         return 10 * self.target.num_passes + self.draft_s * self.draft.num_passes
 
     def measure(self, timed_prompts: int = 32, seed: int = 0) -> Measurement:

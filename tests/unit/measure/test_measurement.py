@@ -280,11 +280,24 @@ def test_texts_that_all_stop_at_once_are_not_timed():
         measure_models(model, model, [[0], [2], [2]], _config(timed_prompts=1))
 
 
+def test_passes_end_when_the_gpus_of_their_models_have_done_their_work(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    target, draft = TableModel.random(6, 1, seed=1), TableModel.random(6, 1, seed=2)
+    asked: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", asked.append)
+    PassTimer(target, draft, [1, 2, 3], [2], SamplingParams())
+    assert asked == []
+    target.device, draft.device = torch.device("cuda:1"), torch.device("cpu")  # in name only
+    PassTimer(target, draft, [1, 2, 3], [2], SamplingParams())
+    assert set(asked) == {torch.device("cuda:1")}
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_passes_are_timed_as_blocks_make_them(monkeypatch: pytest.MonkeyPatch, temperature: float):
     target, draft = TableModel.random(6, 1, seed=1), TableModel.random(6, 1, seed=2)
     # a target pass takes 10 seconds whatever it reads, a draft pass 1
-    monkeypatch.setattr(latency, "_now", lambda: 10 * target.num_passes + draft.num_passes)
+    monkeypatch.setattr(latency, "_now", lambda *_: 10 * target.num_passes + draft.num_passes)
     sampling = SamplingParams(temperature=temperature)
     timer = PassTimer(target, draft, [1, 2, 3], [2, 5], sampling)
     timer.time_once()
@@ -366,7 +379,7 @@ def test_the_gamma_that_is_recommended_for_short_answers_is_the_cheapest_one(
     where this engine gains 1.7x, and 1.9x at gamma 4.
     """
     target, draft = _short_answers()
-    monkeypatch.setattr(latency, "_now", lambda: 10 * target.num_passes + draft.num_passes)
+    monkeypatch.setattr(latency, "_now", lambda *_: 10 * target.num_passes + draft.num_passes)
     counts = {"num_prompts": 400, "batch_size": 400, "timed_prompts": 0, "pass_repeats": 9}
     config = _config(max_new_tokens=max_new_tokens, **counts)
     found = measure_models(target, draft, [[1]] * 400, config)

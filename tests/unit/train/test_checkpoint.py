@@ -52,6 +52,18 @@ def test_what_was_saved_comes_back_bit_for_bit(store: CheckpointStore):
         assert all(torch.equal(old[key], new[key]) for key in old)
 
 
+def test_the_state_of_a_gpu_is_read_where_there_is_none(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+):
+    draft, optimizer = trained_draft()
+    monkeypatch.setattr("torch.serialization.location_tag", lambda _storage: "cuda:0")
+    path = store.save(draft, optimizer.state_dict(), TrainingState(step=1))
+    with pytest.raises(RuntimeError, match="Attempting to deserialize object on a CUDA device"):
+        torch.load(path / "optimizer.pt", weights_only=True)
+    found = (read_optimizer(path) or {})["state"]
+    assert torch.equal(found[0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
+
+
 def test_a_model_of_an_earlier_version_is_read_under_its_old_name(store: CheckpointStore):
     draft, optimizer = trained_draft()
     path = store.save(draft, optimizer.state_dict(), TrainingState(step=1))
