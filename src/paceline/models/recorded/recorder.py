@@ -2,47 +2,91 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
-from typing import TYPE_CHECKING
+import warnings
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from paceline.errors import first_line
+from paceline.models.hf.base import warn_of_slower
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Generator, Hashable, Sequence
 
     Inputs = Sequence[Tensor]
     Work = Callable[..., Sequence[Tensor]]
+    Recorded = tuple[torch.cuda.CUDAGraph, Sequence[Tensor]]
+    """A graph, with the tensors that hold its results after each replay."""
 
 
 class Recorder:
     """Records the CUDA graphs of one model on one stream, with one memory pool."""
 
-    def __init__(self, device: torch.device, *, records: bool = True) -> None:
+    def __init__(self, device: torch.device, architecture: str, *, records: bool = True) -> None:
         """Without `records`, functions are called anew each time, as on a CPU."""
         self._device = device
+        self._architecture = architecture
+        self._has_warned = False
         self.records = records and device.type == "cuda"
         if self.records:
             with torch.cuda.device(device):
                 self._stream = torch.cuda.Stream()
                 self._pool = torch.cuda.graph_pool_handle()
 
-    def record(self, work: Work, inputs: Inputs) -> tuple[torch.cuda.CUDAGraph, Sequence[Tensor]]:
-        """Record a graph; returns it with the tensors that hold its results after each replay."""
+    def record(self, work: Work, inputs: Inputs) -> Recorded | None:
+        """Record a graph; None if the work cannot be recorded, with one warning per recorder."""
         collects = gc.isenabled()
         gc.disable()  # freeing an old graph would break the capture
         try:
             with torch.cuda.device(self._device):
-                self._stream.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(self._stream):
-                    work(*inputs)  # warm-up: libraries initialize, and code is compiled
-                torch.cuda.current_stream().wait_stream(self._stream)
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-                    return graph, work(*inputs)
+                return self._capture(work, inputs)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                fault = f"a pass cannot be recorded ({first_line(error)})"
+                warn_of_slower(self._architecture, fault, stacklevel=2)
+            return None
         finally:
             if collects:
                 gc.enable()
+
+    def _capture(self, work: Work, inputs: Inputs) -> Recorded:
+        """A failed capture can leave the process unusable, so failures are found before it."""
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            for strict in (False, True):  # first, libraries initialize, and code is compiled
+                with _as_if_captured(strict=strict):
+                    work(*inputs)
+        current.wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                return graph, work(*inputs)
+        finally:
+            torch.cuda.set_stream(current)  # a failed capture leaves its own
+
+
+@contextlib.contextmanager
+def _as_if_captured(*, strict: bool) -> Generator[None]:
+    """Let code branch as in a capture; `strict`: what waits for the device raises RuntimeError."""
+    cuda: Any = torch.cuda
+    mode, asked = cuda.get_sync_debug_mode(), cuda.is_current_stream_capturing
+    cuda.is_current_stream_capturing = lambda: True
+    try:
+        if strict:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
+                cuda.set_sync_debug_mode("error")
+        yield
+    finally:
+        cuda.set_sync_debug_mode(mode)
+        cuda.is_current_stream_capturing = asked
 
 
 class Recording:
@@ -72,6 +116,10 @@ class Recordings:
 
     def __len__(self) -> int:
         return len(self._made)
+
+    def clear(self) -> None:
+        """Forget all; their functions hold the cache, which would be freed late."""
+        self._made.clear()
 
     def run(self, key: Hashable, work: Work, inputs: Inputs) -> list[Tensor]:
         """Run the recording of this key; input shapes must be those of its first call."""

@@ -51,8 +51,13 @@ class GraphCaches:
 
     def __init__(self, passes: FixedPass, *, records: bool = True) -> None:
         self.passes = passes
-        self._recorder = Recorder(passes.device, records=records)
+        self._records = records
+        self._recorder = self._new_recorder()
         self._idle: list[FixedCache] = []
+
+    def _new_recorder(self) -> Recorder:
+        architecture = self.passes.hf.config.model_type
+        return Recorder(self.passes.device, architecture, records=self._records)
 
     @torch.inference_mode()
     def take(self, num_rows: int, num_columns: int, num_sources: int = 0) -> FixedCache:
@@ -62,11 +67,26 @@ class GraphCaches:
             if (cache.num_rows, cache.num_columns, cache.num_sources) == (rows, columns, sources):
                 self._idle.remove(cache)
                 return cache
+        try:
+            return self._new_cache(rows, columns, sources)
+        except torch.OutOfMemoryError:
+            if not self._idle:
+                raise
+        self._drop(len(self._idle))
+        self._recorder = self._new_recorder()  # a pool may not be used after its last graph
+        torch.cuda.empty_cache()
+        return self._new_cache(rows, columns, sources)
+
+    def _new_cache(self, rows: int, columns: int, sources: int) -> FixedCache:
         return self.passes.new_cache(rows, columns, Recordings(self._recorder), sources)
 
     def give_back(self, caches: Sequence[FixedCache]) -> None:
         self._idle += caches
-        del self._idle[:-_MOST_IDLE]
+        self._drop(len(self._idle) - _MOST_IDLE)
+
+    def _drop(self, count: int) -> None:
+        for _ in range(count):
+            self._idle.pop(0).recordings.clear()
 
 
 def _power_of_two(wanted: int, least: int = 1) -> int:
@@ -92,8 +112,9 @@ class GraphSession(ModelSession):
         work = functools.partial(self._passes.logits_of_prompts, cache)
         width = _power_of_two(longest, _MOST_RECORDED)
         room = min(cache.num_columns, self.max_length or cache.num_columns)
-        if width <= room and width * cache.num_rows <= _MOST_IN_PROMPTS:
-            rows_R = torch.arange(cache.num_rows, device=self._passes.device)
+        rows = cache.num_rows  # each gives logits at the end of every other one
+        if width <= room and max(width, rows) * rows <= _MOST_IN_PROMPTS:
+            rows_R = torch.arange(rows, device=self._passes.device)
             given = self._padded(_filled(tokens, width)), self._padded(torch.tensor(lengths))
             (logits_RV,) = cache.recordings.run(
                 ("prompts", width), lambda new, ends: (work(new, ends, rows_R),), given

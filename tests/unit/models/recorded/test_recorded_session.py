@@ -131,7 +131,7 @@ def test_neither_half_of_a_block_asks_the_device(
     with torch.inference_mode(), torch.device("meta"):
         model = CausalModel(tiny_hf(architecture).to("meta"), None, tokens)
         passes = FixedPass(model, compiled=False)
-        cache = passes.new_cache(2, 256, Recordings(Recorder(passes.device)))
+        cache = passes.new_cache(2, 256, Recordings(Recorder(passes.device, architecture)))
         read = functools.partial(passes.logits, cache)
         lengths, numbers = torch.zeros(2, dtype=torch.int64), torch.rand(2, 3, dtype=torch.float64)
         plan = DrawPlan(3, sampling, after_last=True, raw=True)
