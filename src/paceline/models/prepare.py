@@ -149,7 +149,8 @@ def with_cuda_graphs(model: HfModel, *, compiled: bool = False) -> HfModel:
         return each.decoding_with(passes, partial(_start_graphs, caches))
 
     # the trial compiles nothing: a compiled pass is compared with the same pass on first use
-    checked = faster(model, "the recorded pass", tolerance_for(model.dtype), build)
+    tolerance = tolerance_for(model.dtype)
+    checked = faster(model, "the recorded pass", tolerance, build, of_twin=EXACT)
     # new caches, without the recordings of the trial
     return model if checked is None else build(model, compiled=compiled)
 

@@ -169,6 +169,7 @@ def faster(
     tolerance: float,
     build: Build,
     variant: str = "",
+    of_twin: float | None = None,
 ) -> HfModel | None:
     """A faster pass, if its logits are those of transformers; else None, with a warning.
 
@@ -178,11 +179,15 @@ def faster(
         tolerance: Largest difference, in standard deviations of the logits.
         build: Makes the pass from a model. It is called with the tiny twin, too.
         variant: Distinguishes passes of the same name.
+        of_twin: The same for the tiny twin, which is in float32; None: OF_TWIN if `tolerance` is
+            EXACT, else that tolerance.
     """
+    if of_twin is None:
+        of_twin = OF_TWIN if tolerance == EXACT else tolerance
     dtype, device = _place(model)
     facts = ("faster", name, variant, dtype, device, str(tolerance))
     fault = _checked(
-        key_of(model, *facts), lambda: _fault_of_twin(model, build, tolerance), tolerance
+        key_of(model, *facts, str(of_twin)), lambda: _fault_of_twin(model, build, of_twin), of_twin
     )
     prepared = None
     if fault is None:
@@ -252,7 +257,6 @@ def _fault_of_twin(model: HfModel, build: Build, tolerance: float) -> str | None
     prepared, fault = _built(twin.rewrap(cast("Any", twin.hf).to(model.device)), build)
     if prepared is None:
         return fault
-    tolerance = OF_TWIN if tolerance == EXACT else tolerance
     fault = _fault_of(prepared, play, tolerance)
     if fault is None and prepared.has_own_sessions:
         return _fault_of(prepared.decoding_with(prepared.decoder), play, tolerance)

@@ -20,7 +20,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.decode import SpeculativeDecoder
 from paceline.errors import SlowerWarning
 from paceline.models import wrap_model
-from paceline.models.admission.model import OF_TWIN
+from paceline.models.admission.model import OF_TWIN, ROUNDED
 from paceline.models.admission.trial import play
 from paceline.models.prepare import with_cuda_graphs
 from paceline.models.recorded import attention
@@ -137,6 +137,24 @@ def test_a_mask_off_by_one_is_caught():
     AttentionMaskInterface.register(attention.NAME, late(attention.mask_of))
     try:
         assert play(model).largest > 10 * OF_TWIN
+    finally:
+        AttentionMaskInterface.register(attention.NAME, attention.mask_of)
+
+
+def test_a_bfloat16_model_is_compared_as_closely_as_its_twin_allows():
+    """Hidden columns have a small weight here, which the tolerance of bfloat16 lets through."""
+    smooth = {"initializer_range": 0.05}
+    ready = with_cuda_graphs(tiny_model(**smooth))
+
+    def leaking(*given: Any, **named: Any) -> torch.Tensor:
+        return attention.mask_of(*given, **named).clamp(-9)
+
+    AttentionMaskInterface.register(attention.NAME, leaking)
+    try:
+        assert play(ready).largest < ROUNDED
+        model = wrap_model(tiny_hf("llama", **smooth).to(torch.bfloat16))
+        with pytest.warns(SlowerWarning, match=r"differ from .* \(allowed 0\.01\)"):
+            assert with_cuda_graphs(model) is model
     finally:
         AttentionMaskInterface.register(attention.NAME, attention.mask_of)
 
