@@ -151,6 +151,7 @@ def test_a_vocabulary_that_is_baked_in_holds_for_greedy_drafts_of_any_engine(tmp
         run(folder, draft_vocabulary="bake", overwrite=True)
 
 
+@pytest.mark.filterwarnings("ignore:with sdpa attention")  # Gemma 2, up to transformers 5.20
 @pytest.mark.parametrize("to", ["vllm", "sglang", "transformers"])
 @pytest.mark.parametrize("architecture", ["gemma2", "cohere2"])
 def test_a_vocabulary_is_baked_only_for_engines_that_read_a_head(
