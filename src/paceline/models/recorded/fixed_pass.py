@@ -65,6 +65,8 @@ class FixedPass:
     Attributes:
         listening: Number of listeners to hidden states, which recorded passes do not report.
         modules: The compiled modules.
+        reads_counts: Whether the model's own pass, which reads prompts, asks the device for numbers
+            of tokens per expert. That cannot be recorded.
     """
 
     def __init__(self, model: HfModel, *, compiled: bool) -> None:
@@ -80,7 +82,10 @@ class FixedPass:
         self._has_sources = model.decoder_prompt is not None
         positions = "decoder_position_ids" if self._has_sources else "position_ids"
         self._positions = positions if takes_positions(model.hf, positions) else None
+        self.reads_counts = _reads_counts(model.hf)
         self._copy = _working_copy(model.hf, model.draft_vocabulary)
+        if self.reads_counts:
+            self._copy.set_experts_implementation("batched_mm")
         self.modules = CompiledModules(self._copy, compiles=compiled)
 
     def __call__(
@@ -224,6 +229,20 @@ class _Later(nn.Module):
         if self._index == len(first.rest) - 1:
             first.rest = []  # a compiled function would return what it keeps
         return part
+
+
+def _reads_counts(hf: Any) -> bool:
+    """Whether PyTorch's grouped products of experts read the size of each group from the device.
+
+    They do not in bfloat16 on cards of compute capability 9.0 and 10.0.
+    """
+    if not hf._can_set_experts_implementation():
+        return False
+    groups_there = hf.device.type != "cuda" or torch.cuda.get_device_capability(hf.device) in (
+        (9, 0),
+        (10, 0),
+    )
+    return not (hf.dtype == torch.bfloat16 and groups_there)
 
 
 def _working_copy(hf: PreTrainedModel, draft_vocabulary: Tensor | None) -> Any:

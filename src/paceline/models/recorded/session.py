@@ -113,7 +113,8 @@ class GraphSession(ModelSession):
         width = _power_of_two(longest, _MOST_RECORDED)
         room = min(cache.num_columns, self.max_length or cache.num_columns)
         rows = cache.num_rows  # each gives logits at the end of every other one
-        if width <= room and max(width, rows) * rows <= _MOST_IN_PROMPTS:
+        fits = width <= room and max(width, rows) * rows <= _MOST_IN_PROMPTS
+        if fits and not self._passes.reads_counts:
             rows_R = torch.arange(rows, device=self._passes.device)
             given = self._padded(_filled(tokens, width)), self._padded(torch.tensor(lengths))
             (logits_RV,) = cache.recordings.run(

@@ -25,11 +25,12 @@ from paceline.decode.draft_policies import Confident
 from paceline.errors import SlowerWarning
 from paceline.models import CausalModel, wrap_model
 from paceline.models.contract import decoder_contexts
+from paceline.models.hf.seq2seq import Seq2SeqModel
 from paceline.models.prepare import with_cuda_graphs
 from paceline.models.recorded.fixed_pass import FixedPass
-from paceline.models.recorded.recorder import Recorder, Recordings
+from paceline.models.recorded.recorder import Recorder, Recording, Recordings
 from paceline.models.recorded.session import _draw, _judge
-from support.models import tiny_hf, tiny_model, tiny_pair
+from support.models import ENCODER_DECODERS, tiny_hf, tiny_model, tiny_pair
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,7 +119,13 @@ def test_a_text_that_outgrows_its_room_moves_to_a_larger_one(monkeypatch: pytest
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("architecture", "kept"), [("llama", None), ("llama", 20), ("gemma3_text", None), ("gpt2", 20)]
+    ("architecture", "kept"),
+    [
+        *((name, None) for name in ("llama", "gemma3_text", "bloom", "qwen3_moe", "gpt_oss")),
+        *((name, None) for name in ("t5", "bart")),
+        ("llama", 20),
+        ("gpt2", 20),
+    ],
 )
 @in_one_pass
 def test_neither_half_of_a_block_asks_the_device(
@@ -129,9 +136,16 @@ def test_neither_half_of_a_block_asks_the_device(
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     tokens = None if kept is None else torch.arange(kept, device="meta")
     with torch.inference_mode(), torch.device("meta"):
-        model = CausalModel(tiny_hf(architecture).to("meta"), None, tokens)
+        hf = tiny_hf(architecture).to("meta")
+        has_sources = architecture in ENCODER_DECODERS
+        model = (
+            Seq2SeqModel(hf, decoder_prompt=(2,)) if has_sources else CausalModel(hf, None, tokens)
+        )
         passes = FixedPass(model, compiled=False)
-        cache = passes.new_cache(2, 256, Recordings(Recorder(passes.device, architecture)))
+        if passes.reads_counts:  # the model's own pass is not recorded
+            hf.set_experts_implementation("batched_mm")
+        recordings = Recordings(Recorder(passes.device, architecture))
+        cache = passes.new_cache(2, 256, recordings, 64 * has_sources)
         read = functools.partial(passes.logits, cache)
         lengths, numbers = torch.zeros(2, dtype=torch.int64), torch.rand(2, 3, dtype=torch.float64)
         plan = DrawPlan(3, sampling, after_last=True, raw=True)
@@ -139,9 +153,10 @@ def test_neither_half_of_a_block_asks_the_device(
         chosen = () if sampling.greedy else (numbers,)
         drawn = _draw(read, plan, 60, unread, lengths, *chosen)
         assert drawn[0].shape == (2, 3)
-        prompts = torch.zeros(2, 16, dtype=torch.int64)
-        after = passes.logits_of_prompts(cache, prompts, lengths, torch.arange(2))
-        assert after.shape == (2, 61)
+        if not (has_sources or passes.reads_counts):
+            prompts = torch.zeros(2, 16, dtype=torch.int64)
+            after = passes.logits_of_prompts(cache, prompts, lengths, torch.arange(2))
+            assert after.shape == (2, 61)
         drafted = torch.zeros(2, 3, dtype=torch.int64)
         for rule in (rule for rule in RULES if rule != Lossy(0.3, "tuned")):
             places = 3 + rule.needs_draft_at_bonus
@@ -227,6 +242,7 @@ def test_recorded_passes_give_the_text_of_plain_ones(rule: Rule, sampling: Sampl
 
 
 @needs_cuda
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:dynamo_pgo")  # from torch
 @pytest.mark.parametrize(
     "architecture", ["llama", "gemma3_text", "gpt2", "bloom", "gpt_oss", "t5", "bart"]
 )
@@ -241,3 +257,14 @@ def test_compiled_and_recorded_passes_give_the_text_of_generate(architecture: st
         wanted = model.hf.generate(tokens, max_new_tokens=17, do_sample=False)[0]
         (context,) = decoder_contexts(model, [prompt])
         assert text.tokens == wanted[len(context) :].tolist()
+
+
+@needs_cuda
+def test_work_that_cannot_be_recorded_leaves_the_process_as_it_was():
+    recorder = Recorder(torch.device("cuda"), "llama")
+    with pytest.warns(SlowerWarning, match="cannot be recorded"):
+        asking = Recording(recorder, lambda x: [x * x.sum().item()], [torch.ones(3, device="cuda")])
+    assert asking([torch.full((3,), 2.0)])[0].tolist() == [12, 12, 12]
+    torch.randn(1, device="cuda")  # a failed capture would leave the generator in it
+    model = wrap_model(tiny_hf("llama").to("cuda"))
+    assert with_cuda_graphs(model) is not model
