@@ -118,7 +118,10 @@ def load_model(
         draft_vocabulary = read_draft_vocabulary(_directory_of(location), model.vocab_size)
         warn_of_unused(hf, stacklevel=2)
         warn_of_no_end(hf, stacklevel=2)
-        return admitted(model, draft_vocabulary, files_of(model, location.source))
+        try:
+            return admitted(model, draft_vocabulary, files_of(model, location.source))
+        except ImportError as error:  # of products in 8 bits, at their first use
+            raise _unreadable(path, error) from error
 
 
 def wrap_model(
@@ -327,9 +330,11 @@ def open_model(path: str | Path, *, tokenizer_alone: bool = False) -> Iterator[M
         except Exception as error:
             if "trust_remote_code" in str(error):  # a model of the hub
                 raise needs_code(str(path)) from None
-            raise ModelLoadError(
-                f"{path} cannot be read ({first_line(error)}); {_advice(error)}"
-            ) from error
+            raise _unreadable(path, error) from error
+
+
+def _unreadable(path: str | Path, error: Exception) -> ModelLoadError:
+    return ModelLoadError(f"{path} cannot be read ({first_line(error)}); {_advice(error)}")
 
 
 def _advice(error: Exception) -> str:

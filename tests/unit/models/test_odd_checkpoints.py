@@ -97,6 +97,20 @@ def test_weights_of_8_bits_are_unpacked_where_there_is_no_gpu(tmp_path: Path):
     assert load_model(tmp_path / "draft").hf.config.num_hidden_layers == 2
 
 
+def test_a_product_that_needs_a_missing_package_is_one_line(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As those of 8 bits on a GPU, which transformers loads at their first use."""
+
+    def without_kernels(*_: Any, **__: Any) -> Any:
+        raise ImportError("finegrained-fp8 kernels need the `kernels` package")
+
+    monkeypatch.setattr(
+        "transformers.models.llama.modeling_llama.LlamaMLP.forward", without_kernels
+    )
+    fails(model_directory, "need the `kernels` package", "install the package that is missing")
+
+
 def test_scales_and_not_numbers_of_8_bits_are_added_up():
     hf: Any = tiny_hf("llama")
     layer = hf.model.layers[0].mlp.up_proj
