@@ -2,6 +2,7 @@
 
     python -u benchmarks/gpu.py                                # all parts
     python -u benchmarks/gpu.py --part passes decoding --shapes 8b --rows gpu.jsonl
+    python -u benchmarks/gpu.py --part trl vllm --shapes 1b --vllm VENV/bin/vllm
     python benchmarks/gpu.py --device cpu --shapes tiny        # smoke test
 
 Models have real shapes and random weights. A draft has the first layers of its target; the other
@@ -13,9 +14,14 @@ layers of the target are scaled until a block emits 2.5 tokens, as of an aligned
     static      transformers' generate with a static cache and torch.compile
     batches     tokens per second by batch size
     alignment   tokens per second and memory of a step, by tokens per chunk
-    trl         a step against TRL's DistillationTrainer, in turns, if it is installed
-    vllm        greedy requests against vLLM, alone and with the draft, in turns, if it is installed
+    trl         the step against that of TRL's DistillationTrainer, on the same rows
+    vllm        greedy requests, alone and with the draft, against vLLM's servers of the same pair
     trained     `paceline measure` of a pair that is trained here on Python's documentation
+
+trl needs TRL beside Paceline, and vllm a program `vllm` of any environment: beside this Python, on
+the PATH, in .engines, or --vllm. Both take turns with ours, step by step and request by request.
+Without the other program, one line says so. Unless --part names them, they compare the 8B only, as
+two servers start for a minute or two; its pair takes 19 GB where temporary files are kept.
 """
 
 from __future__ import annotations
@@ -23,12 +29,9 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
-import shutil
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,16 +39,13 @@ import torch
 import transformers
 from transformers import CONFIG_MAPPING
 
-from against_engines import METHODS, interleaved, ours, ratios, served
 from gpu_training import fault_of_trl, report_alignment, report_trl
+from gpu_vllm import fault_of_vllm, report_vllm
 from paceline.core.sampling import SamplingParams
 from paceline.core.stats import DecodeStats
 from paceline.data import read_prompts
 from paceline.data.python_docs import write_python_docs
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
-from paceline.engines.commands import EngineChoice, Setup
-from paceline.engines.kinds import Capacity, Drafting
-from paceline.engines.process import started
 from paceline.measure.latency import PassTimer
 from paceline.measure.measurement import MeasureConfig, measure_models
 from paceline.measure.results import gamma_of, value_of
@@ -53,8 +53,6 @@ from paceline.models import load_model, prepare_for_decoding, wrap_model
 from paceline.models.checkpoint_files import auto_class
 from paceline.models.drafts.layers import layer_list, subset_layers
 from paceline.models.prepare import with_cuda_graphs
-from paceline.models.silence import quiet
-from paceline.progress import silent
 from paceline.results.row import Row, Source, write_rows
 from paceline.train import AlignConfig, align
 from paceline.train.pretrain import PretrainConfig, pretrain
@@ -65,13 +63,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paceline.decode.decoder import Decoder
-    from paceline.engines.contract import Engine
     from paceline.models import CausalModel
 
 PARTS = ("passes", "decoding", "static", "batches", "alignment", "trl", "vllm", "trained")
-OTHERS = ("trl", "vllm")
-_OTHERS_SHAPES = ("tiny", "8b")  # unless --part names them: a server of vLLM starts in a minute
-_ROOT = Path(__file__).resolve().parents[1]
+OTHERS = {"trl": fault_of_trl, "vllm": fault_of_vllm}  # why they cannot be compared with
+_OTHERS_SHAPES = ("tiny", "8b")  # unless --part names them
 _WANTED_TAU = 2.5
 _GREEDY = SamplingParams(temperature=0.0)
 
@@ -363,84 +359,6 @@ def report_batches(pair: Pair, options: argparse.Namespace, results: Results) ->
             results.add(pair.name, f"{name}, tokens/s", rate, batch=batch)
 
 
-def absent(options: argparse.Namespace) -> dict[str, str]:
-    """Wanted parts whose program is not installed, and what to do."""
-    wanted, found = options.part or PARTS, {}
-    if "trl" in wanted and (fault := fault_of_trl()):
-        found["trl"] = fault
-    if "vllm" in wanted and find_vllm(options.vllm) is None:
-        found["vllm"] = f"no program {options.vllm or 'vllm'}; give --vllm PROGRAM, or make vllm"
-    return found
-
-
-def find_vllm(given: str | None) -> str | None:
-    """The program: the given one, else beside this Python, on the PATH, or of `make vllm`."""
-    beside = (Path(sys.executable).with_name("vllm"), "vllm", _ROOT / ".engines/vllm/bin/vllm")
-    places = beside if given is None else (given,)
-    return next((found for place in places if (found := shutil.which(str(place)))), None)
-
-
-def report_vllm(pair: Pair, options: argparse.Namespace, results: Results) -> None:
-    """Compare greedy requests with those of vLLM, which loads the same weights by itself."""
-    target, draft = pair.ready
-    assert draft is not None, "vLLM is compared with the draft and without it"
-    prompts = made_prompts(options.num_prompts, target.vocab_size)
-    counts: dict[str, list[tuple[int, int]]] = {"engine": [], "ours": []}
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        alone, drafting = start_vllm(pair, Path(folder), options, stack)
-        speculative = SpeculativeDecoder(target, draft, gamma=options.gamma, sampling=_GREEDY)
-        methods = (
-            served(alone),
-            served(drafting, counts["engine"]),
-            ours(AutoregressiveDecoder(target, _GREEDY)),
-            ours(speculative, counts["ours"]),
-        )
-        # threads of a server on the same cores need a second to sleep
-        pause = 1.0 if options.device == "cpu" else 0.1
-        spent = interleaved(methods, prompts, options.new_tokens, pause)
-    at = {"vllm": alone.version}
-    for name, per_token in zip(METHODS, spent, strict=True):
-        results.add(pair.name, f"{name}, tokens/s", len(prompts) / sum(per_token), **at)
-    for name, found in ratios(spent).items():
-        results.add(pair.name, name, found.value, show(found), **at)
-    for name, counted in counts.items():
-        blocks, accepted = map(sum, zip(*counted, strict=True))
-        results.add(pair.name, f"{name}, 1 + accepted / blocks", 1 + accepted / blocks, **at)
-
-
-def start_vllm(
-    pair: Pair, folder: Path, options: argparse.Namespace, stack: ExitStack
-) -> list[Engine]:
-    """Servers of the target alone and with the draft, which start at the same time."""
-    setting: tuple[str, ...] = ("--skip-tokenizer-init", "--no-enable-prefix-caching")
-    # With this much for keys and values, vLLM does not measure what is free, which would fail
-    # while another program allocates. The fraction is then only the least that has to be free.
-    setting += ("--kv-cache-memory-bytes", str(2**30), "--gpu-memory-utilization", "0.1")
-    gpu = None
-    if options.device == "cpu":
-        setting += ("--enforce-eager",)
-    else:
-        gpu = torch.device(options.device).index or 0
-        gc.collect()
-        torch.cuda.empty_cache()  # leaves the servers what our models do not need
-    choice = EngineChoice(
-        engine="vllm", program=find_vllm(options.vllm), options=setting, start_seconds=300
-    )
-    capacity = Capacity(64 + options.new_tokens + options.gamma + 1)
-    paths = [str(folder / role) for role in ("target", "draft")]
-    with quiet():
-        for model, path in zip(pair.plain, paths, strict=True):
-            assert model is not None, "as in report_vllm"
-            model.hf.save_pretrained(path)
-
-    def start(drafting: Drafting | None) -> Engine:
-        setup = Setup(paths[0], drafting, capacity, "bfloat16", gpu)
-        return stack.enter_context(started(choice, setup, silent))
-
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(start, (None, Drafting(paths[1], options.gamma))))
-
-
 def report_trained(options: argparse.Namespace, results: Results, folder: Path) -> None:
     """Pretrain both models on Python's documentation, align the draft and measure the pair."""
     docs = write_python_docs(folder)
@@ -552,10 +470,12 @@ def main() -> None:
     name = "CPU" if options.device == "cpu" else torch.cuda.get_device_name()
     print(f"{name}, torch {torch.__version__}, transformers {transformers.__version__}", flush=True)
     results, begin, done = Results(), time.perf_counter(), True
-    wanted, faults = options.part or PARTS, absent(options)
-    for part, fault in faults.items():
-        print(f"{part}: {fault}", flush=True)
-    parts = [part for part in REPORTS if part in wanted and part not in faults]
+    wanted = options.part or PARTS
+    parts = [part for part in REPORTS if part in wanted]
+    for part in [part for part in parts if part in OTHERS]:
+        if fault := OTHERS[part](options):
+            print(f"{part}: {fault}", flush=True)
+            parts.remove(part)
     for shape in options.shapes if parts else ():
         done &= report_shape(shape, parts, options, results)
         gc.collect()  # frees CUDA graphs before the next ones are captured

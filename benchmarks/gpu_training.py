@@ -98,7 +98,7 @@ def _stepper(
     return Stepper(student, target, config, accelerator, vocab_size=size, bfloat16=True)
 
 
-def fault_of_trl() -> str | None:
+def fault_of_trl(_: argparse.Namespace) -> str | None:
     """Why TRL cannot be compared with; None if it can."""
     try:
         importlib.import_module("trl.trainer.distillation_trainer")
@@ -129,11 +129,12 @@ def report_trl(pair: Pair, options: argparse.Namespace, results: Results) -> Non
     our_step = ours.step if memory is None else memory.watching(ours.step)
     # TRL gives a model another forward, and the copy leaves the target as it is
     models = copy.copy(target.hf), _student(draft).hf
-    with quiet(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        rates = rates_in_turns(models, _tokenizer(), steps, texts, our_step)
-    # else accelerate would keep TRL's mixed precision for what follows
-    AcceleratorState._reset_state(reset_partial_state=True)
+    try:
+        with quiet(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            rates = rates_in_turns(models, _tokenizer(), steps, texts, our_step)
+    finally:  # else accelerate would keep TRL's mixed precision for what follows
+        AcceleratorState._reset_state(reset_partial_state=True)
     at = {"trl": version("trl")}
     for who, rate in zip(("TRL", "ours"), rates, strict=True):
         results.add(pair.name, f"{who}, trained tokens/s", sum(rate) / len(rate), **at)

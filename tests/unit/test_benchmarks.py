@@ -86,12 +86,13 @@ def test_vllm_gets_the_weights_of_the_pair_and_its_counters_are_ours(gpu, monkey
             stack.callback(client.close)
             yield connect(choice, client)
 
-    monkeypatch.setattr(gpu, "started", started)
-    in_turns = gpu.interleaved
-    monkeypatch.setattr(gpu, "interleaved", lambda *given: in_turns(*given[:3], pause=0))
+    module = importlib.import_module("gpu_vllm")
+    monkeypatch.setattr(module, "started", started)
+    in_turns = module.interleaved
+    monkeypatch.setattr(module, "interleaved", lambda *given: in_turns(*given[:3], pause=0))
     results = gpu.Results()
     options = Namespace(device="cpu", vllm=sys.executable, num_prompts=2, new_tokens=12, gamma=2)
-    gpu.report_vllm(pair, options, results)
+    module.report_vllm(pair, options, results)
     assert sorted(setup.drafting is not None for setup in setups) == [False, True]
     assert {setup.dtype for setup in setups} == {"bfloat16"}
     found = {key: value for row in results.rows for key, value in row.totals.items()}
