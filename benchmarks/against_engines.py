@@ -40,10 +40,12 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
+    from paceline.core.bootstrap import Interval
     from paceline.decode.decoder import Decoder
     from paceline.engines.contract import Engine
 
 GREEDY = SamplingParams(temperature=0)
+METHODS = ("engine alone", "engine with draft", "ours alone", "ours with draft")
 Timing = tuple[float, int]  # seconds, number of generated tokens
 
 
@@ -53,18 +55,27 @@ class Generate(Protocol):
     def __call__(self, prompt: list[int], count: int, /) -> Timing: ...
 
 
-def ours(decoder: Decoder) -> Generate:
+def ours(decoder: Decoder, counted: list[tuple[int, int]] | None = None) -> Generate:
+    """Greedy requests to a decoder; adds blocks and accepted tokens to `counted`."""
+
     def generate(prompt: list[int], count: int) -> Timing:
         start = time.perf_counter()
         (generation,) = decoder.generate([prompt], count, eos_token_ids=[])
-        return time.perf_counter() - start, len(generation.tokens)
+        seconds = time.perf_counter() - start
+        if counted is not None:
+            counted.append((generation.stats.num_target_calls, generation.stats.num_accepted))
+        return seconds, len(generation.tokens)
 
     return generate
 
 
-def served(engine: Engine) -> Generate:
+def served(engine: Engine, counted: list[tuple[int, int]] | None = None) -> Generate:
+    """Greedy requests to an engine; adds blocks and accepted tokens to `counted`."""
+
     def generate(prompt: list[int], count: int) -> Timing:
         answer = engine.serve(Request(prompt, count, GREEDY, 0))
+        if counted is not None and answer.blocks is not None:
+            counted.append((answer.blocks.num_blocks, answer.blocks.num_accepted))
         return answer.seconds, len(answer.tokens)
 
     return generate
@@ -147,15 +158,11 @@ def main() -> None:
         spent = interleaved(
             methods, prompts[: options.num_prompts], options.new_tokens, options.pause
         )
-    names = ("engine alone", "engine with draft", "ours alone", "ours with draft")
-    rows = zip(names, spent, strict=True)
+    rows = zip(METHODS, spent, strict=True)
     print(f"{name}, gamma {options.gamma}")
     print(", ".join(f"{label} {1e3 * sum(row) / len(row):.2f} ms per token" for label, row in rows))
-    print(f"engine alone / engine with draft    {show(ratio(spent[0], spent[1]))}")
-    print(f"ours alone / ours with draft        {show(ratio(spent[2], spent[3]))}")
-    print(f"engine alone / ours alone           {show(ratio(spent[0], spent[2]))}")
-    print(f"engine with draft / ours with draft {show(ratio(spent[1], spent[3]))}")
-    print(f"engine alone / ours with draft      {show(ratio(spent[0], spent[3]))}")
+    for pair, found in ratios(spent).items():
+        print(f"{pair:35} {show(found)}")
 
 
 def interleaved(
@@ -172,6 +179,12 @@ def interleaved(
             seconds, tokens = methods[index](prompt, count)
             spent[index].append(seconds / tokens)
     return spent
+
+
+def ratios(spent: Sequence[Sequence[float]]) -> dict[str, Interval]:
+    """What is compared, from the seconds of `METHODS`."""
+    pairs = ((0, 1), (2, 3), (0, 2), (1, 3), (0, 3))
+    return {f"{METHODS[a]} / {METHODS[b]}": ratio(spent[a], spent[b]) for a, b in pairs}
 
 
 if __name__ == "__main__":

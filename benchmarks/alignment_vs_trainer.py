@@ -29,7 +29,8 @@ from paceline.data.examples import Lengths, build_examples
 from paceline.data.prompts import CorpusConfig, read_records
 from paceline.data.sources import rows_of
 from paceline.models import load_model
-from paceline.models.loading import load_tokenizer, shapes_at
+from paceline.models.loading import config_at, load_tokenizer
+from paceline.models.precision import shapes_of
 from paceline.models.prepare import prepare_for_training
 from paceline.records import RunDirectory
 from paceline.train import AlignConfig
@@ -136,7 +137,7 @@ class Ours:
         accelerator = Accelerator()
         with tempfile.TemporaryDirectory() as folder:
             run = TrainingRun(config, RunDirectory(Path(folder)), accelerator)
-            bfloat16 = run.takes_bfloat16(shapes_at(options.target))
+            bfloat16 = run.takes_bfloat16(shapes_of(config_at(options.target)))
         print(f"our passes in {'bfloat16' if bfloat16 else 'float32'}")
         target = load_model(options.target, dtype="bfloat16" if bfloat16 else "float32")
         draft = load_model(options.draft, dtype="float32")

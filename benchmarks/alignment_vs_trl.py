@@ -15,6 +15,7 @@ are interleaved in one process. Prints
 from __future__ import annotations
 
 import argparse
+import itertools
 import resource
 import subprocess
 import sys
@@ -29,28 +30,35 @@ from paceline.core.sampling import SamplingParams
 from paceline.data import read_prompts
 from paceline.data.collate import TokenRow
 from paceline.data.examples import Example
-from paceline.data.sources import ExampleStream, SampledText, TextBatch
+from paceline.data.sources import ExampleStream, SampledText
 from paceline.models import load_model
-from paceline.models.loading import load_tokenizer, shapes_at
+from paceline.models.loading import config_at, load_tokenizer
+from paceline.models.precision import shapes_of
 from paceline.models.prepare import choose_writer, training_writer
 from paceline.records import RunDirectory
 from paceline.train import AlignConfig
 from paceline.train.loss import StepPlan
 from paceline.train.run import TrainingRun
 from paceline.train.step import Stepper
-from pairing import ratio, show
+from pairing import ratio, show, wait
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
-    Texts = list[tuple[list[int], list[int]]]
+Texts = list[tuple[list[int], list[int]]]
+Timing = tuple[float, int]  # seconds, completion tokens
 
 
 class Theirs:
-    """TRL's trainer; calls `every_step` with seconds and completion tokens after each step."""
+    """TRL's trainer; calls `every_step` with seconds and completion tokens after each step.
+
+    `models`: target and draft, by name or as models of transformers.
+    """
 
     def __init__(
         self,
+        models: tuple[Any, Any],
+        tokenizer: Any,
         options: argparse.Namespace,
         texts: Texts,
         every_step: Callable[[float, int], None],
@@ -91,26 +99,29 @@ class Theirs:
             save_strategy="no",
             report_to=[],
             disable_tqdm=True,
-            use_cpu=not torch.cuda.is_available(),
+            use_cpu=options.use_cpu,
             shuffle_dataset=False,
         )
         numbers = [{"prompt": str(number)} for number in range(len(texts))]
         self.trainer = Trainer(
-            model=options.draft,
-            teacher_model=options.target,
+            model=models[1],
+            teacher_model=models[0],
             args=settings,
             train_dataset=datasets.Dataset.from_list(numbers),
-            processing_class=load_tokenizer(options.draft),
+            processing_class=tokenizer,
         )
         trainer = self.trainer
+        trainer.remove_callback(transformers.PrinterCallback)
 
         class Watch(transformers.TrainerCallback):
             started = 0.0
 
             def on_step_begin(self, *_args: Any, **_kwargs: Any) -> None:
+                wait()
                 self.started = time.perf_counter()
 
             def on_step_end(self, *_args: Any, **_kwargs: Any) -> None:
+                wait()
                 every_step(time.perf_counter() - self.started, trainer.num_tokens)
 
         trainer.add_callback(Watch())
@@ -122,67 +133,91 @@ class Theirs:
 class Ours:
     """The training step of `paceline align`, without checkpoints and evaluation."""
 
-    def __init__(self, options: argparse.Namespace, texts: Texts) -> None:
-        self.options = options
-        config = AlignConfig.model_validate(
-            {
-                "target": options.target,
-                "draft": options.draft,
-                "output": "unused",
-                "data": {"train": "unused"},
-                "batch_size": options.batch,
-                "objective": "forward_kl",
-                "mean": "token",
-                "num_steps": options.steps,
-                "optimizer": {"kind": "adamw", "learning_rate": 1e-4},
-            }
-        )
-        from accelerate import Accelerator
+    def __init__(self, stepper: Stepper, batches: Iterator[Sequence[TokenRow]]) -> None:
+        self.stepper = stepper
+        self.batches = batches
+        self.plan = StepPlan(stepper.config.objective)
 
-        accelerator = Accelerator()
-        shapes = shapes_at(options.target)
-        with tempfile.TemporaryDirectory() as folder:
-            run = TrainingRun(config, RunDirectory(Path(folder)), accelerator)
-            bfloat16 = run.takes_bfloat16(shapes)
-        target = load_model(options.target, dtype="bfloat16" if bfloat16 else "float32")
-        draft = load_model(options.draft, dtype="float32")
-        chosen = choose_writer(draft, options.batch)
-        print(f"forward passes in {'bfloat16' if bfloat16 else 'float32'}; {chosen.reason}")
-        writer = training_writer(draft) if chosen.precision == "bfloat16" else draft
-        self.stepper = Stepper(
-            draft, target, config, accelerator, vocab_size=draft.vocab_size, bfloat16=bfloat16
-        )
-        self.plan = StepPlan(config.objective)
-        self.number = 0
-        examples = [
-            Example([*prompt, *rest], len(prompt), len(prompt), "") for prompt, rest in texts
-        ]
-        self.examples = examples
-        self.source = SampledText(
-            ExampleStream(examples, options.batch, seed=0),
-            writer,
-            "draft",
-            sampling=SamplingParams(),
-            max_new_tokens=options.completion_tokens,
-            eos_token_ids=target.eos_token_ids,
-        )
-
-    def _batch(self) -> TextBatch:
-        if self.options.on_policy:
-            return self.source.next_batch()
-        size = self.options.batch
-        first = self.number * size % len(self.examples)
-        chosen = self.examples[first : first + size]
-        return TextBatch(
-            [TokenRow(example.tokens, example.prompt_length) for example in chosen], "fixed"
-        )
-
-    def step(self) -> tuple[float, int]:
-        """Seconds and completion tokens of one step."""
+    def step(self) -> Timing:
+        wait()
         started = time.perf_counter()
-        figures = self.stepper.step(self._batch().rows, 1e-4, self.plan)
-        self.number += 1
+        figures = self.stepper.step(next(self.batches), 1e-4, self.plan)
+        wait()
         return time.perf_counter() - started, figures.num_tokens
+
+
+def loaded(options: argparse.Namespace, texts: Texts) -> Ours:
+    """Our step with models and precision as `paceline align` chooses them."""
+    config = AlignConfig.model_validate(
+        {
+            "target": options.target,
+            "draft": options.draft,
+            "output": "unused",
+            "data": {"train": "unused"},
+            "batch_size": options.batch,
+            "objective": "forward_kl",
+            "mean": "token",
+            "num_steps": options.steps,
+            "optimizer": {"kind": "adamw", "learning_rate": 1e-4},
+        }
+    )
+    from accelerate import Accelerator
+
+    accelerator = Accelerator()
+    with tempfile.TemporaryDirectory() as folder:
+        run = TrainingRun(config, RunDirectory(Path(folder)), accelerator)
+        bfloat16 = run.takes_bfloat16(shapes_of(config_at(options.target)))
+    target = load_model(options.target, dtype="bfloat16" if bfloat16 else "float32")
+    draft = load_model(options.draft, dtype="float32")
+    stepper = Stepper(
+        draft, target, config, accelerator, vocab_size=draft.vocab_size, bfloat16=bfloat16
+    )
+    precision = "bfloat16" if bfloat16 else "float32"
+    if not options.on_policy:
+        print(f"forward passes in {precision}")
+        return Ours(stepper, fixed_batches(texts, options.batch))
+    chosen = choose_writer(draft, options.batch)
+    print(f"forward passes in {precision}; {chosen.reason}")
+    examples = [Example([*prompt, *rest], len(prompt), len(prompt), "") for prompt, rest in texts]
+    source = SampledText(
+        ExampleStream(examples, options.batch, seed=0),
+        training_writer(draft, bfloat16=chosen.precision == "bfloat16"),
+        "draft",
+        sampling=SamplingParams(),
+        max_new_tokens=options.completion_tokens,
+        eos_token_ids=target.eos_token_ids,
+    )
+    return Ours(stepper, (source.next_batch().rows for _ in itertools.count()))
+
+
+def fixed_batches(texts: Texts, size: int) -> Iterator[list[TokenRow]]:
+    """Batches of the texts in their order, again and again, as TRL takes them."""
+    rows = itertools.cycle(TokenRow([*prompt, *rest], len(prompt)) for prompt, rest in texts)
+    while True:
+        yield list(itertools.islice(rows, size))
+
+
+def rates_in_turns(
+    models: tuple[Any, Any],
+    tokenizer: Any,
+    options: argparse.Namespace,
+    texts: Texts,
+    our_step: Callable[[], Timing],
+) -> tuple[list[float], list[float]]:
+    """Completion tokens per second of TRL and of ours at each step after the warm-up.
+
+    `models`: those of TRL.
+    """
+    rates: tuple[list[float], list[float]] = ([], [])
+
+    def every_step(*theirs: Any) -> None:
+        for rate, (seconds, tokens) in zip(rates, (theirs, our_step()), strict=True):
+            rate.append(tokens / seconds)
+
+    with tempfile.TemporaryDirectory() as folder:
+        Theirs(models, tokenizer, options, texts, every_step, folder).run()
+    theirs, ours = (rate[options.warm_up :] for rate in rates)
+    return theirs, ours
 
 
 def whole_texts(options: argparse.Namespace) -> Texts:
@@ -199,19 +234,9 @@ def whole_texts(options: argparse.Namespace) -> Texts:
 
 def compare(options: argparse.Namespace, texts: Texts) -> None:
     """Print speeds and their ratio."""
-    ours = Ours(options, texts)
-    rates: tuple[list[float], list[float]] = ([], [])
-
-    def every_step(their_s: float, their_tokens: int) -> None:
-        our_s, our_tokens = ours.step()
-        for rate, seconds, tokens in zip(
-            rates, (their_s, our_s), (their_tokens, our_tokens), strict=True
-        ):
-            rate.append(tokens / seconds)
-
-    with tempfile.TemporaryDirectory() as folder:
-        Theirs(options, texts, every_step, folder).run()
-    theirs, mine = (rate[options.warm_up :] for rate in rates)
+    ours = loaded(options, texts)
+    names, tokenizer = (options.target, options.draft), load_tokenizer(options.draft)
+    theirs, mine = rates_in_turns(names, tokenizer, options, texts, ours.step)
     kind = "on-policy" if options.on_policy else "off-policy"
     print(
         f"{kind}, {options.batch} x ({options.prompt_tokens} + {options.completion_tokens}) "
@@ -240,12 +265,13 @@ def run_alone(options: argparse.Namespace, texts: Texts) -> None:
     """Run steps of one library; print its peak memory before loading the models and at the end."""
     before = _peak_bytes()
     if options.alone == "ours":
-        ours = Ours(options, texts)
+        ours = loaded(options, texts)
         for _ in range(options.steps):
             ours.step()
     else:
+        names, tokenizer = (options.target, options.draft), load_tokenizer(options.draft)
         with tempfile.TemporaryDirectory() as folder:
-            Theirs(options, texts, lambda *_: None, folder).run()
+            Theirs(names, tokenizer, options, texts, lambda *_: None, folder).run()
     print(before, _peak_bytes())
 
 
@@ -266,6 +292,7 @@ def main() -> None:
     parser.add_argument("--on-policy", action="store_true")
     parser.add_argument("--memory", action="store_true", help="compare memory instead of time")
     parser.add_argument("--alone", choices=["ours", "theirs"], help=argparse.SUPPRESS)
+    parser.set_defaults(use_cpu=not torch.cuda.is_available())
     options = parser.parse_args()
     torch.manual_seed(0)
     texts = whole_texts(options)

@@ -16,7 +16,7 @@ import torch
 
 from paceline.core.bootstrap import mean_interval, ratio_interval
 from paceline.core.sampling import SamplingParams
-from paceline.core.speed import block_efficiency_from_text
+from paceline.core.speed import tokens_and_blocks
 from paceline.decode import AutoregressiveDecoder
 from paceline.measure.acceptance import PairTexts, score_texts
 from paceline.rng import named_generator
@@ -64,7 +64,9 @@ def print_table(temperature: float, scores: dict[float, TextScores], gammas: lis
         if same is not None and draft_temperature != temperature:
             gain_B = (accepted_BT - same.drafted[0]).sum(-1)
             cells[1] = show(mean_interval(gain_B / lengths_B.double().mean()))
-        cells += [f"{block_efficiency_from_text(*found.drafted, gamma):.3f}" for gamma in gammas]
+        for gamma in gammas:
+            tokens_B, blocks_B = tokens_and_blocks(*found.drafted, gamma)
+            cells.append(f"{float(tokens_B.sum() / blocks_B.sum()):.3f}")
         print(f"| {draft_temperature:g} | {' | '.join(cells)} |", flush=True)
 
 

@@ -2,6 +2,7 @@
 
     python -u benchmarks/gpu.py                                # all parts
     python -u benchmarks/gpu.py --part passes decoding --shapes 8b --rows gpu.jsonl
+    python -u benchmarks/gpu.py --part trl vllm --shapes 1b --vllm VENV/bin/vllm
     python benchmarks/gpu.py --device cpu --shapes tiny        # smoke test
 
 Models have real shapes and random weights. A draft has the first layers of its target; the other
@@ -13,15 +14,22 @@ layers of the target are scaled until a block emits 2.5 tokens, as of an aligned
     static      transformers' generate with a static cache and torch.compile
     batches     tokens per second by batch size
     alignment   tokens per second and memory of a step, by tokens per chunk
+    trl         the step against that of TRL's DistillationTrainer, on the same rows
+    vllm        greedy requests, alone and with the draft, against vLLM's servers of the same pair
     trained     `paceline measure` of a pair that is trained here on Python's documentation
+
+trl needs TRL beside Paceline, and vllm a program `vllm` of any environment: beside this Python, on
+the PATH, in .engines, or --vllm. Both take turns with ours, step by step and request by request.
+Without the other program, one line says so. Unless --part names them, they compare the 8B only, as
+two servers start for a minute or two; its pair takes 19 GB where temporary files are kept.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import functools
 import gc
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -29,13 +37,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import transformers
-from accelerate import Accelerator
 from transformers import CONFIG_MAPPING
 
+from gpu_training import fault_of_trl, report_alignment, report_trl
+from gpu_vllm import fault_of_vllm, report_vllm
 from paceline.core.sampling import SamplingParams
 from paceline.core.stats import DecodeStats
 from paceline.data import read_prompts
-from paceline.data.collate import TokenRow
 from paceline.data.python_docs import write_python_docs
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.measure.latency import PassTimer
@@ -46,12 +54,9 @@ from paceline.models.checkpoint_files import auto_class
 from paceline.models.drafts.layers import layer_list, subset_layers
 from paceline.models.prepare import with_cuda_graphs
 from paceline.results.row import Row, Source, write_rows
-from paceline.rng import named_generator
 from paceline.train import AlignConfig, align
-from paceline.train.loss import StepPlan
 from paceline.train.pretrain import PretrainConfig, pretrain
-from paceline.train.step import Stepper
-from pairing import paired_seconds, ratio, seconds, show
+from pairing import made_prompts, paired_seconds, ratio, seconds, show
 from speculative_vs_assisted import fix_block_length, transformers_tokens
 
 if TYPE_CHECKING:
@@ -60,7 +65,9 @@ if TYPE_CHECKING:
     from paceline.decode.decoder import Decoder
     from paceline.models import CausalModel
 
-PARTS = ("passes", "decoding", "static", "batches", "alignment", "trained")
+PARTS = ("passes", "decoding", "static", "batches", "alignment", "trl", "vllm", "trained")
+OTHERS = {"trl": fault_of_trl, "vllm": fault_of_vllm}  # why they cannot be compared with
+_OTHERS_SHAPES = ("tiny", "8b")  # unless --part names them
 _WANTED_TAU = 2.5
 _GREEDY = SamplingParams(temperature=0.0)
 
@@ -81,7 +88,7 @@ def _llama(width: int, inner: int, layers: int, vocabulary: int = 128256) -> dic
 
 SHAPES = {
     "tiny": Shape(
-        "llama", 1, {**_llama(64, 128, 6, 512), "num_attention_heads": 8, "num_key_value_heads": 4}
+        "llama", 1, {**_llama(64, 128, 6, 512), "num_attention_heads": 2, "num_key_value_heads": 1}
     ),
     "1b": Shape("llama", 1, _llama(2048, 8192, 16)),
     "8b": Shape("llama", 2, _llama(4096, 14336, 32)),
@@ -222,12 +229,6 @@ def make_agree(pair: tuple[CausalModel, CausalModel], kept: int, gamma: int) -> 
         low, high = (share, high) if tau > _WANTED_TAU else (low, share)
 
 
-def made_prompts(count: int, vocab_size: int, length: int = 64) -> list[list[int]]:
-    """Random tokens."""
-    rng = named_generator(0, "prompts")
-    return [torch.randint(vocab_size, (length,), generator=rng).tolist() for _ in range(count)]
-
-
 def copy_rate(device: str) -> float:
     """Bytes per second of a copy, read and written."""
     size = 2**30 if device != "cpu" else 2**26
@@ -358,59 +359,6 @@ def report_batches(pair: Pair, options: argparse.Namespace, results: Results) ->
             results.add(pair.name, f"{name}, tokens/s", rate, batch=batch)
 
 
-def report_alignment(pair: Pair, options: argparse.Namespace, results: Results) -> None:
-    """Time a forward-KL step over the whole vocabulary by tokens per chunk."""
-    target, draft = pair.plain
-    assert draft is not None, "an alignment needs a draft"
-    # a copy, because the draft shares embeddings and head with the target
-    student = wrap_model(copy.deepcopy(draft.hf).float().requires_grad_(True))
-    whole = options.batch_rows * options.length
-    rates = {
-        chunk: alignment_rate(pair.name, target, student, chunk, options, results)
-        for chunk in (256, whole, "auto")
-    }
-    results.add(pair.name, "auto / best chunk", rates["auto"] / max(rates[256], rates[whole]))
-
-
-def alignment_rate(
-    name: str,
-    target: CausalModel,
-    student: CausalModel,
-    chunk: int | str,
-    options: argparse.Namespace,
-    results: Results,
-) -> float:
-    """Tokens per second of alignment steps with logits of `chunk` tokens at a time."""
-    settings = {
-        "target": "made here",
-        "draft": "made here",
-        "output": "unused",
-        "data": {"train": "unused"},
-        "num_steps": 1,
-        "chunk_tokens": chunk,
-        "optimizer": {"kind": "adamw"},
-    }
-    config = AlignConfig.model_validate(settings)
-    accelerator = Accelerator(cpu=options.device == "cpu")
-    size = target.vocab_size
-    stepper = Stepper(student, target, config, accelerator, vocab_size=size, bfloat16=True)
-    rows = [TokenRow(row, 1) for row in made_prompts(options.batch_rows, size, options.length)]
-    step = functools.partial(stepper.step, rows, 1e-5, StepPlan(config.objective))
-    step()
-    on_gpu = options.device != "cpu"
-    before = torch.cuda.memory_allocated() if on_gpu else 0
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats()
-    rounds = 5
-    spent = seconds(lambda: [step() for _ in range(rounds)])
-    rate = rounds * options.batch_rows * (options.length - 1) / spent
-    results.add(name, "alignment, tokens/s", rate, chunk=chunk)
-    if on_gpu:
-        peak = (torch.cuda.max_memory_allocated() - before) / 2**30
-        results.add(name, "alignment, peak GiB", peak, chunk=chunk)
-    return rate
-
-
 def report_trained(options: argparse.Namespace, results: Results, folder: Path) -> None:
     """Pretrain both models on Python's documentation, align the draft and measure the pair."""
     docs = write_python_docs(folder)
@@ -463,13 +411,47 @@ def report_trained(options: argparse.Namespace, results: Results, folder: Path) 
             results.add("train", name, value, gamma=gamma, **at)
 
 
-def main() -> None:
+def report_shape(
+    shape: str, parts: list[str], options: argparse.Namespace, results: Results
+) -> bool:
+    """Report these parts, as far as the shape has them; False if one of another program failed."""
+    pair, done = made_pair(shape, options, results), True
+    for part in parts:
+        other = part in OTHERS
+        if pair.plain[1] is None and (other or part == "alignment"):
+            continue
+        if other and options.part is None and shape not in _OTHERS_SHAPES:
+            continue
+        try:
+            REPORTS[part](pair, options, results)
+        except Exception as error:
+            if not other:
+                raise
+            done = False
+            print(f"{shape:5} {part}: {type(error).__name__}: {error}", flush=True)
+        if options.rows:
+            write_rows(options.rows, results.rows)
+    return done
+
+
+REPORTS = {
+    "passes": report_passes,
+    "decoding": report_decoding,
+    "batches": report_batches,
+    "alignment": report_alignment,
+    "trl": report_trl,
+    "static": report_static,
+    "vllm": report_vllm,
+}
+
+
+def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=[*SHAPES][1:])
-    parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--part", nargs="+", choices=PARTS, help="default: all")
     parser.add_argument("--rows", type=Path, help="file of result rows to write")
     parser.add_argument("--no-compile", dest="compiled", action="store_false")
     parser.add_argument("--gamma", type=int, default=4)
@@ -478,36 +460,33 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--batch-rows", type=int, default=16, help="rows of an alignment step")
     parser.add_argument("--length", type=int, default=512, help="tokens of such a row")
+    parser.add_argument("--vllm", metavar="PROGRAM", help="default: beside Python, PATH, .engines")
     parser.add_argument("--train-seconds", type=float, nargs=3, default=[35, 15, 25])
-    options = parser.parse_args()
-    on_gpu = options.device != "cpu"
-    name = torch.cuda.get_device_name() if on_gpu else "CPU"
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = read_options()
+    name = "CPU" if options.device == "cpu" else torch.cuda.get_device_name()
     print(f"{name}, torch {torch.__version__}, transformers {transformers.__version__}", flush=True)
-    results, begin = Results(), time.perf_counter()
-    reports = {
-        "passes": report_passes,
-        "decoding": report_decoding,
-        "batches": report_batches,
-        "alignment": report_alignment,
-        "static": report_static,
-    }
-    for shape in options.shapes:
-        pair = made_pair(shape, options, results)
-        for part, report in reports.items():
-            fits = part != "alignment" or pair.plain[1] is not None
-            if part in options.part and fits:
-                report(pair, options, results)
-                if options.rows:
-                    write_rows(options.rows, results.rows)
-        del pair
+    results, begin, done = Results(), time.perf_counter(), True
+    wanted = options.part or PARTS
+    parts = [part for part in REPORTS if part in wanted]
+    for part in [part for part in parts if part in OTHERS]:
+        if fault := OTHERS[part](options):
+            print(f"{part}: {fault}", flush=True)
+            parts.remove(part)
+    for shape in options.shapes if parts else ():
+        done &= report_shape(shape, parts, options, results)
         gc.collect()  # frees CUDA graphs before the next ones are captured
         print(f"({time.perf_counter() - begin:.0f} s)", flush=True)
-    if "trained" in options.part:
+    if "trained" in wanted:
         with tempfile.TemporaryDirectory() as folder:
             report_trained(options, results, Path(folder))
     if options.rows:
         write_rows(options.rows, results.rows)
     print(f"{time.perf_counter() - begin:.0f} s")
+    sys.exit(int(not done))
 
 
 if __name__ == "__main__":

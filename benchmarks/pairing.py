@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 
 def seconds(run: Callable[[], object]) -> float:
     """Wall-clock seconds of one call."""
-    _wait()
+    wait()
     start = time.perf_counter()
     run()
-    _wait()
+    wait()
     return time.perf_counter() - start
 
 
-def _wait() -> None:
+def wait() -> None:
+    """Until the CUDA device, if there is one, has finished."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
@@ -55,6 +56,12 @@ def ratio(over: Sequence[float], under: Sequence[float]) -> Interval:
 def show(found: Interval) -> str:
     """Format an interval as `1.234 (1.200 to 1.270)`."""
     return f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f})"
+
+
+def made_prompts(count: int, vocab_size: int, length: int = 64) -> list[list[int]]:
+    """Random tokens."""
+    rng = named_generator(0, "prompts")
+    return [torch.randint(vocab_size, (length,), generator=rng).tolist() for _ in range(count)]
 
 
 def pair_parser(description: str) -> argparse.ArgumentParser:
