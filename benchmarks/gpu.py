@@ -32,6 +32,7 @@ import gc
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -414,7 +415,7 @@ def report_trained(options: argparse.Namespace, results: Results, folder: Path) 
 def report_shape(
     shape: str, parts: list[str], options: argparse.Namespace, results: Results
 ) -> bool:
-    """Report these parts, as far as the shape has them; False if one of another program failed."""
+    """Report these parts, as far as the shape has them; False if one failed."""
     pair, done = made_pair(shape, options, results), True
     for part in parts:
         other = part in OTHERS
@@ -424,11 +425,11 @@ def report_shape(
             continue
         try:
             REPORTS[part](pair, options, results)
-        except Exception as error:
-            if not other:
-                raise
+        except Exception as error:  # a machine may be lent for minutes: the other parts go on
             done = False
             print(f"{shape:5} {part}: {type(error).__name__}: {error}", flush=True)
+            if not other:
+                traceback.print_exc()
         if options.rows:
             write_rows(options.rows, results.rows)
     return done
@@ -440,8 +441,9 @@ REPORTS = {
     "batches": report_batches,
     "alignment": report_alignment,
     "trl": report_trl,
-    "static": report_static,
     "vllm": report_vllm,
+    # last: transformers' graphs clear workspaces that our recorded passes use
+    "static": report_static,
 }
 
 

@@ -104,7 +104,7 @@ def test_vllm_gets_the_weights_of_the_pair_and_its_counters_are_ours(gpu, monkey
     assert theirs == pytest.approx(found["ours, 1 + accepted / blocks"], rel=0.2)
 
 
-def test_a_failing_program_ends_its_part_alone(gpu, monkeypatch, capsys):
+def test_a_failing_part_ends_alone(gpu, monkeypatch, capsys):
     def failing(*_: Any) -> None:
         raise RuntimeError("no kernel")
 
@@ -119,8 +119,8 @@ def test_a_failing_program_ends_its_part_alone(gpu, monkeypatch, capsys):
     assert seen == ["static"]
     assert "tiny  trl: RuntimeError: no kernel" in capsys.readouterr().out
     monkeypatch.setattr(gpu, "REPORTS", {"static": failing})
-    with pytest.raises(RuntimeError, match="no kernel"):
-        gpu.report_shape("tiny", ["static"], options, gpu.Results())
+    assert not gpu.report_shape("tiny", ["static"], options, gpu.Results())
+    assert "in failing" in capsys.readouterr().err, "the traceback of a part of ours"
 
 
 def test_peak_memory_is_counted_for_each_of_two_that_take_turns(gpu, monkeypatch):
