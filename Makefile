@@ -29,7 +29,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help install test unit lint style types layers spelling collect format report-test demo engines vllm \
+.PHONY: help install test unit gpu-test lint style types layers spelling collect format report-test demo engines vllm \
 	llamacpp garden direct study $(STUDIES:%=study-%) rows publish-drafts compat oldest newest docs docs-serve wheels clean
 
 help: ## list these targets
@@ -53,6 +53,9 @@ unit: $(VENV)/.dev ## the quick unit tests: a minute
 
 report-test: $(VENV)/.browser ## HTML reports and the playground in Debian's Chromium, which this installs
 	$(PYTEST) -m browser tests/end_to_end
+
+gpu-test: $(VENV)/.dev ## the tests that need a GPU
+	$(BIN)/pytest -m cuda tests
 
 demo: $(VENV)/.demo $(DEMO_MODEL) ## set up, fetch SmolLM2-135M, then draft, measure, align, verify, decode
 	$(BIN)/paceline demo --target $(DEMO_MODEL) --out $(DEMO_RUN)

@@ -84,7 +84,6 @@ def fp8(folder: Path) -> torch.nn.Module:
     return hf
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU multiplies in 8 bits")
 def test_weights_of_8_bits_are_unpacked_where_there_is_no_gpu(tmp_path: Path):
     wanted = fp8(tmp_path / "model")
     tiny_tokenizer().save_pretrained(tmp_path / "model")

@@ -317,7 +317,7 @@ def test_a_head_on_disk_is_one_line(tmp_path: Path):
 # real devices
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.cuda
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "t5", "bart"])
 def test_layers_on_a_gpu_and_on_the_cpu_give_the_logits_of_a_plain_model(architecture: str):
     hf = tiny_hf(architecture)
@@ -329,7 +329,7 @@ def test_layers_on_a_gpu_and_on_the_cpu_give_the_logits_of_a_plain_model(archite
     check(wrap_model(hf), plain, "cpu")
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.cuda(cards=2)
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "t5", "bart"])
 def test_two_gpus_give_the_logits_of_a_plain_model(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -209,7 +209,7 @@ def test_moments_in_main_memory_give_the_weights_of_torchs_adamw(first: bool):
         assert torch.equal(weight, reference)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.cuda
 def test_moments_in_main_memory_are_there():
     model = layer().cuda()
     wanted = copy.deepcopy(model)

@@ -223,10 +223,12 @@ def test_a_pass_that_counts_columns_from_the_end_is_not_used():
         assert with_cuda_graphs(model) is model
 
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+in_use = pytest.mark.filterwarnings("error::paceline.errors.SlowerWarning")
+"""The recorded passes are used, and nothing else in their place."""
 
 
-@needs_cuda
+@pytest.mark.cuda
+@in_use
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=repr)
 def test_recorded_passes_give_the_text_of_plain_ones(rule: Rule, sampling: SamplingParams):
@@ -241,7 +243,8 @@ def test_recorded_passes_give_the_text_of_plain_ones(rule: Rule, sampling: Sampl
     assert texts[0] == texts[1]
 
 
-@needs_cuda
+@pytest.mark.cuda
+@in_use
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:dynamo_pgo")  # from torch
 @pytest.mark.parametrize(
     "architecture", ["llama", "gemma3_text", "gpt2", "bloom", "gpt_oss", "t5", "bart"]
@@ -259,7 +262,7 @@ def test_compiled_and_recorded_passes_give_the_text_of_generate(architecture: st
         assert text.tokens == wanted[len(context) :].tolist()
 
 
-@needs_cuda
+@pytest.mark.cuda
 def test_work_that_cannot_be_recorded_leaves_the_process_as_it_was():
     recorder = Recorder(torch.device("cuda"), "llama")
     with pytest.warns(SlowerWarning, match="cannot be recorded"):
