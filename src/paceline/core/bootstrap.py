@@ -35,7 +35,8 @@ _FEW = 5
 DEGENERATE = 1e-6
 # Numbers of a block of resamples.
 _NUM_AT_ONCE = 2_000_000
-_MOST_KEPT = 8_000_000  # bytes of counts; more are drawn again
+_PICKS_AT_ONCE = 100_000
+_MOST_KEPT = 2_000_000  # bytes of counts; more are drawn again
 
 
 class Interval(NamedTuple):
@@ -232,8 +233,9 @@ def resample_counts(num_units: int, num_resamples: int, rng: torch.Generator) ->
     return counts_RN.double()
 
 
-# Results of equal size share their seed, and to draw takes most of the time of an interval.
-@functools.lru_cache(maxsize=16)
+# Results of equal size share their seed, and to draw takes most of the time of an interval. Each
+# claim asks in turn for dozens of blocks of 2 MB.
+@functools.lru_cache(maxsize=64)
 def _drawn_counts(num_units: int, num_resamples: int, state: bytes) -> tuple[Tensor, Tensor]:
     """Counts [R, N] from this state of a generator, and its state afterwards.
 
@@ -241,10 +243,13 @@ def _drawn_counts(num_units: int, num_resamples: int, state: bytes) -> tuple[Ten
     """
     rng = torch.Generator()
     rng.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
-    picks_RN = torch.randint(num_units, (num_resamples, num_units), generator=rng)
     counts_RN = torch.zeros(num_resamples, num_units, dtype=torch.uint8)
-    ones_RN = torch.ones(1, 1, dtype=torch.uint8).expand_as(counts_RN)
-    return counts_RN.scatter_add_(1, picks_RN, ones_RN), rng.get_state()
+    # few picks at once: large gaps in the heap beside blocks that are kept would stay
+    for part_RN in counts_RN.split(max(1, _PICKS_AT_ONCE // num_units)):
+        picks_RN = torch.randint(num_units, part_RN.shape, generator=rng)
+        ones_RN = torch.ones(1, 1, dtype=torch.uint8).expand_as(picks_RN)
+        part_RN.scatter_add_(1, picks_RN, ones_RN)
+    return counts_RN, rng.get_state()
 
 
 def resampled_means(columns_NP: Tensor, num_resamples: int, rng: torch.Generator) -> Tensor:

@@ -1,6 +1,7 @@
 """Intervals for ratios of sums: their coverage, and what they do with very little."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -217,9 +218,27 @@ def test_counts_that_are_equal_by_chance_make_no_point(events: float, value: flo
 def test_counts_are_those_of_the_drawn_units(monkeypatch: pytest.MonkeyPatch, *, is_kept: bool):
     """By numpy from the same numbers, whether they are kept or drawn again; the state moves on."""
     monkeypatch.setattr(bootstrap, "_MOST_KEPT", 1_000 if is_kept else 0)
+    monkeypatch.setattr(bootstrap, "_PICKS_AT_ONCE", 50)  # of 140
     rng, other = generator(3), generator(3)
     for _ in range(2):
         picks_RN = torch.randint(7, (20, 7), generator=other).numpy()
         expected_RN = [np.bincount(row_N, minlength=7) for row_N in picks_RN]
         assert np.array_equal(bootstrap.resample_counts(7, 20, rng).numpy(), expected_RN)
     assert torch.equal(rng.get_state(), other.get_state())
+
+
+def test_counts_that_are_asked_for_in_turn_are_drawn_once(monkeypatch: pytest.MonkeyPatch):
+    """60 blocks, as of one claim, and then again."""
+    drawn: list[int] = []
+
+    def draw(high: int, *given: Any, **settings: Any) -> Tensor:
+        drawn.append(high)
+        return randint(high, *given, **settings)
+
+    randint = torch.randint
+    monkeypatch.setattr(torch, "randint", draw)
+    sizes = [*range(1000, 1060)]
+    for _ in range(3):
+        for size in sizes:
+            bootstrap.resample_counts(size, 2, generator(size))
+    assert drawn == sizes
