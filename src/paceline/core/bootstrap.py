@@ -33,6 +33,8 @@ _ROUNDING = 1e-12
 _FEW = 5
 # Part of the sample's spread that is rounding in a resample without spread.
 DEGENERATE = 1e-6
+# Degrees of freedom from which the series of Student's t is exact.
+_MANY = 500
 # Numbers of a block of resamples.
 _NUM_AT_ONCE = 2_000_000
 _PICKS_AT_ONCE = 100_000
@@ -371,7 +373,12 @@ def _jackknife(ratios: Ratios, value: float, confidence: float) -> tuple[float, 
 
 @functools.cache
 def student_quantile(confidence: float, freedom: int) -> float:
-    """Two-sided quantile of Student's t, by bisection."""
+    """Two-sided quantile of Student's t: by bisection, or from many degrees of freedom by a series.
+
+    Relative error: below 1e-10 up to a confidence of 0.99999.
+    """
+    if freedom >= _MANY:
+        return _student_series(NormalDist().inv_cdf((1 + confidence) / 2), freedom)
     low, high = 0.0, math.pi / 2  # of atan(t / sqrt(freedom))
     for _ in range(60):
         middle = (low + high) / 2
@@ -380,6 +387,18 @@ def student_quantile(confidence: float, freedom: int) -> float:
         else:
             high = middle
     return math.tan(high) * freedom**0.5
+
+
+def _student_series(normal: float, freedom: int) -> float:
+    """The quantile by that of the normal distribution; Abramowitz and Stegun 26.7.5."""
+    x, y = normal, normal**2
+    terms = (
+        (y + 1) * x / 4,
+        ((5 * y + 16) * y + 3) * x / 96,
+        (((3 * y + 19) * y + 17) * y - 15) * x / 384,
+        ((((79 * y + 776) * y + 1482) * y - 1920) * y - 945) * x / 92160,
+    )
+    return x + sum(term / freedom**power for power, term in enumerate(terms, 1))
 
 
 def _within(angle: float, freedom: int) -> float:

@@ -15,6 +15,7 @@ from paceline.core.bootstrap import (
     median_interval,
     ratio_interval,
     ratio_of_ratios_interval,
+    student_quantile,
 )
 
 
@@ -106,6 +107,16 @@ def test_means_have_students_bounds(count: int):
     found = mean_interval(values)
     error = float(values.std(correction=1)) / math.sqrt(count)
     assert found.high - found.value == pytest.approx(stats.t.ppf(0.975, count - 1) * error)
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 7, 60, 499, 500, 501, 3000, 10**12])
+@pytest.mark.parametrize("confidence", [0.5, 0.8, 0.95, 0.999, 0.99999])
+def test_students_quantile_is_that_of_scipy_for_any_degrees_of_freedom(
+    freedom: int, confidence: float
+):
+    """A sum over 10^12 terms would not end."""
+    expected = stats.t.ppf((1 + confidence) / 2, freedom)
+    assert student_quantile(confidence, freedom) == pytest.approx(expected, rel=1e-10)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 6, 8, 9, 12, 16, 31])
