@@ -247,7 +247,9 @@ def _drawn_counts(num_units: int, num_resamples: int, state: bytes) -> tuple[Ten
     rng.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
     counts_RN = torch.zeros(num_resamples, num_units, dtype=torch.uint8)
     # few picks at once: large gaps in the heap beside blocks that are kept would stay
-    for part_RN in counts_RN.split(max(1, _PICKS_AT_ONCE // num_units)):
+    at_once = max(1, _PICKS_AT_ONCE // num_units)
+    for begun in range(0, num_resamples, at_once):
+        part_RN = counts_RN[begun : begun + at_once]
         picks_RN = torch.randint(num_units, part_RN.shape, generator=rng)
         ones_RN = torch.ones(1, 1, dtype=torch.uint8).expand_as(picks_RN)
         part_RN.scatter_add_(1, picks_RN, ones_RN)
