@@ -182,7 +182,7 @@ def test_a_result_may_begin_with_a_byte_order_mark(run: Run, pair_folder: Path, 
     assert code in (0, 1, 3)
     file = tmp_path / "measured.json"
     file.write_text("\ufeff" + out, encoding="utf-8")
-    assert run("report", file, "--html")[0] == 0
+    assert run("report", file)[0] == 0
     given = ("--target", pair_folder / "target", "--to", "vllm", "--measurement", file)
     assert run("export", pair_folder / "draft", *given, "--out", tmp_path / "out")[0] == 0
 

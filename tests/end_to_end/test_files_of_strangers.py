@@ -166,8 +166,8 @@ def test_a_report_shows_code_by_its_name_alone(place: str, run: Run, marker: Pat
         manifest = json.loads((folder / "manifest.json").read_text())
         manifest["config"]["grid"] = {"rules": [RULE], "temperatures": [1.0]}
         (folder / "manifest.json").write_text(json.dumps(manifest))
-    for words in (["report", str(folder)], ["report", str(folder), "--html"]):
-        code, out, err = run(*words)
+    for words in ([], ["--html", "page.html"]):
+        code, out, err = run("report", folder, *words)
         assert code == 0, err
         assert place == "manifest" or "Rule" in out
     assert not marker.exists()

@@ -38,7 +38,7 @@ def test_measure_writes_the_page_that_report_makes_of_its_output(
     assert code == 3  # too few requests for a verdict
     assert f"HTML report: {page}" in err
     result.write_text(out, encoding="utf-8")
-    out = succeeded(run, "report", result, "--html")
+    out = succeeded(run, "report", result)
     assert out.startswith("TOO FEW: ")
     assert written(tmp_path / "measured.html") == written(page)
 
@@ -51,7 +51,7 @@ def test_verify_writes_the_page_that_report_makes_of_its_output(
     out = succeeded(run, "verify", *pair, *prompts, "--json", "--html", page)
     assert json.loads(out)["passed"]
     result.write_text(out, encoding="utf-8")
-    run("report", result, "--html")
+    run("report", result)
     assert written(tmp_path / "verified.html") == written(page)
 
 

@@ -7,7 +7,6 @@ import paceline  # noqa: F401 - before torch, whose libraries PACELINE_CPU limit
 # isort: split
 import gc
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,17 @@ from transformers import PreTrainedTokenizerFast
 from paceline.models import CausalModel
 from paceline.processes import keep_freed_memory
 from support.models import tiny_hf, tiny_pair, tiny_tokenizer
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """A cache outside of the user's, before test modules are imported: some compile.
+
+    One for all processes of a test run, as compiling takes seconds.
+    """
+    base: Path = session.config._tmp_path_factory.getbasetemp()  # pyright: ignore
+    whole_run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    cache = os.environ.get("PACELINE_TEST_CACHE") or str(whole_run / "paceline-cache")
+    os.environ["PACELINE_CACHE"] = cache
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -45,17 +55,6 @@ def pytest_collection_finish() -> None:
 def no_permissions_of_earlier_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("PACELINE_IMPORTS", "PACELINE_PROGRAMS"):
         monkeypatch.setenv(variable, "")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Outside of the user's; one for all processes of a test run, as compiling takes seconds."""
-    base = tmp_path_factory.getbasetemp()
-    whole_run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    cache = os.environ.get("PACELINE_TEST_CACHE") or str(whole_run / "paceline-cache")
-    with pytest.MonkeyPatch.context() as patch:  # also for what a module makes once
-        patch.setenv("PACELINE_CACHE", cache)
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -101,7 +101,7 @@ SIGNATURES = {
     "bench:read_rows": "folder context=None",
     "bench.score:score": "config",
     "bench.tune:tune": "config",
-    "view:write_report": "run",
+    "view:write_report": "run html=None",
 }
 
 OPTIONS = {

@@ -95,16 +95,26 @@ class Demo:
         return validate(AlignConfig, values)
 
     @property
-    def _origin(self) -> str:
-        return dump_yaml({"target": self.target, "layers": self.layers})
+    def _origin(self) -> dict[str, Any]:
+        return {"target": self.target, "layers": self.layers}
 
     def check(self) -> None:
-        """Raise UsageError if `out` holds a draft of another target or of other layers."""
+        """Raise UsageError unless the draft that `out` holds is of this target and these layers."""
         start = self.drafts["before"]
-        if start.exists() and not (self.made.exists() and self.made.read_text() == self._origin):
+        if not start.exists():
+            return
+        if not self.made.exists():
             raise UsageError(
-                f"{start} was made from another target or other layers; choose another --out"
+                f"{start} does not say its target and layers, as those of older versions of "
+                "Paceline; choose another --out"
             )
+        made = read_yaml(self.made)
+        for name, wanted in self._origin.items():
+            if made.get(name) != wanted:
+                raise UsageError(
+                    f"{start} has the {name} {made.get(name)}, and this demo {wanted}; choose "
+                    "another --out"
+                )
 
     def prepare(self) -> None:
         """Write the corpus and the initial draft."""
@@ -121,7 +131,7 @@ class Demo:
                 text=str(self.docs.train),
             )
             draft, _ = make_draft(config, self.loaded)
-            atomic_write_text(self.made, self._origin)
+            atomic_write_text(self.made, dump_yaml(self._origin))
             save_draft(draft, self.target, start, stored_dtype(self.target))
 
     def align(self, wanted: AlignConfig) -> None:

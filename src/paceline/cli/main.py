@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -125,6 +126,8 @@ def main() -> None:
     """Run the command line and exit; see `paceline --help` for the exit codes."""
     ignore_working_directory()
     keep_freed_memory()
+    # what imports make stays; by default, the collector looks at all of it six times
+    gc.set_threshold(10_000, 10, 10)
     show_warnings_in_one_line()
     sys.exit(_exit_code())
 

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli.console import echo
+from paceline.cli.html_report import check_html
 
 
 def report(
@@ -13,8 +14,8 @@ def report(
         Path, typer.Argument(metavar="RUN", help="Run directory, or a file written with --json.")
     ],
     html: Annotated[
-        bool, typer.Option("--html", help="The default: reports are HTML files.")
-    ] = False,
+        Path | None, typer.Option("--html", help="Write the report to this file instead.")
+    ] = None,
 ) -> None:
     """Write the result of a run as one HTML file.
 
@@ -26,7 +27,8 @@ def report(
     from paceline.config import as_written
     from paceline.view import write_report
 
+    check_html(html)
     with as_written(folder):
-        written = write_report(folder)
+        written = write_report(folder, html)
     heading = f"{written.page.word}: " if written.page.word else ""
     echo(f"{heading}{written.page.verdict}\n\n{written.path}")

@@ -14,7 +14,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from paceline.data.prompts import CorpusConfig, read_records
+from paceline.data.prompts import CorpusConfig, count_records
 from paceline.engines.client import api_key, root_of
 from paceline.engines.process import check_choice
 from paceline.errors import InputNote, ModelLoadError, StorageError, UsageError
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from paceline.models.inspection import Header
 
 _MAX_RECORDS = 20_000  # records read to check a text
+_STREAMED = 1_000  # of a text that is streamed, maybe from the hub
 FLOAT32_BYTES = 4
 
 
@@ -154,15 +155,16 @@ class InputChecks:
         api_key(variable, urls)
         note(f"sends the key in ${variable} to {', '.join(map(root_of, urls))}")
 
-    def text(self, name: str, corpus: CorpusConfig | str) -> None:
+    def text(self, name: str, corpus: CorpusConfig | str, *, streaming: bool = False) -> None:
         """Check that a text can be read, up to a number of records; raises PromptError."""
         corpus = corpus if isinstance(corpus, CorpusConfig) else CorpusConfig(path=corpus)
         if corpus in self._texts:
             return
         self._texts.append(corpus)
-        count = len(read_records(corpus.first(_MAX_RECORDS)))
-        bound = "" if count < (corpus.limit or _MAX_RECORDS) else "at least "
-        self.lines.append(f"{name}: {corpus.path}, {bound}{count:,} texts")
+        checked = corpus.first(_STREAMED if streaming else _MAX_RECORDS)
+        count = count_records(checked, streaming=streaming)
+        first = "" if count < (checked.limit or 0) else "checked the first "
+        self.lines.append(f"{name}: {corpus.path}, {first}{count:,} texts")
 
     def output(self, path: Path, num_bytes: int = 0) -> None:
         """Check a directory as `check_output_directory`, with its errors."""

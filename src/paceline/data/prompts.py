@@ -167,6 +167,14 @@ def stream_records(corpus: CorpusConfig | str | Path) -> Iterator[Record]:
     return _records(corpus, streaming=True)
 
 
+def count_records(corpus: CorpusConfig, *, streaming: bool = False) -> int:
+    """The number of texts of a corpus, which are read as `read_records` does and not kept.
+
+    `streaming`: as `stream_records` does.
+    """
+    return sum(1 for _ in _records(corpus, streaming=streaming))
+
+
 def read_columns(
     corpus: CorpusConfig, names: Sequence[str]
 ) -> Iterator[tuple[dict[str, Any], str]]:

@@ -270,7 +270,7 @@ class _Encoding:
         eos = cast("int | None", self.tokenizer.eos_token_id)
         ends = {*self.eos_token_ids, eos}
         if not isinstance(completion, str):
-            tokens = self._checked(completion)
+            tokens = self._checked(completion, written=True)
             if eos in tokens:
                 tokens = tokens[: tokens.index(eos) + 1]
         else:
@@ -304,15 +304,17 @@ class _Encoding:
         tokenize = cast("Any", self.tokenizer)
         return tokenize(text_target=text, add_special_tokens=False, verbose=False)["input_ids"]
 
-    def _checked(self, tokens: list[int]) -> list[int]:
-        if max(tokens) < len(self.tokenizer):
+    def _checked(self, tokens: list[int], *, written: bool = False) -> list[int]:
+        """Token ids of a text; `written`: of one that the model writes."""
+        two = written and getattr(self.tokenizer, "separate_vocabs", False)
+        if max(tokens) < len(self.tokenizer) and not two:
             return tokens
         # a vocabulary may have gaps, and to ask for it takes milliseconds
-        known = *self.tokenizer.get_vocab().values(), *written_vocabulary(self.tokenizer).values()
-        if max(tokens) > max(known):
+        known = written_vocabulary(self.tokenizer) if written else self.tokenizer.get_vocab()
+        if max(tokens) > max(known.values()):
             raise PromptError(
                 f"{self.record.where} has the token {max(tokens)}, but the tokenizer's last is "
-                f"{max(known)}; tokenise the text with the target's tokenizer"
+                f"{max(known.values())}; tokenise the text with the target's tokenizer"
             )
         return tokens
 

@@ -206,7 +206,8 @@ def seed_spread(
     of_study = [row for row in alike if row.study == run.study]
     of_task = like(of_study, "task")
     found: Spread | None = None
-    for pool in (like(of_task, _TEXT), of_task, of_study, alike):
+    pools = like(of_task, _TEXT), of_task, of_study, alike
+    for pool in {len(pool): pool for pool in pools}.values():  # each contains the one before
         tables = _tables(pool, run, measure)
         if tables and (found is None or Spread(tables).freedom > found.freedom):
             found = Spread(tables)

@@ -19,7 +19,8 @@ def check_texts(checks: InputChecks, data: Any, *names: str) -> None:
     """Check that the texts of these names that are set can be read; raises PromptError."""
     for name in names:
         if (text := getattr(data, name)) is not None:
-            checks.text(f"data.{name}", text)
+            streaming = name == "train" and getattr(data, "streaming", False)
+            checks.text(f"data.{name}", text, streaming=streaming)
 
 
 def check_trained(

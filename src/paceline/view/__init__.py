@@ -52,8 +52,10 @@ def require() -> None:
         )
 
 
-def write_report(run: Path) -> Report:
+def write_report(run: Path, html: Path | None = None) -> Report:
     """Write the page of a run directory into it, or that of a result file beside it.
+
+    `html`: The file to write instead.
 
     Raises:
         UsageError: the path is no run, its rows cannot be read, a library is not installed, or
@@ -61,9 +63,13 @@ def write_report(run: Path) -> Report:
         StorageError: the page cannot be written.
     """
     require()
-    from paceline.view.read import read_page
+    from paceline.view.read import check_replaceable, read_page
     from paceline.view.render import write
 
     found = read_page(run)
+    if html is None:
+        check_replaceable(found.path)
+    else:
+        found = found._replace(path=html)
     write(found.page, found.path)
     return found

@@ -453,6 +453,11 @@ def case_of(row: Row) -> str:
     return f"{row.setting['task']}, {sampling_words(row.setting)}"
 
 
+def spaced(name: object) -> str:
+    """The name of a row or a key in words."""
+    return str(name).replace("_", " ")
+
+
 def sentence(text: str) -> str:
     """The text with a capital letter and a full stop."""
     return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")

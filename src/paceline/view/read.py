@@ -50,14 +50,16 @@ def read_page(path: Path) -> Report:
     """Make the page of a run directory or of a result file.
 
     Raises:
-        UsageError: the path is not a run, its rows cannot be read, or another program wrote the
-            file that the page belongs in.
+        UsageError: the path is not a run, or its rows cannot be read.
     """
     page = _of_file(path) if path.is_file() else _of_directory(path)
-    place = path.with_suffix(".html") if path.is_file() else path / "report.html"
+    return Report(page, path.with_suffix(".html") if path.is_file() else path / "report.html")
+
+
+def check_replaceable(place: Path) -> None:
+    """Raise a UsageError if another program wrote the file that a page belongs in."""
     if place.is_file() and not place.is_symlink() and _MARK not in place.read_bytes()[:_HEAD]:
         raise UsageError(f"{place} is no report of Paceline, which would replace it; move it")
-    return Report(page, place)
 
 
 def _of_directory(path: Path) -> Page:

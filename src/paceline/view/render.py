@@ -24,7 +24,7 @@ from paceline.records import atomic_write_text
 from paceline.version import __version__
 from paceline.view import charts
 from paceline.view.definitions import DEFINITIONS, TERMS_OF_WORDS, of_users
-from paceline.view.page import Figure, Mark, Table, columns_of, is_unknown, numeric
+from paceline.view.page import Figure, Mark, Table, columns_of, is_unknown, numeric, spaced
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -131,7 +131,7 @@ def _environment() -> jinja2.Environment:
         "by_block": _by_block,
         "slug": lambda text: "-".join("".join(c if c.isalnum() else " " for c in text).split()),
         "numeric": _numbers_of_columns,
-        "words": lambda name: str(name).replace("_", " "),
+        "words": spaced,
     }
     found.tests["mark"] = lambda value: isinstance(value, Mark)
     return found

@@ -27,6 +27,7 @@ from paceline.view.page import (
     lines_of,
     sentence,
     source_of,
+    spaced,
 )
 from paceline.view.tables import (
     before_and_after,
@@ -315,14 +316,14 @@ def _best_row(sweep: Sweep) -> str:
         return "Every row has a run that diverged."
     best, *others = ranked
     text = (
-        f"The best {words_of(sweep.figure)} is that of {_words(best)}, {mean(best):.3f} on average"
+        f"The best {words_of(sweep.figure)} is that of {spaced(best)}, {mean(best):.3f} on average"
     )
     if not others:
         return f"{text}."
     gap = sweep._replace(reference=others[0]).difference(best)
     sure = gap.high < 0 if lower else gap.low > 0
     standing = "ahead of" if sure else "not clearly ahead of"
-    return f"{text}, {standing} {_words(others[0])} by {interval_text(gap, '+.3f')}."
+    return f"{text}, {standing} {spaced(others[0])} by {interval_text(gap, '+.3f')}."
 
 
 def _figure_of_sweep(sweep: Sweep) -> Section:
@@ -334,23 +335,19 @@ def _figure_of_sweep(sweep: Sweep) -> Section:
     blocks = [plotted(f"{heading} of each cell", text, cells, charts.heat_map, *axes)]
     rows = sweep_differences(sweep)
     if rows:
-        x = Axis("difference", f"difference to {_words(reference)}", "+.3f", at=0.0)
+        x = Axis("difference", f"difference to {spaced(reference)}", "+.3f", at=0.0)
         text = (
-            f"Line - {_words(reference)}, paired by column and seed, with the 95% interval over "
+            f"Line - {spaced(reference)}, paired by column and seed, with the 95% interval over "
             "seeds. A difference whose interval crosses the dashed line is not established."
         )
-        title = f"Difference in {name} to {_words(reference)}"
+        title = f"Difference in {name} to {spaced(reference)}"
         blocks.append(plotted(title, text, rows, charts.intervals, "row", x, group="column"))
     return Section(heading, blocks, ("95% interval",))
 
 
 def _run(row: Row, place: int, figures: Sequence[str]) -> Line:
-    cells: Line = {key: _words(row.setting[key]) for key in ("row", "column")}
+    cells: Line = {key: spaced(row.setting[key]) for key in ("row", "column")}
     cells |= {"seed": str(row.units[place])}
     named = {words_of(name): name for name in figures}
     named |= {"steps": "num_steps", "seconds": "elapsed_s"}
     return cells | {words: row.sums[name][place] for words, name in named.items()}
-
-
-def _words(name: object) -> str:
-    return str(name).replace("_", " ")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -101,8 +102,13 @@ def test_a_draft_of_other_layers_is_not_taken_for_that_of_these(
     first.check()
     first.prepare()
     Demo(target, tmp_path / "demo", [0]).check()
-    for other in (Demo(target, tmp_path / "demo", [0, 1]), Demo("other", tmp_path / "demo", [0])):
-        with pytest.raises(UsageError, match="other layers; choose another --out"):
+    others = {"layers [0], and this demo [0, 1]": Demo(target, tmp_path / "demo", [0, 1])}
+    others[f"target {target}, and this demo other"] = Demo("other", tmp_path / "demo", [0])
+    for difference, other in others.items():
+        with pytest.raises(UsageError, match=re.escape(f"{difference}; choose another --out")):
             other.check()
     config = json.loads((tmp_path / "demo" / "draft-before" / "config.json").read_text())
     assert config["num_hidden_layers"] == 1
+    first.made.unlink()  # as older versions left it
+    with pytest.raises(UsageError, match="does not say its target and layers, as those of older"):
+        first.check()

@@ -1,6 +1,7 @@
 """Intervals for ratios of sums: their coverage, and what they do with very little."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from paceline.core.bootstrap import (
     median_interval,
     ratio_interval,
     ratio_of_ratios_interval,
+    student_quantile,
 )
 
 
@@ -105,6 +107,16 @@ def test_means_have_students_bounds(count: int):
     found = mean_interval(values)
     error = float(values.std(correction=1)) / math.sqrt(count)
     assert found.high - found.value == pytest.approx(stats.t.ppf(0.975, count - 1) * error)
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 7, 60, 499, 500, 501, 3000, 10**12])
+@pytest.mark.parametrize("confidence", [0.5, 0.8, 0.95, 0.999, 0.99999])
+def test_students_quantile_is_that_of_scipy_for_any_degrees_of_freedom(
+    freedom: int, confidence: float
+):
+    """A sum over 10^12 terms would not end."""
+    expected = stats.t.ppf((1 + confidence) / 2, freedom)
+    assert student_quantile(confidence, freedom) == pytest.approx(expected, rel=1e-10)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 6, 8, 9, 12, 16, 31])
@@ -217,9 +229,27 @@ def test_counts_that_are_equal_by_chance_make_no_point(events: float, value: flo
 def test_counts_are_those_of_the_drawn_units(monkeypatch: pytest.MonkeyPatch, *, is_kept: bool):
     """By numpy from the same numbers, whether they are kept or drawn again; the state moves on."""
     monkeypatch.setattr(bootstrap, "_MOST_KEPT", 1_000 if is_kept else 0)
+    monkeypatch.setattr(bootstrap, "_PICKS_AT_ONCE", 50)  # of 140
     rng, other = generator(3), generator(3)
     for _ in range(2):
         picks_RN = torch.randint(7, (20, 7), generator=other).numpy()
         expected_RN = [np.bincount(row_N, minlength=7) for row_N in picks_RN]
         assert np.array_equal(bootstrap.resample_counts(7, 20, rng).numpy(), expected_RN)
     assert torch.equal(rng.get_state(), other.get_state())
+
+
+def test_counts_that_are_asked_for_in_turn_are_drawn_once(monkeypatch: pytest.MonkeyPatch):
+    """60 blocks, as of one claim, and then again."""
+    drawn: list[int] = []
+
+    def draw(high: int, *given: Any, **settings: Any) -> Tensor:
+        drawn.append(high)
+        return randint(high, *given, **settings)
+
+    randint = torch.randint
+    monkeypatch.setattr(torch, "randint", draw)
+    sizes = [*range(1000, 1060)]
+    for _ in range(3):
+        for size in sizes:
+            bootstrap.resample_counts(size, 2, generator(size))
+    assert drawn == sizes

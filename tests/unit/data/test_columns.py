@@ -1,6 +1,7 @@
 """Columns of rows, for tasks."""
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -78,3 +79,28 @@ def test_a_text_is_checked_once_for_each_of_its_columns(tmp_path: Path):
     assert [line.partition(":")[0] for line in checks.lines] == ["data.train"]
     with pytest.raises(PromptError, match="line 1 has no column topic; its columns are question"):
         checks.text("data.held_out", CorpusConfig(path=str(path), prompt_field="topic"))
+
+
+def test_a_text_is_counted_without_keeping_it(tmp_path: Path):
+    path = write(tmp_path / "a.jsonl", *[{"text": "x" * 50_000}] * 200)
+    checks = InputChecks()
+    tracemalloc.start()
+    checks.text("data.train", str(path))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert checks.lines == [f"data.train: {path}, 200 texts"]
+    assert most < path.stat().st_size / 4
+
+
+@pytest.mark.parametrize(("streaming", "limit"), [(False, 20_000), (True, 1_000)])
+def test_of_a_long_text_the_first_records_are_checked(tmp_path: Path, streaming: bool, limit: int):
+    """The one behind them is not read; a text that ends before it is counted."""
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a"}\n' * limit + "not JSON\n")
+    checks = InputChecks()
+    checks.text("data.train", str(path), streaming=streaming)
+    assert checks.lines == [f"data.train: {path}, checked the first {limit:,} texts"]
+    path.write_text('{"text": "a"}\n' * (limit - 1))
+    checks = InputChecks()
+    checks.text("data.train", str(path), streaming=streaming)
+    assert checks.lines == [f"data.train: {path}, {limit - 1:,} texts"]

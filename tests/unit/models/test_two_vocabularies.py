@@ -15,6 +15,7 @@ from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import PromptError, UsageError, VocabularyMismatchError
 from paceline.models import HfModel, load_model, wrap_model
 from paceline.models.compatibility import check_same_tokenizer, check_same_vocabulary
+from paceline.models.loading import load_tokenizer
 from support.checkpoints import edit
 from support.models import generated, tiny_hf
 
@@ -120,6 +121,22 @@ def test_completions_have_tokens_of_the_target_language(model: HfModel):
     wanted = tokenizer(text_target="der hund")["input_ids"]
     assert (turn.completion or [])[: len(wanted) - 1] == wanted[:-1]
     assert tokenizer.decode(wanted, skip_special_tokens=True) == "der hund"
+
+
+@pytest.mark.parametrize("name", ["model", "other"])
+def test_token_ids_of_a_record_are_of_the_table_that_reads_them(folder: Path, name: str):
+    """The encoder's for its prompt, the decoder's for its completion, by the sizes in the files."""
+    last_source, last_target = (
+        max(json.loads((folder / name / file).read_text()).values())
+        for file in ("vocab.json", "target_vocab.json")
+    )
+    tokenizer = load_tokenizer(folder / name)
+    (turn,) = turns(Record("a row", "prompt", [last_source], [last_target]), tokenizer)
+    assert (turn.prompt, turn.completion) == ([last_source], [last_target])
+    with pytest.raises(PromptError, match=f"token {last_source + 1}, .* last is {last_source};"):
+        turns(Record("a row", "prompt", [last_source + 1], [5]), tokenizer)
+    with pytest.raises(PromptError, match=f"token {last_target + 1}, .* last is {last_target};"):
+        turns(Record("a row", "prompt", [5], [last_target + 1]), tokenizer)
 
 
 @pytest.mark.parametrize("file", ["vocab.json", "target_vocab.json"])

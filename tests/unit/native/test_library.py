@@ -8,6 +8,7 @@ import re
 import shutil
 import stat
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -231,3 +232,15 @@ def test_a_stale_library_without_a_compiler_is_one_line_and_pytorch(
     with pytest.warns(SlowerWarning, match=r"other C sources .*could not be compiled") as all:
         assert library.compiled.__wrapped__() is None
     assert len(all) == 1
+
+
+@pytest.mark.slow
+def test_tests_leave_the_cache_of_the_user_alone(tmp_path: Path):
+    """Not while they are collected either: some modules ask for the library."""
+    env = {**os.environ, "HOME": str(tmp_path), "CC": str(tmp_path / "none")}
+    env["PACELINE_TEST_CACHE"] = env.pop("PACELINE_CACHE")
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:xdist"]
+    command += ["-p", "no:cacheprovider", "--basetemp", str(tmp_path / "tests")]
+    command.append(str(Path(__file__).with_name("test_products.py")))
+    subprocess.run(command, check=True, env=env, cwd=Path(__file__).parents[3])
+    assert not (tmp_path / ".cache" / "paceline").exists()

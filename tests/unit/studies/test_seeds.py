@@ -126,6 +126,18 @@ def test_runs_that_are_measured_with_several_gammas_count_once():
     assert (spread.freedom, spread.of(1, 1)[0]) == (2, pytest.approx(5))
 
 
+def test_rows_that_are_all_of_one_study_task_and_text_are_measured_once():
+    rows = runs([(1, 3), (2, 6)], task="a", trained_on="a")
+    seen: list[str] = []
+
+    def counted(row: Row, run: Run) -> tuple[float, Tensor] | None:
+        seen.append(str(row.setting))
+        return measure(row, run)
+
+    assert seed_spread(rows, [run(task="a", trained_on="a")], counted) is not None
+    assert sorted(seen) == sorted(str(row.setting) for row in rows)
+
+
 def test_weights_of_runs_are_those_of_the_mean_and_cancel_by_seed():
     """Two recipes against one, two seeds: 1/4 each against 1/2 each; the net of a seed is 0."""
     made = [

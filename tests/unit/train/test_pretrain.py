@@ -163,6 +163,21 @@ def test_bad_shapes_lengths_and_texts_are_one_line(tmp_path: Path):
         pretrain(settings(tmp_path, tmp_path / "z", data=data))
 
 
+def test_a_check_of_a_streamed_data_set_does_not_convert_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The datasets library writes what it converts into its cache."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "train.csv").write_text("text\n" + "\n".join(TEXTS))
+    data = {"train": {"path": str(tmp_path / "set"), "split": "train"}, "streaming": True}
+    checks = settings(tmp_path, tmp_path / "run", data=data).check()
+    assert f"data.train: {tmp_path / 'set'}, {len(TEXTS)} texts" in checks.lines
+    assert not list(tmp_path.glob("cache/**/*.arrow"))
+
+
 def test_text_that_is_read_as_it_is_needed_teaches_and_is_gone_on_with(tmp_path: Path):
     text = corpus(tmp_path, [{"text": text} for text in TEXTS])
     data = {"train": text, "held_out": text, "streaming": True}
