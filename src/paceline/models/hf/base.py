@@ -204,6 +204,14 @@ class HfModel(ABC):
         text = torch.tensor([[*self.decoder_prompt, *tokens]], device=self.device)
         return Texts(text, None, Texts(torch.tensor([list(source)], device=self.device)))
 
+    def over_all_tokens(self) -> Self:
+        """The same model without restriction and bans, to score text that others wrote."""
+        model = self.without_draft_vocabulary()
+        if model.banned_K is not None:
+            model = copy.copy(model)
+            model.banned_K = None
+        return model
+
     @functools.cached_property
     def _head_is_right(self) -> bool:
         """Whether `plain_head` gives the logits of transformers at a few positions.
