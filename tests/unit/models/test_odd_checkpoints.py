@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LEDConfig, LlamaConfig, MptConfig, Qwen2_5_VLConfig
+from transformers import AutoModelForCausalLM, LEDConfig, LlamaConfig, MptConfig, Qwen2_5_VLConfig
 
+from paceline.core.sampling import SamplingParams
+from paceline.decode import AutoregressiveDecoder
 from paceline.errors import ModelLoadError, UnsupportedModelError, UsageError
 from paceline.models import load_model
 from paceline.models.checkpoint_files import refuse_not_finite
@@ -43,12 +45,31 @@ def test_settings_that_are_no_token_ids_are_named(model_directory: Path, name: s
     fails(model_directory, f"{name}={value!r}, wanted", "correct generation_config.json")
 
 
-def test_an_end_of_text_that_no_token_is_gives_a_warning(model_directory: Path):
-    edit(model_directory / "generation_config.json", eos_token_id=[99999])
-    with pytest.warns(UserWarning, match=r"eos_token_id=\[99999\], but the model has 266 tokens"):
-        load_model(model_directory)
-    edit(model_directory / "generation_config.json", eos_token_id=[1, 99999], banana=3)
-    assert load_model(model_directory).eos_token_ids == (1, 99999)
+@pytest.mark.parametrize("end", [99999, 270], ids=["beyond the logits", "in their padding"])
+def test_an_end_of_text_that_cannot_be_written_gives_a_warning(tmp_path: Path, end: int):
+    directory = tmp_path / "padded"
+    tiny_hf("llama", vocab_size=272, eos_token_id=1).save_pretrained(directory)
+    tiny_tokenizer().save_pretrained(directory)
+    edit(directory / "generation_config.json", eos_token_id=[end])
+    with pytest.warns(UserWarning, match=rf"has eos_token_id {end}, but only the 266 tokens"):
+        load_model(directory)
+    edit(directory / "generation_config.json", eos_token_id=[1, end], banana=3)
+    assert load_model(directory).eos_token_ids == (1, end)
+
+
+def test_an_end_of_text_of_the_tokenizer_alone_gives_a_warning(model_directory: Path):
+    """As after fine-tuning a base model on chats: only the tokenizer knows the end of a turn."""
+    hf: Any = AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32)
+    text = hf.generate(torch.tensor([[5, 6]]), max_new_tokens=6, do_sample=False, eos_token_id=None)
+    prompt, own = text[0, :4].tolist(), int(text[0, 4])
+    edit(model_directory / "generation_config.json", eos_token_id=[own])
+    with pytest.warns(UserWarning, match=f"^this llama has eos_token_id {own}, .* is another, 1;"):
+        model = load_model(model_directory, "float32")
+    (found,) = AutoregressiveDecoder(model, SamplingParams(temperature=0)).generate([prompt], 9)
+    wanted = AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32).generate(
+        torch.tensor([prompt]), max_new_tokens=9, do_sample=False
+    )
+    assert list(found.tokens) == wanted[0, 4:].tolist() == [own]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from paceline.errors import ModelLoadError, shorten
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from transformers import GenerationConfig, PreTrainedModel
+    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 # settings that change the text of generate(), by a value that does not; None does not, either
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -122,16 +122,33 @@ def warn_of_unused(hf: PreTrainedModel, stacklevel: int) -> None:
     )
 
 
-def warn_of_no_end(hf: PreTrainedModel, stacklevel: int) -> None:
-    """Warn if no token of the model ends a text, although `eos_token_id` is set."""
-    found = getattr(hf.generation_config, "eos_token_id", None)
-    ends = [found] if isinstance(found, int) else list(found or ())
-    if ends and min(ends) >= _num_rows(hf):
-        warnings.warn(
-            f"the generation config of this {hf.config.model_type} has eos_token_id={found}, but "
-            f"the model has {_num_rows(hf):,} tokens; texts will not end before their limit",
-            stacklevel=stacklevel + 1,
+def warn_of_ends(
+    hf: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    ends: Sequence[int],
+    vocab_size: int,
+    stacklevel: int,
+) -> None:
+    """Warn if no stop token can be written, or if the tokenizer's end of text is none of them.
+
+    `ends`: the stop tokens; `vocab_size`: that of the model and its tokenizer.
+    """
+    own, text = getattr(tokenizer, "eos_token_id", None), ""
+    listed = f"this {hf.config.model_type} has eos_token_id {', '.join(map(str, ends))}"
+    if ends and min(ends) >= vocab_size:
+        text = (
+            f"{listed}, but only the {vocab_size:,} tokens that its tokenizer and its logits share "
+            "are written, so texts will not end before their limit; correct generation_config.json "
+            "or the tokenizer files"
         )
+    elif isinstance(own, int) and own < vocab_size and own not in ends:
+        text = (
+            f"{listed}, and the end of text of its tokenizer is another, {own}; texts go on behind "
+            f"{own}, as in generate(), and vLLM ends them there: if it is right, add it to "
+            "eos_token_id in generation_config.json"
+        )
+    if text:
+        warnings.warn(text, stacklevel=stacklevel + 1)
 
 
 def _num_rows(hf: PreTrainedModel) -> int:
