@@ -63,7 +63,9 @@ def test_an_end_of_text_of_the_tokenizer_alone_gives_a_warning(model_directory: 
     text = hf.generate(torch.tensor([[5, 6]]), max_new_tokens=6, do_sample=False, eos_token_id=None)
     prompt, own = text[0, :4].tolist(), int(text[0, 4])
     edit(model_directory / "generation_config.json", eos_token_id=[own])
-    with pytest.warns(UserWarning, match=f"^this llama has eos_token_id {own}, .* is another, 1;"):
+    with pytest.warns(
+        UserWarning, match=f"^this llama has eos_token_id {own}, .* the end of text 1: "
+    ):
         model = load_model(model_directory, "float32")
     (found,) = AutoregressiveDecoder(model, SamplingParams(temperature=0)).generate([prompt], 9)
     wanted = AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32).generate(

@@ -143,9 +143,9 @@ def warn_of_ends(
         )
     elif isinstance(own, int) and own < vocab_size and own not in ends:
         text = (
-            f"{listed}, and the end of text of its tokenizer is another, {own}; texts go on behind "
-            f"{own}, as in generate(), and vLLM ends them there: if it is right, add it to "
-            "eos_token_id in generation_config.json"
+            f"{listed}, and its tokenizer the end of text {own}: texts go on behind {own}, as in "
+            f"generate(), while vLLM ends them there; if it is right, add {own} to eos_token_id in "
+            "generation_config.json"
         )
     if text:
         warnings.warn(text, stacklevel=stacklevel + 1)
