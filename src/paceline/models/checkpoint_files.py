@@ -93,7 +93,9 @@ def read_config(location: ModelLocation) -> Any:
         directory = Path(huggingface_hub.hf_hub_download(location.source, "config.json")).parent
     _refuse_unreadable(location.name, directory)
     options = location.options
-    return AutoConfig.from_pretrained(location.source, **options, trust_remote_code=False)
+    config = AutoConfig.from_pretrained(location.source, **options, trust_remote_code=False)
+    config.return_dict = config.get_text_config().return_dict = True  # else passes give tuples
+    return config
 
 
 def _refuse_unreadable(name: str, directory: Path) -> None:

@@ -74,6 +74,21 @@ def test_an_end_of_text_of_the_tokenizer_alone_gives_a_warning(model_directory: 
     assert list(found.tokens) == wanted[0, 4:].tolist() == [own]
 
 
+@pytest.mark.parametrize("kind", ["llama", "t5"])
+def test_a_config_that_asks_for_tuples_gives_the_logits_of_transformers(tmp_path: Path, kind: str):
+    hf = tiny_hf(kind)
+    hf.save_pretrained(tmp_path)
+    edit(tmp_path / "config.json", return_dict=False)
+    source = [[5, 6, 7]]
+    inputs = {"input_ids": torch.tensor(source)}
+    if kind == "t5":
+        inputs["decoder_input_ids"] = torch.tensor([[2]])
+    with torch.inference_mode():
+        wanted = hf(**inputs).logits[:, -1]
+    found = load_model(tmp_path, "float32").start_session().prefill(source)
+    torch.testing.assert_close(found, wanted)
+
+
 @pytest.mark.parametrize(
     ("kind", "name"),
     [(torch.int8, "I8"), (torch.uint8, "U8"), (torch.float8_e4m3fn, "F8_E4M3")],
