@@ -74,6 +74,44 @@ def test_an_end_of_text_of_the_tokenizer_alone_gives_a_warning(model_directory: 
     assert list(found.tokens) == wanted[0, 4:].tolist() == [own]
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"architectures": ["LlamaForCausalLMEagle3"]},
+        {"architectures": ["EagleLlamaForCausalLM"], "model_type": "eagle"},
+        {"architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3"},
+        {"model_type": "medusa"},
+        {"model_type": None, "medusa_num_heads": 3, "base_model_name_or_path": "a/b"},
+        {"model_type": "mlp_speculator"},
+    ],
+    ids=str,
+)
+def test_a_head_in_place_of_a_draft_is_called_so(model_directory: Path, settings: dict[str, Any]):
+    edit(model_directory / "config.json", **settings)
+    fails(model_directory, "is a head that drafts", "paceline draft", error=UnsupportedModelError)
+    fails(model_directory, "a head", error=UnsupportedModelError, load=inspect_model)
+
+
+def test_weights_of_an_eagle_head_are_called_so_under_the_config_of_a_llama(model_directory: Path):
+    """The first published ones have one layer, no head and no norm, and config.json of a Llama."""
+    file = model_directory / "model.safetensors"
+    whole = load_file(file)
+    starts = ("model.layers.0.self_attn", "model.layers.0.mlp", "model.embed_tokens")
+    kept = {key.removeprefix("model."): whole[key] for key in whole if key.startswith(starts)}
+    kept["fc.weight"] = torch.ones(32, 64)
+    save_file(kept, file, metadata={"format": "pt"})
+    edit(model_directory / "config.json", num_hidden_layers=1)
+    fails(model_directory, "is a head", "fc.weight", error=UnsupportedModelError)
+
+
+@pytest.mark.parametrize("start", ["_orig_mod.", "module."])
+def test_names_of_a_wrapped_model_are_called_so(model_directory: Path, start: str):
+    """torch.compile and DistributedDataParallel put a name in front of those of the weights."""
+    file = model_directory / "model.safetensors"
+    save_file({start + key: x for key, x in load_file(file).items()}, file, {"format": "pt"})
+    fails(model_directory, f"(the file has {start}", f"put '{start}' in front of the names")
+
+
 @pytest.mark.parametrize("kind", ["llama", "t5"])
 def test_a_config_that_asks_for_tuples_gives_the_logits_of_transformers(tmp_path: Path, kind: str):
     hf = tiny_hf(kind)
