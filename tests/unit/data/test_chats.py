@@ -258,6 +258,26 @@ def test_parts_of_text_are_joined_as_the_template_or_vllm_joins_them(
     assert joined in tokenizer.decode(prompt)
 
 
+# as those of Idefics, LLaVA and SmolVLM, whose content is a list
+OF_PARTS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% for part in m.content %}"
+    "{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_a_template_that_reads_parts_alone_renders_content_that_is_a_string(tmp_path: Path):
+    """It would render a turn without its text, and no error."""
+    tokenizer, said = byte_tokenizer(OF_PARTS), [USER, {"role": "assistant", "content": "yo"}]
+    listed = [m | {"content": [{"type": "text", "text": m["content"]}]} for m in said]
+    wanted = tokenizer.apply_chat_template(listed, tokenize=False)
+    (example,) = build(read(tmp_path / "a.jsonl", {"messages": said}), tokenizer, "<|im_end|>")
+    assert marked(example, tokenizer) == wanted.strip().replace("yo<|im_end|>", "«yo<|im_end|>»")
+    (prompt,) = encode_prompts([read(tmp_path / "b.jsonl", {"messages": said[:1]})], tokenizer)
+    opened = tokenizer.apply_chat_template(listed[:1], tokenize=False, add_generation_prompt=True)
+    assert tokenizer.decode(prompt) == opened
+
+
 def test_prompt_and_completion_may_be_messages_and_a_weight_of_0_is_context(tmp_path: Path):
     tokenizer = tokenizer_of(BY_NAME["chatml"])
     asked, told = [USER], [{"role": "assistant", "content": "yo"}]
