@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 
-WANTED = "wanted one of prompt, text, messages, tokens"
+WANTED = "wanted one of prompt, text, messages, conversations, tokens"
 
 _SUFFIXES = (".txt", ".jsonl", ".parquet")
 _UNREAD = (".json", ".csv", ".tsv", ".arrow", ".gz", ".bz2", ".xz", ".zst", ".zip")
-_CHATS = frozenset({"messages", "prompt", "completion", "tools", "chat_template_kwargs"})
+_CHATS = frozenset(
+    {"messages", "conversations", "prompt", "completion", "tools", "chat_template_kwargs"}
+)
 ABOUT_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 
 
