@@ -75,6 +75,7 @@ _TOKENIZERS += ("vocab.json", "vocab.txt")
 LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
 """Files that go with a model."""
 _STORED = frozenset({"float32", "bfloat16", "float16"})
+_POINTER, _LARGEST_POINTER = b"version https://git-lfs", 1024
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
@@ -328,11 +329,13 @@ def open_model(path: str | Path, *, tokenizer_alone: bool = False) -> Iterator[M
             if "trust_remote_code" in str(error):  # a model of the hub
                 raise needs_code(str(path)) from None
             raise ModelLoadError(
-                f"{path} cannot be read ({first_line(error)}); {_advice(error)}"
+                f"{path} cannot be read ({first_line(error)}); {_advice(error, directory)}"
             ) from error
 
 
-def _advice(error: Exception) -> str:
+def _advice(error: Exception, directory: Path) -> str:
+    if (pointer := _lfs_pointer(directory)) is not None:
+        return f"{pointer.name} is a pointer of Git LFS and not the file: run git lfs pull there"
     if isinstance(error, ImportError):
         return "install the package that is missing, or name a model that does not need it"
     if "GPU" in str(error) or "CUDA" in str(error):
@@ -342,6 +345,13 @@ def _advice(error: Exception) -> str:
     if "Entry Not Found" in str(error):
         return "there is no config.json: download an adapter or GGUF file, and name its local path"
     return "it may be damaged or incomplete: copy or download it again"
+
+
+def _lfs_pointer(directory: Path) -> Path | None:
+    """The first file of a clone made without Git LFS that stands for another."""
+    files = sorted(directory.iterdir()) if directory.is_dir() else []
+    small = (file for file in files if file.is_file() and file.stat().st_size < _LARGEST_POINTER)
+    return next((file for file in small if file.read_bytes().startswith(_POINTER)), None)
 
 
 def _locate(path: str | Path) -> ModelLocation:

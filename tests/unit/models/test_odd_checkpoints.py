@@ -104,6 +104,14 @@ def test_weights_of_an_eagle_head_are_called_so_under_the_config_of_a_llama(mode
     fails(model_directory, "is a head", "fc.weight", error=UnsupportedModelError)
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_pointer_of_git_lfs_is_called_so(model_directory: Path, name: str):
+    """A clone without Git LFS has them; to copy or download it again gives the same files."""
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:1a\nsize 123\n"
+    (model_directory / name).write_text(pointer)
+    fails(model_directory, f"{name} is a pointer of Git LFS", "git lfs pull")
+
+
 @pytest.mark.parametrize("start", ["_orig_mod.", "module."])
 def test_names_of_a_wrapped_model_are_called_so(model_directory: Path, start: str):
     """torch.compile and DistributedDataParallel put a name in front of those of the weights."""
