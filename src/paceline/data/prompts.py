@@ -26,6 +26,7 @@ from paceline.data.text_files import (
     matches,
     read_data_set,
     read_file,
+    warn_of_splits,
 )
 from paceline.errors import PromptError
 from paceline.fingerprints import files_fingerprint
@@ -210,6 +211,7 @@ def _rows(corpus: CorpusConfig, *, streaming: bool) -> Iterator[tuple[Mapping[st
     files = folder_files(path) if path.is_dir() else []
     whole = corpus.split is None and corpus.subset is None
     if files and (whole or kind_of(files[0]) == ".txt"):
+        warn_of_splits(path, files)
         return itertools.chain.from_iterable(map(read_file, files))
     split = corpus.split or "train"
     return read_data_set(corpus.path, corpus.subset, split, streaming=streaming)
