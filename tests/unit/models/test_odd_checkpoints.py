@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LEDConfig, LlamaConfig, MptConfig, Qwen2_5_VLConfig
+from tokenizers.processors import TemplateProcessing
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LEDConfig,
+    LlamaConfig,
+    MptConfig,
+    Qwen2_5_VLConfig,
+)
 
 from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder
@@ -118,6 +126,23 @@ def test_names_of_a_wrapped_model_are_called_so(model_directory: Path, start: st
     file = model_directory / "model.safetensors"
     save_file({start + key: x for key, x in load_file(file).items()}, file, {"format": "pt"})
     fails(model_directory, f"(the file has {start}", f"put '{start}' in front of the names")
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5"])
+def test_an_end_of_text_behind_every_prompt_gives_a_warning(tmp_path: Path, kind: str):
+    """As `add_eos_token` leaves it after fine-tuning; encoders are trained with it."""
+    tiny_hf(kind, vocab_size=266).save_pretrained(tmp_path)
+    tokenizer = tiny_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="$A <eos>", special_tokens=[("<eos>", 1)]
+    )
+    tokenizer.save_pretrained(tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path)("the cat")["input_ids"][-1] == 1
+    if kind == "t5":
+        load_model(tmp_path)
+        return
+    with pytest.warns(UserWarning, match="puts an end of text, 1, behind every prompt"):
+        load_model(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["llama", "t5"])

@@ -131,6 +131,8 @@ def warn_of_ends(
 ) -> None:
     """Warn if no stop token can be written, or if the tokenizer's end of text is none of them.
 
+    Also warn if the tokenizer of a decoder-only model puts one behind every text, prompts too.
+
     `ends`: the stop tokens; `vocab_size`: that of the model and its tokenizer.
     """
     own, text = getattr(tokenizer, "eos_token_id", None), ""
@@ -149,6 +151,19 @@ def warn_of_ends(
         )
     if text:
         warnings.warn(text, stacklevel=stacklevel + 1)
+    if tokenizer is None or hf.config.is_encoder_decoder:
+        return
+    with_end, without = (
+        cast("list[int]", tokenizer("a", add_special_tokens=special)["input_ids"])[-1:]
+        for special in (True, False)
+    )
+    if with_end != without and {*with_end} & {*ends, own}:
+        warnings.warn(
+            f"the tokenizer of this {hf.config.model_type} puts an end of text, {with_end[0]}, "
+            "behind every prompt, so texts go on after their end; set add_eos_token to false in "
+            "tokenizer_config.json, or remove it from the post_processor in tokenizer.json",
+            stacklevel=stacklevel + 1,
+        )
 
 
 def _num_rows(hf: PreTrainedModel) -> int:
