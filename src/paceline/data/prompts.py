@@ -267,7 +267,7 @@ def _content(row: Mapping[str, Any], where: str, corpus: CorpusConfig) -> Record
     if corpus.prompt_field is not None:
         names = (corpus.prompt_field, corpus.prompt_field), (corpus.completion_field, "completion")
         texts = [_text(_column(row, x, where), name, where) for x, name in names if x is not None]
-        return Record(where, "prompt", *texts)
+        return Record(where, "prompt", texts[0], next(iter(texts[1:]), None))
     match row:
         case {"messages": messages}:
             return _chat(row, messages, where, corpus)

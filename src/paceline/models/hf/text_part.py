@@ -46,7 +46,7 @@ def text_model(hf: PreTrainedModel) -> PreTrainedModel:
     part: Any = text_part(hf)
     if part is None or part is hf or is_quantized(hf.config) or is_spread(hf):
         return hf
-    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(part.config), None)
+    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(part.config), None)
     if kind is None:
         return hf
     with torch.device("meta"):
