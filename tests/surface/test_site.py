@@ -53,10 +53,11 @@ def blocks_of(page: Path) -> list[Block]:
     return [block for block in found if block.language not in NO_CODE]
 
 
-# Bash itself expands variables, loops and quotes; nothing is found, so every command is recorded.
+# Bash itself expands variables, loops and quotes; nothing is found, so every command is recorded,
+# in one write, as commands in the background write at the same time.
 RECORDER = """
 PATH=nowhere
-command_not_found_handle() { printf '%s\\0' "$block" "$@" >> calls; printf '\\036' >> calls; }
+command_not_found_handle() { printf '%s\\0' "$block" "$@" $'\\036' >> calls; }
 """
 OWN_PROGRAMS = re.compile(r"(^|&& |\d )\.(?:venv|engines/vllm)/bin/", re.MULTILINE)
 
@@ -85,7 +86,7 @@ def typed(page: Path, folder: Path) -> Iterator[Typed]:
     )
     assert "syntax error" not in ran.stderr, ran.stderr
     calls = folder / "calls"
-    for call in calls.read_text().split("\x1e")[:-1] if calls.exists() else ():
+    for call in calls.read_text().split("\x1e\0")[:-1] if calls.exists() else ():
         number, *words = call.split("\0")[:-1]
         yield Typed(blocks[int(number)], words)
 

@@ -26,6 +26,7 @@ from paceline.data.text_files import (
     matches,
     read_data_set,
     read_file,
+    warn_of_splits,
 )
 from paceline.errors import PromptError
 from paceline.fingerprints import files_fingerprint
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 Text = str | list[int]
 
 _LARGEST_LOG_PROB = 1e-3  # above 0 by rounding
+_ROLES = {name: name for name in ("user", "assistant", "system", "tool")}
+_ROLES |= {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "observation": "tool"}
 _TRUNCATED = frozenset({"length", "context"})  # stop reasons written by generate-data
 
 
@@ -216,6 +219,7 @@ def _rows(corpus: CorpusConfig, *, streaming: bool) -> Iterator[tuple[Mapping[st
     files = folder_files(path) if path.is_dir() else []
     whole = corpus.split is None and corpus.subset is None
     if files and (whole or kind_of(files[0]) == ".txt"):
+        warn_of_splits(path, files)
         return itertools.chain.from_iterable(map(read_file, files))
     split = corpus.split or "train"
     return read_data_set(corpus.path, corpus.subset, split, streaming=streaming)
@@ -269,14 +273,14 @@ def _record(row: Mapping[str, Any], where: str, corpus: CorpusConfig) -> Record:
 def _content(row: Mapping[str, Any], where: str, corpus: CorpusConfig) -> Record:
     """Parse one row by the configured columns or, without these, by its keys."""
     if corpus.prompt_field is not None:
-        completion = None
-        if corpus.completion_field is not None:
-            completion = _text(_column(row, corpus.completion_field, where), "completion", where)
-        prompt = _text(_column(row, corpus.prompt_field, where), corpus.prompt_field, where)
-        return Record(where, "prompt", text=prompt, completion=completion)
+        names = (corpus.prompt_field, corpus.prompt_field), (corpus.completion_field, "completion")
+        texts = [_text(_column(row, x, where), name, where) for x, name in names if x is not None]
+        return Record(where, "prompt", texts[0], next(iter(texts[1:]), None))
     match row:
         case {"messages": messages}:
             return _chat(row, messages, where, corpus)
+        case {"conversations": [{**first}, *_] as said} if first:
+            return _chat(row, _shared(row, list(said), where), where, corpus)
         case {"prompt_tokens": [*prompt], "completion_tokens": [*completion]}:
             # Written by `generate-data`; tokenising the texts again could give other tokens.
             prompt = _text(prompt, "prompt_tokens", where)
@@ -316,6 +320,24 @@ def template_settings(corpus: CorpusConfig | None, where: str) -> dict[str, Any]
         return {}
     arguments = corpus.chat_template_kwargs or {}
     return {"tools": tools_of(corpus.tools, where), "template_kwargs": arguments}
+
+
+def _shared(row: Mapping[str, Any], said: list[Any], where: str) -> list[Any]:
+    """Messages of a row as ShareGPT has them: `from` and `value`, and perhaps a column `system`."""
+    found: list[Any] = []
+    for message in said:
+        if isinstance(message, dict) and "from" in message:
+            rest = {name: value for name, value in message.items() if name not in ("from", "value")}
+            sender, content = message["from"], message.get("value")
+            if sender not in _ROLES:
+                raise PromptError(
+                    f"{where} has a message from {sender!r}; wanted one of {', '.join(_ROLES)}, or "
+                    "write the row as messages, with role and content"
+                )
+            message = rest | {"role": _ROLES[sender], "content": content}
+        found.append(message)
+    system = row.get("system")
+    return [{"role": "system", "content": system}, *found] if system else found
 
 
 def _asked_and_answered(row: Mapping[str, Any], asked: list[Any]) -> list[Any]:

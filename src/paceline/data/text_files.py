@@ -6,6 +6,7 @@ import contextlib
 import glob
 import itertools
 import json
+import re
 import socket
 import warnings
 from collections import Counter
@@ -22,11 +23,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 
-WANTED = "wanted one of prompt, text, messages, tokens"
+WANTED = "wanted one of prompt, text, messages, conversations, tokens"
 
 _SUFFIXES = (".txt", ".jsonl", ".parquet")
 _UNREAD = (".json", ".csv", ".tsv", ".arrow", ".gz", ".bz2", ".xz", ".zst", ".zip")
-_CHATS = frozenset({"messages", "prompt", "completion", "tools", "chat_template_kwargs"})
+_CHATS = frozenset(
+    {"messages", "conversations", "prompt", "completion", "tools", "chat_template_kwargs"}
+)
 ABOUT_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 
 
@@ -113,6 +116,19 @@ def folder_files(folder: Path) -> list[Path]:
     return files
 
 
+def warn_of_splits(folder: Path, files: list[Path]) -> None:
+    """Warn once if files for training and for testing are read together, by their names."""
+    names = [str(path.relative_to(folder)) for path in files]
+    words = {name: set(re.findall("[a-z]+", name.lower())) for name in names}
+    kept = next((name for name, found in words.items() if found & _TEST), None)
+    if kept is not None and any("train" in found for found in words.values()):
+        warnings.warn(
+            f"{folder}: all {len(files)} files are read, also {kept}; set split=train, or name one "
+            "file, to keep texts for testing apart",
+            stacklevel=2,
+        )
+
+
 def read_file(path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
     """Rows of a file with their locations. A line of a `.txt` file has one column, `text`.
 
@@ -182,6 +198,7 @@ def _without_nulls(value: Any) -> Any:
     return value
 
 
+_TEST = frozenset({"test", "tests", "val", "valid", "validation", "dev", "eval"})
 _READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".txt": "text"}
 _READERS |= {".parquet": "parquet", ".arrow": "arrow"}
 _REMOTE = ("hf://", "https://")  # prefixes of files that a hub data set may name

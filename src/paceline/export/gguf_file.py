@@ -99,18 +99,21 @@ _TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"
 
 def refuse_unknown(config: Any) -> None:
     """Raise an UnsupportedModelError if llama.cpp would compute otherwise than transformers."""
-    window = getattr(config, "sliding_window", None)
+    # Llama applies no window, whatever its configuration says
+    window = None if config.model_type == "llama" else getattr(config, "sliding_window", None)
     windowed = window is not None and getattr(config, "use_sliding_window", True)
+    advice = _ALTERNATIVE
     if config.model_type not in FAMILIES:
         fault = f"{config.model_type} is none of the families supported as GGUF"
         fault += f" ({', '.join(FAMILIES)})"
     elif windowed and window < config.max_position_embeddings:
         fault = f"llama.cpp ignores the sliding window of {window} tokens in a {config.model_type}"
+        advice = "serve it by vLLM or SGLang (--to vllm), or choose a draft without a window"
     elif (setting := _unknown_rope(config.rope_parameters)) is not None:
         fault = f"rotary positions with {setting} are not supported as GGUF"
     else:
         return
-    raise UnsupportedModelError(f"{fault}; {_ALTERNATIVE}")
+    raise UnsupportedModelError(f"{fault}; {advice}")
 
 
 _ALTERNATIVE = (

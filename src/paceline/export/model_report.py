@@ -27,7 +27,7 @@ from paceline.models.hf.architectures import (
     outer_lists,
     settings_of,
 )
-from paceline.models.hf.settings import unused_settings, warn_of_no_end, warn_of_unused
+from paceline.models.hf.settings import unused_settings, warn_of_ends, warn_of_unused
 from paceline.models.inspection import inspect_model
 from paceline.models.loading import choose_dtype, files_of, find_device, model_directory, unchecked
 from paceline.models.prepare import describe_pass
@@ -145,7 +145,7 @@ def describe(path: str, header: Header) -> ModelReport:
         model = unchecked(hf.to(dtype).eval(), tokenizer)
         model.num_parameters = count or model.num_parameters
         warn_of_unused(hf, stacklevel=1)
-        warn_of_no_end(hf, stacklevel=1)
+        warn_of_ends(hf, tokenizer, model.eos_token_ids, model.vocab_size, stacklevel=1)
         admission = twin_admission(model)
         if admission is not None:
             model.sessions = admission.sessions

@@ -231,6 +231,7 @@ class AnalyzeConfig(PairConfig):
         checks = InputChecks()
         checks.device(self.device)
         models = checks.pair(self.target, self.draft)
+        self.note_defaults(checks)
         self.check_prompts(checks, models, new_tokens=1)
         return checks
 

@@ -111,6 +111,7 @@ class MeasureConfig(WithCosts, PairConfig):
         checks.device(self.device)
         check_costs(checks, self, self.gammas)
         models = [model for draft in self.drafts for model in self._checked_pair(checks, draft)]
+        self.note_defaults(checks)
         paths = [Path(draft).expanduser().resolve() for draft in self.drafts]
         if twice := [path for path in paths if paths.count(path) > 1]:
             raise UsageError(f"the draft {twice[0]} is given twice; name each draft once")

@@ -12,7 +12,7 @@ from paceline.core.sampling import SamplingParams, proposal_params
 from paceline.data import CorpusConfig, read_prompts, read_records
 from paceline.data.collate import batches_of_like_length
 from paceline.data.input_checks import note
-from paceline.data.tokens import encode
+from paceline.data.tokens import encode, truncated
 from paceline.decode import AutoregressiveDecoder
 from paceline.errors import ContextLengthError, UsageError
 from paceline.models import load_model, prepare_for_decoding
@@ -97,6 +97,24 @@ class PairConfig(ModelsConfig):
         )
         return after_skipped(prompts, skip, self.prompts.path)
 
+    def note_defaults(self, checks: InputChecks) -> None:
+        """Say if `sampling` is not set, and engines would sample otherwise by default."""
+        generation = checks.headers[self.target].hf.generation_config
+        if "sampling" in self.model_fields_set or not getattr(generation, "do_sample", False):
+            return
+        wanted = {
+            name: getattr(generation, name, None) for name in ("temperature", "top_p", "top_k")
+        }
+        served = {n: x for n, x in wanted.items() if x not in (None, getattr(self.sampling, n))}
+        if served:
+            listed = ", ".join(f"{name}={value}" for name, value in served.items())
+            options = " ".join(f"--{n.replace('_', '-')} {x}" for n, x in served.items())
+            note(
+                f"texts are sampled at temperature 1, but the generation config of {self.target} "
+                f"sets {listed}, which engines use by default; give the settings that you serve "
+                f"with, such as {options}"
+            )
+
     def check_prompts(
         self,
         checks: InputChecks,
@@ -123,14 +141,17 @@ class PairConfig(ModelsConfig):
         found = read_records(self.prompts.first(skip + self.num_prompts))
         records = after_skipped(found, skip, self.prompts.path)
         most, lengths, num_cut = self.max_prompt_tokens, list[int](), 0
+        different = set[tuple[int, ...]]()
         needs = itertools.chain(itertools.repeat(timed[1], timed[0]), itertools.repeat(new_tokens))
         for record, num_new in zip(records, needs, strict=False):
             if tokenizer is None:
                 break
-            length = len(encode(record, tokenizer)[0])
-            if most is not None and length > most:
+            tokens = encode(record, tokenizer)[0]
+            if most is not None and len(tokens) > most:
                 num_cut += record.kind == "document"
-                length = most
+                tokens = truncated(tokens, most, record, tokenizer, encoder=encoder)
+            length = len(tokens)
+            different.add(tuple(tokens))
             if source_limit is not None and length > source_limit:
                 raise ContextLengthError(
                     f"{record.where} has {length:,} tokens, but the encoder holds "
@@ -151,6 +172,11 @@ class PairConfig(ModelsConfig):
             note(
                 f"{num_cut} of {len(records)} texts are longer than max_prompt_tokens {most}; "
                 f"their first {most} tokens are used as prompts"
+            )
+        if repeated := len(lengths) - len(different):
+            note(
+                f"{repeated} of {len(records)} prompts repeat an earlier one, but intervals take "
+                "all as independent and are too narrow; remove the repeated ones"
             )
 
 

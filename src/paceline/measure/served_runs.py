@@ -62,6 +62,7 @@ class ServedConfig(PairConfig):
         checks.engine(self.engine)
         checks.device(self.device)
         models = checks.pair(self.target, self.draft)
+        self.note_defaults(checks)
         self.check_prompts(checks, models, new_tokens=self.max_new_tokens)
         if self.write_costs is not None:
             checks.file(self.write_costs.file)

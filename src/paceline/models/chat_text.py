@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
 from collections.abc import Mapping
@@ -110,22 +111,41 @@ class ChatRendering:
             ) from None
 
     def _readable(self, messages: Sequence[Message]) -> list[Message]:
-        """Messages with their content in a form that the template reads.
+        """Messages with their content in a form that the template reads, as vLLM chooses it.
 
-        Parts of text are joined by line breaks for templates that read strings only, as vLLM does.
+        Parts of text are joined by line breaks for templates that read strings only; strings become
+        a part for those that read parts only, which would render nothing of them.
         """
-        if all(isinstance(m["content"], str) for m in messages) or self._takes_parts():
+        tokenizer, template = self.tokenizer, str(self.tokenizer.chat_template)
+        plain = all(isinstance(m["content"], str) for m in messages)
+        strings = _renders(tokenizer, template, in_parts=False)
+        if plain and strings:
             return list(messages)
-        return [message | {"content": text_of(message["content"])} for message in messages]
+        if _renders(tokenizer, template, in_parts=True):
+            change = _as_it_is if strings else _as_parts
+        else:
+            change = _as_it_is if plain else text_of
+        return [message | {"content": change(message["content"])} for message in messages]
 
-    def _takes_parts(self) -> bool:
-        parts = [{"type": "text", "text": text} for text in _PROBES]
-        messages: Any = [{"role": "user", "content": parts}]
-        try:
-            found = rendering.apply(self.tokenizer, messages)
-        except Exception:  # as above
-            return False
-        return all(part in found for part in _PROBES) and "'text'" not in found
+
+@functools.lru_cache(maxsize=4)
+def _renders(tokenizer: PreTrainedTokenizerBase, _template: str, *, in_parts: bool) -> bool:
+    """Whether the template renders content that is a string, or a list of parts."""
+    parts = [{"type": "text", "text": text} for text in _PROBES]
+    messages: Any = [{"role": "user", "content": parts if in_parts else " ".join(_PROBES)}]
+    try:
+        found = rendering.apply(tokenizer, messages)
+    except Exception:  # as above
+        return False
+    return all(probe in found for probe in _PROBES) and "'text'" not in found
+
+
+def _as_it_is(content: Any) -> Any:
+    return content
+
+
+def _as_parts(content: Any) -> Any:
+    return [{"type": "text", "text": content}] if content and isinstance(content, str) else content
 
 
 def text_of(content: Any) -> str:

@@ -52,6 +52,10 @@ _CONSTANTS = re.compile(
     r")$"
 )
 _MASKS = ("bias", "causal_mask")
+_HEADS = re.compile(r"^(eagle|hydra)$|Eagle3|^Eagle\w*ForCausalLM|medusa|speculator", re.IGNORECASE)
+"""Architectures of heads that draft."""
+_HEAD_KEYS = re.compile(r"medusa_num_heads|hydra_num_heads|speculators_")
+_FUSED = "fc.weight"  # of EAGLE: from an embedding and hidden states to one state
 _PACKED = 8  # values in a stored one, of quantized weights
 _COPIES = 4  # of a tied embedding, and parts of a fused weight, while a model is built
 _MORE_TENSORS, _MORE_VALUES = 1000, 1 << 20
@@ -93,13 +97,17 @@ def read_config(location: ModelLocation) -> Any:
         directory = Path(huggingface_hub.hf_hub_download(location.source, "config.json")).parent
     _refuse_unreadable(location.name, directory)
     options = location.options
-    return AutoConfig.from_pretrained(location.source, **options, trust_remote_code=False)
+    config = AutoConfig.from_pretrained(location.source, **options, trust_remote_code=False)
+    config.return_dict = config.get_text_config().return_dict = True  # else passes give tuples
+    return config
 
 
 def _refuse_unreadable(name: str, directory: Path) -> None:
     path = directory / "config.json"
     settings = json.loads(path.read_text("utf-8"))
     kind = settings.get("model_type") if isinstance(settings, dict) else None
+    if isinstance(settings, dict) and (sign := _sign_of_head(settings)):
+        raise _head_alone(name, f"{path} has {sign}")
     if kind is None:
         raise ModelLoadError(
             f"{path} has no model_type, so it is not a transformers configuration; use the "
@@ -126,6 +134,20 @@ def _refuse_unreadable(name: str, directory: Path) -> None:
             )
     _refuse_counts(path, settings)
     _refuse_broken(directory / "generation_config.json")
+
+
+def _sign_of_head(settings: dict[str, Any]) -> str | None:
+    """What in a config.json says that its weights are those of a head, such as EAGLE or Medusa."""
+    stated = settings.get("model_type"), *(settings.get("architectures") or ())
+    found = next((str(each) for each in stated if _HEADS.search(str(each))), None)
+    return found or next((key for key in settings if _HEAD_KEYS.match(key)), None)
+
+
+def _head_alone(name: str, sign: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{name} is a head that drafts from the hidden states of its target ({sign}), not a model; "
+        "name a small language model with the target's tokenizer, or make one by paceline draft"
+    )
 
 
 def needs_code(name: str) -> UnsupportedModelError:
@@ -310,14 +332,20 @@ def refuse_incomplete(location: ModelLocation, hf: Any, info: dict[str, Any]) ->
         "are in the file but not in the model": unexpected,
         "have a different size in the file": info["mismatched_keys"],
     }
+    if _FUSED in unexpected and info["missing_keys"]:
+        raise _head_alone(location.name, f"its weights have {_FUSED}, as those of EAGLE")
     for fault, keys in faults.items():
         names = sorted(key if isinstance(key, str) else str(key[0]) for key in keys)
         if names:
             both = info["missing_keys"] and unexpected
             others = f" (the file has {min(unexpected)})" if both else ""
+            advice = "use the config.json that came with them"
+            if both and min(unexpected).endswith(names[0]):
+                start = min(unexpected).removesuffix(names[0])
+                advice = f"a training program put {start!r} in front of the names: remove it"
             raise ModelLoadError(
                 f"{location.name}: config.json and weights do not match: {len(names)} weights "
-                f"{fault}, for example {names[0]}{others}; use the config.json that came with them"
+                f"{fault}, for example {names[0]}{others}; {advice}"
             )
 
 

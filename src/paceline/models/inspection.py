@@ -29,6 +29,7 @@ from paceline.models.hf.architectures import (
 )
 from paceline.models.hf.base import named_tokens, rolls_back, stop_tokens
 from paceline.models.hf.causal import CausalModel
+from paceline.models.hf.text_part import num_text_parameters
 from paceline.models.loading import open_model, read_tokenizer
 from paceline.models.silence import quiet
 
@@ -126,7 +127,7 @@ def read_header(path: str | Path) -> Header:
     """
     if is_gguf(path) and not is_converted(local := Path(path).expanduser()):
         hf, tokenizer = read_gguf_header(local)
-        return Header(hf, tokenizer, hf.num_parameters())
+        return Header(hf, tokenizer, num_text_parameters(hf))
     with open_model(path) as location:
         config = read_config(location)
         tokenizer = read_tokenizer(location)
@@ -163,7 +164,7 @@ def count_parameters(directory: Path) -> int:
 def _count_parameters(directory: Path, hf: Any) -> int:
     files = [file for file in weight_files(directory) if file.suffix == ".safetensors"]
     stored = {key for file in files for key in shapes_in(file)}
-    count = hf.num_parameters()
+    count = num_text_parameters(hf)
     for name, source in hf.all_tied_weights_keys.items():
         if name in stored and source in stored:  # tied only if their values are equal
             tensors = [stored_tensor(directory, (key,)) for key in (name, source)]

@@ -52,7 +52,7 @@ from paceline.models.hf.architectures import (
 from paceline.models.hf.causal import CausalModel
 from paceline.models.hf.draft_vocabulary import is_draft_vocabulary, read_draft_vocabulary
 from paceline.models.hf.seq2seq import Seq2SeqModel
-from paceline.models.hf.settings import refuse_malformed, warn_of_no_end, warn_of_unused
+from paceline.models.hf.settings import refuse_malformed, warn_of_ends, warn_of_unused
 from paceline.models.hf.spreading import SHARE, device_map, join_ends, num_bytes
 from paceline.models.precision import choose_precision, shapes_of
 from paceline.models.silence import quiet
@@ -75,6 +75,7 @@ _TOKENIZERS += ("vocab.json", "vocab.txt")
 LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
 """Files that go with a model."""
 _STORED = frozenset({"float32", "bfloat16", "float16"})
+_POINTER, _LARGEST_POINTER = b"version https://git-lfs", 1024
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
@@ -117,7 +118,7 @@ def load_model(
         model = unchecked((hf if spread else hf.to(found_device)).eval(), tokenizer)
         draft_vocabulary = read_draft_vocabulary(_directory_of(location), model.vocab_size)
         warn_of_unused(hf, stacklevel=2)
-        warn_of_no_end(hf, stacklevel=2)
+        warn_of_ends(hf, tokenizer, model.eos_token_ids, model.vocab_size, stacklevel=2)
         try:
             return admitted(model, draft_vocabulary, files_of(model, location.source))
         except ImportError as error:  # of products in 8 bits, at their first use
@@ -334,10 +335,13 @@ def open_model(path: str | Path, *, tokenizer_alone: bool = False) -> Iterator[M
 
 
 def _unreadable(path: str | Path, error: Exception) -> ModelLoadError:
-    return ModelLoadError(f"{path} cannot be read ({first_line(error)}); {_advice(error)}")
+    advice = _advice(error, Path(path).expanduser())
+    return ModelLoadError(f"{path} cannot be read ({first_line(error)}); {advice}")
 
 
-def _advice(error: Exception) -> str:
+def _advice(error: Exception, directory: Path) -> str:
+    if (pointer := _lfs_pointer(directory)) is not None:
+        return f"{pointer.name} is a pointer of Git LFS and not the file: run git lfs pull there"
     if isinstance(error, ImportError):
         return "install the package that is missing, or name a model that does not need it"
     if "GPU" in str(error) or "CUDA" in str(error):
@@ -347,6 +351,13 @@ def _advice(error: Exception) -> str:
     if "Entry Not Found" in str(error):
         return "there is no config.json: download an adapter or GGUF file, and name its local path"
     return "it may be damaged or incomplete: copy or download it again"
+
+
+def _lfs_pointer(directory: Path) -> Path | None:
+    """The first file of a clone made without Git LFS that stands for another."""
+    files = sorted(directory.iterdir()) if directory.is_dir() else []
+    small = (file for file in files if file.is_file() and file.stat().st_size < _LARGEST_POINTER)
+    return next((file for file in small if file.read_bytes().startswith(_POINTER)), None)
 
 
 def _locate(path: str | Path) -> ModelLocation:

@@ -27,6 +27,7 @@ from paceline.models.drafts.restricted_head import limit_vocabulary
 from paceline.models.drafts.save import other_file
 from paceline.models.drafts.subclone import measure_importance, subclone, width_with
 from paceline.models.hf.architectures import num_decoder_layers
+from paceline.models.hf.text_part import text_model
 from paceline.models.loading import tokenizer_of
 from paceline.progress import silent
 from paceline.rng import named_generator
@@ -185,6 +186,8 @@ def make_draft(
         UsageError: the target is too small for the configuration, or the text is not readable.
         UnsupportedModelError: the target's architecture is not supported.
     """
+    hf = text_model(target.hf)
+    target = target if hf is target.hf else target.rewrap(hf)
     texts = _texts(config, target)
     if config.params is not None:
         kept = None

@@ -258,6 +258,26 @@ def test_parts_of_text_are_joined_as_the_template_or_vllm_joins_them(
     assert joined in tokenizer.decode(prompt)
 
 
+# as those of Idefics, LLaVA and SmolVLM, whose content is a list
+OF_PARTS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% for part in m.content %}"
+    "{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_a_template_that_reads_parts_alone_renders_content_that_is_a_string(tmp_path: Path):
+    """It would render a turn without its text, and no error."""
+    tokenizer, said = byte_tokenizer(OF_PARTS), [USER, {"role": "assistant", "content": "yo"}]
+    listed = [m | {"content": [{"type": "text", "text": m["content"]}]} for m in said]
+    wanted = tokenizer.apply_chat_template(listed, tokenize=False)
+    (example,) = build(read(tmp_path / "a.jsonl", {"messages": said}), tokenizer, "<|im_end|>")
+    assert marked(example, tokenizer) == wanted.strip().replace("yo<|im_end|>", "«yo<|im_end|>»")
+    (prompt,) = encode_prompts([read(tmp_path / "b.jsonl", {"messages": said[:1]})], tokenizer)
+    opened = tokenizer.apply_chat_template(listed[:1], tokenize=False, add_generation_prompt=True)
+    assert tokenizer.decode(prompt) == opened
+
+
 def test_prompt_and_completion_may_be_messages_and_a_weight_of_0_is_context(tmp_path: Path):
     tokenizer = tokenizer_of(BY_NAME["chatml"])
     asked, told = [USER], [{"role": "assistant", "content": "yo"}]
@@ -266,6 +286,31 @@ def test_prompt_and_completion_may_be_messages_and_a_weight_of_0_is_context(tmp_
     for each in (row, row | {"completion": "yo"}, weighted):
         (example,) = build(read(tmp_path / "a.jsonl", each), tokenizer)
         assert marked(example, tokenizer) == f"{BEGUN}yo<|im_end|>\n{BEGUN}«yo<|im_end|>»"
+
+
+def test_conversations_are_read_as_messages(tmp_path: Path):
+    """As ShareGPT writes them; LLaMA-Factory has a column `system`, Axolotl weights of turns."""
+    tokenizer = tokenizer_of(BY_NAME["chatml"])
+    said = [{"role": "system", "content": "s"}, USER, {"role": "assistant", "content": "yo"}]
+    whole = tokenizer.apply_chat_template(said, tokenize=False).strip()
+    wanted = whole.replace("yo<|im_end|>", "«yo<|im_end|>»")
+    first, asked, answer = (
+        {"from": sender, "value": message["content"]}
+        for sender, message in zip(("system", "human", "gpt"), said, strict=True)
+    )
+    turns = [asked, answer | {"weight": 0}, asked, answer]
+    for row in (
+        {"conversations": [first, asked, answer]},
+        {"conversations": [asked, answer], "system": "s", "id": "1"},
+        {"conversations": [{"role": "system", "content": "s"}, asked, answer]},
+    ):
+        (example,) = build(read(tmp_path / "a.jsonl", row), tokenizer)
+        assert marked(example, tokenizer) == wanted
+    (example,) = build(read(tmp_path / "a.jsonl", {"conversations": turns}), tokenizer)
+    assert marked(example, tokenizer).count("yo") == 2
+    row = {"conversations": [asked, {"from": "function_call", "value": "{}"}]}
+    with pytest.raises(PromptError, match=r"line 1 has a message from 'function_call'; wanted one"):
+        read(tmp_path / "a.jsonl", row)
 
 
 def test_a_truncated_answer_has_no_end(tmp_path: Path):

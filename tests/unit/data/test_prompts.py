@@ -205,6 +205,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize("names", ["train test dev", "a-train b.test dev-00000-of-1", "1 2 3"])
+@pytest.mark.filterwarnings("ignore:.*files are read, also")
 def test_a_directory_has_the_rows_of_its_files_whatever_their_names(tmp_path: Path, names: str):
     """The datasets library takes names for splits, dates for datetimes and rows for one schema."""
     for name, rows in zip(names.split(), (ROWS, ROWS[1:3], ROWS[::-1]), strict=True):
@@ -215,6 +216,7 @@ def test_a_directory_has_the_rows_of_its_files_whatever_their_names(tmp_path: Pa
     assert len(read_records(tmp_path)) == 10
 
 
+@pytest.mark.filterwarnings("ignore:.*files are read, also")
 def test_a_parquet_file_has_its_rows_whatever_their_arrow_types(tmp_path: Path):
     values = pyarrow.array(["2024-01-01", "b", "2024-01-01"])
     columns = {

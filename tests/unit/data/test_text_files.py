@@ -54,6 +54,7 @@ def test_a_readme_and_a_script_name_no_files(folder: Path, tmp_path: Path, name:
     assert not (tmp_path / "marker").exists()
 
 
+@pytest.mark.filterwarnings("ignore:.*files are read, also")
 def test_a_split_is_found_by_the_names_of_files(folder: Path):
     for split in ("train", "test"):
         write(folder / f"{split}-1.jsonl", split)
@@ -150,3 +151,30 @@ def test_a_pattern_follows_no_link_out_of_the_directory_that_it_names(folder: Pa
     with pytest.raises(PromptError, match=r"other/s\.jsonl is a link out of .*set"):
         read_records(pattern)
     assert [r.text for r in read_records(str(folder / "other/s.jsonl"))] == ["SECRET"]  # by name
+
+
+@pytest.mark.parametrize(
+    ("names", "split"),
+    [
+        ("train-00000-of-00001.jsonl test-00000-of-00001.jsonl", "test"),
+        ("train/a.jsonl validation/a.jsonl", "validation"),
+        ("train-1.jsonl train-2.jsonl", None),
+        ("contest.jsonl training.jsonl", None),
+        ("a.jsonl test.jsonl", None),
+    ],
+)
+def test_texts_for_testing_are_not_read_with_those_for_training_without_a_word(
+    tmp_path: Path, names: str, split: str | None
+):
+    """As the datasets library finds splits by the names, so that a clone of the hub has them."""
+    for name in names.split():
+        write(tmp_path / name, name)
+    if split is None:
+        assert texts(tmp_path) == sorted(names.split())
+        return
+    with pytest.warns(UserWarning, match=f"all 2 files are read, also {split}"):
+        assert texts(tmp_path) == sorted(names.split())
+    files = {"train": names.split()[0], split: names.split()[1]}
+    for known, name in files.items():
+        wanted = datasets.load_dataset(str(tmp_path), split=known)["text"]
+        assert texts(tmp_path, known) == list(wanted) == [name]

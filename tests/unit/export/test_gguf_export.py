@@ -172,3 +172,12 @@ def test_a_token_that_takes_the_space_behind_it_is_refused(tmp_path: Path):
     values = {"model": tmp_path / "draft", "out": tmp_path / "out", "to": "llamacpp"}
     with pytest.raises(UsageError, match="has rstrip=true for"):
         export(validate(ExportConfig, {key: str(each) for key, each in values.items()}))
+
+
+def test_a_window_is_refused_where_the_architecture_applies_it(tmp_path: Path):
+    """By transformers: that of a Llama's config has no effect, that of a Mistral's has."""
+    hf, read, path = exported(tmp_path / "a", sliding_window=4)
+    assert_same(hf, read)
+    assert value(path, "llama.attention.sliding_window") is None
+    with pytest.raises(UsageError, match=r"ignores the sliding window of 4 .* \(--to vllm\)"):
+        exported(tmp_path / "b", "mistral", sliding_window=4)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from paceline.cli.main import app
@@ -19,6 +20,7 @@ from paceline.measure.perplexity import (
     read_documents,
 )
 from paceline.models import load_model
+from support.checkpoints import edit
 from support.fakes import TableModel
 from support.models import tiny_hf, tiny_model
 
@@ -78,6 +80,29 @@ def test_figures_of_a_corpus_follow_from_its_counts(folder: Path, tmp_path: Path
     assert found.perplexity.low < found.perplexity.value < found.perplexity.high
     assert found.bits_per_byte.value == pytest.approx(found.nats / math.log(2) / found.num_bytes)
     assert found.corpus is not None
+
+
+def test_tokens_that_the_model_may_not_write_have_the_probability_of_its_softmax(
+    model_directory: Path, tmp_path: Path
+):
+    hf: Any = AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float64)
+    tokens = [5, 9, 7, 9, 8]
+    edit(model_directory / "generation_config.json", suppress_tokens=[9], bad_words_ids=[[7]])
+    config = PerplexityConfig(
+        model=str(model_directory), text=write(tmp_path / "a.jsonl", {"tokens": tokens})
+    )
+    with torch.inference_mode():
+        scores_TV = hf(torch.tensor([tokens[:-1]])).logits[0].log_softmax(-1)
+    wanted = -sum(float(row[token]) for row, token in zip(scores_TV, tokens[1:], strict=True))
+    found = perplexity(config.model_copy(update={"dtype": "float32", "device": "cpu"}))
+    assert found.nats == pytest.approx(wanted, rel=1e-5)
+
+
+def test_documents_that_are_divided_into_windows_are_counted(folder: Path, tmp_path: Path):
+    context = json.loads((folder / "target" / "config.json").read_text())["max_position_embeddings"]
+    rows = [{"tokens": [5, 9] * (size // 2)} for size in (context, context + 2)]
+    with pytest.warns(UserWarning, match=f"^1 of 2 documents .* the context of {context} tokens"):
+        perplexity(settings(folder, write(tmp_path / "a.jsonl", *rows)))
 
 
 def test_bytes_are_those_of_all_tokens_but_the_first(folder: Path, tmp_path: Path):

@@ -1,6 +1,8 @@
 """A Python program gets the errors of the command line, before weights are read."""
 
 import json
+import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +22,7 @@ from paceline.measure.analysis import AnalyzeConfig, analyze
 from paceline.measure.bounds import BoundsConfig, bounds
 from paceline.measure.perplexity import PerplexityConfig, perplexity
 from paceline.train import AlignConfig, PretrainConfig, align, pretrain
+from support.checkpoints import edit
 
 pytestmark = pytest.mark.usefixtures("no_weights")
 
@@ -100,3 +103,39 @@ def test_a_draft_larger_than_its_target_is_noted(folder: Path, tmp_path: Path):
     swapped = config.model_copy(update={"target": config.draft, "draft": config.target})
     with pytest.warns(InputNote, match="are target and draft swapped"):
         swapped.check()
+
+
+def test_repeated_prompts_are_counted_as_they_are_cut(folder: Path, tmp_path: Path):
+    """The interval of 32 copies of a text has no width, and says nothing of other texts."""
+    text = tmp_path / "prompts.jsonl"
+    texts = ["the cat sat", "a hen", "the cat ran", "a hen", "the cat sat on the mat"]
+    text.write_text("".join(json.dumps({"text": each}) + "\n" for each in texts))
+    tokenizer = AutoTokenizer.from_pretrained(folder / "target")
+    for limit in (3, 64):
+        cut = {tuple(tokenizer(each)["input_ids"][:limit]) for each in texts}
+        config = config_of(measure, folder, tmp_path, text)
+        config = config.model_copy(update={"max_prompt_tokens": limit, "timed_prompts": 0})
+        with pytest.warns(InputNote, match=f"^{len(texts) - len(cut)} of 5 prompts repeat"):
+            config.check()
+
+
+SERVED = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 1.0, "min_p": None}
+
+
+@pytest.mark.parametrize("verb", [measure, analyze], ids=lambda verb: verb.__name__)
+def test_sampling_that_engines_take_from_the_model_is_noted_unless_it_is_chosen(
+    folder: Path, tmp_path: Path, verb: Callable[..., Any]
+):
+    target = shutil.copytree(folder / "target", tmp_path / "target")
+    config = config_of(verb, folder, tmp_path, folder / "corpus.jsonl")
+    values = config.model_dump(exclude_unset=True) | {"target": str(target)}
+    edit(target / "generation_config.json", **SERVED)
+    noted = "sets temperature=0.6, top_k=20, which .* as --temperature 0.6 --top-k 20$"
+    with pytest.warns(InputNote, match=noted):
+        validate(VERBS[verb], values).check()
+    for changes, sampling in ({"do_sample": False}, {}), ({"do_sample": True}, {"temperature": 1}):
+        edit(target / "generation_config.json", **changes)
+        chosen = {"sampling": sampling} if sampling else {}
+        with warnings.catch_warnings(record=True) as caught:
+            validate(VERBS[verb], values | chosen).check()
+        assert not [each for each in caught if "generation config" in str(each.message)]

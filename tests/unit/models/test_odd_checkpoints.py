@@ -7,8 +7,18 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LEDConfig, LlamaConfig, MptConfig, Qwen2_5_VLConfig
+from tokenizers.processors import TemplateProcessing
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LEDConfig,
+    LlamaConfig,
+    MptConfig,
+    Qwen2_5_VLConfig,
+)
 
+from paceline.core.sampling import SamplingParams
+from paceline.decode import AutoregressiveDecoder
 from paceline.errors import ModelLoadError, UnsupportedModelError, UsageError
 from paceline.models import load_model
 from paceline.models.checkpoint_files import refuse_not_finite
@@ -43,12 +53,111 @@ def test_settings_that_are_no_token_ids_are_named(model_directory: Path, name: s
     fails(model_directory, f"{name}={value!r}, wanted", "correct generation_config.json")
 
 
-def test_an_end_of_text_that_no_token_is_gives_a_warning(model_directory: Path):
-    edit(model_directory / "generation_config.json", eos_token_id=[99999])
-    with pytest.warns(UserWarning, match=r"eos_token_id=\[99999\], but the model has 266 tokens"):
-        load_model(model_directory)
-    edit(model_directory / "generation_config.json", eos_token_id=[1, 99999], banana=3)
-    assert load_model(model_directory).eos_token_ids == (1, 99999)
+@pytest.mark.parametrize("end", [99999, 270], ids=["beyond the logits", "in their padding"])
+def test_an_end_of_text_that_cannot_be_written_gives_a_warning(tmp_path: Path, end: int):
+    directory = tmp_path / "padded"
+    tiny_hf("llama", vocab_size=272, eos_token_id=1).save_pretrained(directory)
+    tiny_tokenizer().save_pretrained(directory)
+    edit(directory / "generation_config.json", eos_token_id=[end])
+    with pytest.warns(UserWarning, match=rf"has eos_token_id {end}, but only the 266 tokens"):
+        load_model(directory)
+    edit(directory / "generation_config.json", eos_token_id=[1, end], banana=3)
+    assert load_model(directory).eos_token_ids == (1, end)
+
+
+def test_an_end_of_text_of_the_tokenizer_alone_gives_a_warning(model_directory: Path):
+    """As after fine-tuning a base model on chats: only the tokenizer knows the end of a turn."""
+    hf: Any = AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32)
+    text = hf.generate(torch.tensor([[5, 6]]), max_new_tokens=6, do_sample=False, eos_token_id=None)
+    prompt, own = text[0, :4].tolist(), int(text[0, 4])
+    edit(model_directory / "generation_config.json", eos_token_id=[own])
+    with pytest.warns(
+        UserWarning, match=f"^this llama has eos_token_id {own}, .* the end of text 1: "
+    ):
+        model = load_model(model_directory, "float32")
+    (found,) = AutoregressiveDecoder(model, SamplingParams(temperature=0)).generate([prompt], 9)
+    wanted = AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32).generate(
+        torch.tensor([prompt]), max_new_tokens=9, do_sample=False
+    )
+    assert list(found.tokens) == wanted[0, 4:].tolist() == [own]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"architectures": ["LlamaForCausalLMEagle3"]},
+        {"architectures": ["EagleLlamaForCausalLM"], "model_type": "eagle"},
+        {"architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3"},
+        {"model_type": "medusa"},
+        {"model_type": None, "medusa_num_heads": 3, "base_model_name_or_path": "a/b"},
+        {"model_type": "mlp_speculator"},
+    ],
+    ids=str,
+)
+def test_a_head_in_place_of_a_draft_is_called_so(model_directory: Path, settings: dict[str, Any]):
+    edit(model_directory / "config.json", **settings)
+    fails(model_directory, "is a head that drafts", "paceline draft", error=UnsupportedModelError)
+    fails(model_directory, "a head", error=UnsupportedModelError, load=inspect_model)
+
+
+def test_weights_of_an_eagle_head_are_called_so_under_the_config_of_a_llama(model_directory: Path):
+    """The first published ones have one layer, no head and no norm, and config.json of a Llama."""
+    file = model_directory / "model.safetensors"
+    whole = load_file(file)
+    starts = ("model.layers.0.self_attn", "model.layers.0.mlp", "model.embed_tokens")
+    kept = {key.removeprefix("model."): whole[key] for key in whole if key.startswith(starts)}
+    kept["fc.weight"] = torch.ones(32, 64)
+    save_file(kept, file, metadata={"format": "pt"})
+    edit(model_directory / "config.json", num_hidden_layers=1)
+    fails(model_directory, "is a head", "fc.weight", error=UnsupportedModelError)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_pointer_of_git_lfs_is_called_so(model_directory: Path, name: str):
+    """A clone without Git LFS has them; to copy or download it again gives the same files."""
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:1a\nsize 123\n"
+    (model_directory / name).write_text(pointer)
+    fails(model_directory, f"{name} is a pointer of Git LFS", "git lfs pull")
+
+
+@pytest.mark.parametrize("start", ["_orig_mod.", "module."])
+def test_names_of_a_wrapped_model_are_called_so(model_directory: Path, start: str):
+    """torch.compile and DistributedDataParallel put a name in front of those of the weights."""
+    file = model_directory / "model.safetensors"
+    save_file({start + key: x for key, x in load_file(file).items()}, file, {"format": "pt"})
+    fails(model_directory, f"(the file has {start}", f"put '{start}' in front of the names")
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5"])
+def test_an_end_of_text_behind_every_prompt_gives_a_warning(tmp_path: Path, kind: str):
+    """As `add_eos_token` leaves it after fine-tuning; encoders are trained with it."""
+    tiny_hf(kind, vocab_size=266).save_pretrained(tmp_path)
+    tokenizer = tiny_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="$A <eos>", special_tokens=[("<eos>", 1)]
+    )
+    tokenizer.save_pretrained(tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path)("the cat")["input_ids"][-1] == 1
+    if kind == "t5":
+        load_model(tmp_path)
+        return
+    with pytest.warns(UserWarning, match="puts an end of text, 1, behind every prompt"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5"])
+def test_a_config_that_asks_for_tuples_gives_the_logits_of_transformers(tmp_path: Path, kind: str):
+    hf = tiny_hf(kind)
+    hf.save_pretrained(tmp_path)
+    edit(tmp_path / "config.json", return_dict=False)
+    source = [[5, 6, 7]]
+    inputs = {"input_ids": torch.tensor(source)}
+    if kind == "t5":
+        inputs["decoder_input_ids"] = torch.tensor([[2]])
+    with torch.inference_mode():
+        wanted = hf(**inputs).logits[:, -1]
+    found = load_model(tmp_path, "float32").start_session().prefill(source)
+    torch.testing.assert_close(found, wanted)
 
 
 @pytest.mark.parametrize(

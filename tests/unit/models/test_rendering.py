@@ -60,10 +60,10 @@ def test_a_template_has_limits(template: str, said: str, monkeypatch: pytest.Mon
 def test_a_template_renders_again_after_a_pause_and_after_it_was_changed(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(rendering, "_IDLE_S", 0.01)
+    monkeypatch.setattr(rendering, "_IDLE_S", 0.1)
     tokenizer = with_template(GOOD)
     assert chat_prompt(chat("hi"), tokenizer) == "<user>hi"
-    time.sleep(0.05)  # the process that rendered it has ended
+    time.sleep(0.4)  # the process that rendered it has ended
     assert chat_prompt(chat("hi"), tokenizer) == "<user>hi"
     tokenizer.chat_template = "{{ bos_token }}"
     tokenizer.bos_token = "<pad>"

@@ -3,6 +3,7 @@
 architectures.py     what a configuration says: context lengths, layers, decoder prompts
 settings.py          settings of generation_config.json
 draft_vocabulary.py  the file that lists the tokens a draft may propose
+text_part.py         what reads text in a model of images or audio and text
 spreading.py         models that are larger than one GPU
 logit_map.py         how a model makes logits from hidden states
 base.py              base class of models

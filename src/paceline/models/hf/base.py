@@ -23,6 +23,7 @@ from paceline.models.contract import Texts
 from paceline.models.hf.architectures import context_length, source_length
 from paceline.models.hf.logit_map import logit_map, unknown_map
 from paceline.models.hf.settings import banned_tokens, forced_eos
+from paceline.models.hf.text_part import num_text_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -106,7 +107,7 @@ class HfModel(ABC):
         self.vocab_size = named_tokens(tokenizer, self._head.weight.shape[0])
         self.max_length = context_length(hf.config)
         self.eos_token_ids = stop_tokens(hf, tokenizer)
-        self.num_parameters = hf.num_parameters()
+        self.num_parameters = num_text_parameters(hf)
         self.weight_change = 0.0
         self.forced_eos = forced_eos(hf.generation_config, len(self._head.weight))
         banned = banned_tokens(hf.generation_config, self.eos_token_ids, len(self._head.weight))
@@ -203,6 +204,14 @@ class HfModel(ABC):
             return Texts(torch.tensor([list(tokens)], device=self.device))
         text = torch.tensor([[*self.decoder_prompt, *tokens]], device=self.device)
         return Texts(text, None, Texts(torch.tensor([list(source)], device=self.device)))
+
+    def over_all_tokens(self) -> Self:
+        """The same model without restriction and bans, to score text that others wrote."""
+        model = self.without_draft_vocabulary()
+        if model.banned_K is not None:
+            model = copy.copy(model)
+            model.banned_K = None
+        return model
 
     @functools.cached_property
     def _head_is_right(self) -> bool:

@@ -14,7 +14,7 @@ from paceline.errors import ModelLoadError, shorten
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from transformers import GenerationConfig, PreTrainedModel
+    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 # settings that change the text of generate(), by a value that does not; None does not, either
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -122,14 +122,46 @@ def warn_of_unused(hf: PreTrainedModel, stacklevel: int) -> None:
     )
 
 
-def warn_of_no_end(hf: PreTrainedModel, stacklevel: int) -> None:
-    """Warn if no token of the model ends a text, although `eos_token_id` is set."""
-    found = getattr(hf.generation_config, "eos_token_id", None)
-    ends = [found] if isinstance(found, int) else list(found or ())
-    if ends and min(ends) >= _num_rows(hf):
+def warn_of_ends(
+    hf: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    ends: Sequence[int],
+    vocab_size: int,
+    stacklevel: int,
+) -> None:
+    """Warn if no stop token can be written, or if the tokenizer's end of text is none of them.
+
+    Also warn if the tokenizer of a decoder-only model puts one behind every text, prompts too.
+
+    `ends`: the stop tokens; `vocab_size`: that of the model and its tokenizer.
+    """
+    own, text = getattr(tokenizer, "eos_token_id", None), ""
+    listed = f"this {hf.config.model_type} has eos_token_id {', '.join(map(str, ends))}"
+    if ends and min(ends) >= vocab_size:
+        text = (
+            f"{listed}, but only the {vocab_size:,} tokens that its tokenizer and its logits share "
+            "are written, so texts will not end before their limit; correct generation_config.json "
+            "or the tokenizer files"
+        )
+    elif isinstance(own, int) and own < vocab_size and own not in ends:
+        text = (
+            f"{listed}, and its tokenizer the end of text {own}: texts go on behind {own}, as in "
+            f"generate(), while vLLM ends them there; if it is right, add {own} to eos_token_id in "
+            "generation_config.json"
+        )
+    if text:
+        warnings.warn(text, stacklevel=stacklevel + 1)
+    if tokenizer is None or hf.config.is_encoder_decoder:
+        return
+    with_end, without = (
+        cast("list[int]", tokenizer("a", add_special_tokens=special)["input_ids"])[-1:]
+        for special in (True, False)
+    )
+    if with_end != without and {*with_end} & {*ends, own}:
         warnings.warn(
-            f"the generation config of this {hf.config.model_type} has eos_token_id={found}, but "
-            f"the model has {_num_rows(hf):,} tokens; texts will not end before their limit",
+            f"the tokenizer of this {hf.config.model_type} puts an end of text, {with_end[0]}, "
+            "behind every prompt, so texts go on after their end; set add_eos_token to false in "
+            "tokenizer_config.json, or remove it from the post_processor in tokenizer.json",
             stacklevel=stacklevel + 1,
         )
 
