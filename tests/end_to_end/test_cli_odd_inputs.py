@@ -134,7 +134,7 @@ def test_an_export_has_a_gamma_that_fits_the_context(
     ("arguments", "said"),
     [
         ("claims --rows nope", "nope does not exist"),
-        ("report nope --html", "nope does not exist"),
+        ("report nope --html a.html", "nope does not exist"),
         ("report notes", "notes is not JSON"),
         ("report other.json", "is not a result that has a report"),
         ("report .", ". holds no run"),
