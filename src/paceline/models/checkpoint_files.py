@@ -26,7 +26,13 @@ from torch.nn.modules.module import (
     register_module_buffer_registration_hook,
     register_module_parameter_registration_hook,
 )
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+)
+from transformers.models.auto.modeling_auto import AutoModelForImageTextToText
 
 from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.fingerprints import files_fingerprint
@@ -190,19 +196,24 @@ def _refuse_broken(path: Path) -> None:
 def auto_class(config: Any) -> Any:
     """The class of transformers that loads a model of this configuration.
 
+    That of a model of images and text reads text alone, too.
+
     Raises:
-        UnsupportedModelError: There is none, as for models of images and text.
+        UnsupportedModelError: There is none.
     """
     refuse_by_name(config)
-    auto: Any = AutoModelForSeq2SeqLM if is_encoder_decoder(config) else AutoModelForCausalLM
-    if type(config) not in auto._model_mapping and hasattr(config, "auto_map"):
+    kinds: list[Any] = [AutoModelForCausalLM, AutoModelForImageTextToText]
+    if is_encoder_decoder(config):
+        kinds = [AutoModelForSeq2SeqLM]
+    for auto in kinds:
+        if type(config) in auto._model_mapping:
+            return auto
+    if hasattr(config, "auto_map"):
         raise needs_code(f"a model of type {config.model_type}")
-    if type(config) not in auto._model_mapping:
-        raise UnsupportedModelError(
-            f"{config.model_type} is no language model that transformers loads with "
-            f"{auto.__name__}; name a model that reads and writes only text"
-        )
-    return auto
+    raise UnsupportedModelError(
+        f"{config.model_type} is no language model that transformers loads with "
+        f"{kinds[0].__name__}; name a model that reads and writes text"
+    )
 
 
 def with_weights(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from paceline.errors import UnsupportedModelError
 from paceline.models.hf.architectures import is_encoder_decoder, is_quantized
 from paceline.models.hf.spreading import is_spread
 
@@ -42,16 +43,27 @@ def text_model(hf: PreTrainedModel) -> PreTrainedModel:
     """The language model that is in a model of images or audio and text, with its weights.
 
     The model itself, if it reads text alone, is quantized or is spread over several devices.
+
+    Raises:
+        UnsupportedModelError: transformers has no class for the language model alone.
     """
     part: Any = text_part(hf)
     if part is None or part is hf or is_quantized(hf.config) or is_spread(hf):
         return hf
     kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(part.config), None)
-    if kind is None:
+    if kind is None and type(hf.config) in MODEL_FOR_CAUSAL_LM_MAPPING:
         return hf
+    if kind is None:
+        raise UnsupportedModelError(
+            f"the language model in a {hf.config.model_type} has no class of its own in "
+            "transformers, so no draft is made of its layers; name a draft that has its tokenizer"
+        )
+    head: Any = hf.get_output_embeddings()
+    config: Any = copy.deepcopy(part.config)
+    config.tie_word_embeddings = head.weight is part.get_input_embeddings().weight
     with torch.device("meta"):
-        new: Any = kind(copy.deepcopy(part.config))
+        new: Any = kind(config)
     setattr(new, new.base_model_prefix, part)
-    new.set_output_embeddings(hf.get_output_embeddings())
-    new.config, new.generation_config = part.config, hf.generation_config
+    new.set_output_embeddings(head)
+    new.generation_config = hf.generation_config
     return new.train(hf.training)

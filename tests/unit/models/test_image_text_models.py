@@ -1,0 +1,84 @@
+"""Models of images and text: their text is that of generate() of the whole model.
+
+Their classes are not those of causal language models in transformers.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig, PreTrainedModel
+
+from paceline.core.sampling import SamplingParams
+from paceline.decode import SpeculativeDecoder
+from paceline.errors import UnsupportedModelError
+from paceline.models import load, load_model
+from paceline.models.drafts.save import save_draft
+from paceline.train.initial_draft import DraftConfig, make_draft
+from support.models import LLAMA_LIKE, generated, tiny_tokenizer
+
+PROMPTS = [[5, 6, 7, 9], [11, 4], [8, 5, 9, 30, 21, 7]]
+_TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+_TOWER |= {"num_attention_heads": 4, "image_size": 28, "patch_size": 14}
+_TOWER |= {"num_heads": 4, "depth": 2, "embed_dim": 32, "out_hidden_size": 32}  # of Qwen
+_SECTIONS = {"qwen2_5_vl": [1, 1, 2], "qwen3_vl": [2, 1, 1]}
+DRAFTS = {"mistral3": "mistral", "llava": "llama", "internvl": "qwen2", "smolvlm": "llama"}
+"""The type of the language model alone, by that of the whole model."""
+KINDS = [*DRAFTS, *_SECTIONS]
+
+
+def saved(kind: str, folder: Path) -> PreTrainedModel:
+    """A tiny random model with its tokenizer."""
+    default: Any = AutoConfig.for_model(kind)
+    text = {**LLAMA_LIKE, "vocab_size": 266, "eos_token_id": 1, "pad_token_id": 0}
+    tower: dict[str, Any] = {**_TOWER}
+    if kind in _SECTIONS:
+        rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": _SECTIONS[kind]}
+        text["rope_parameters"] = rope
+        tower |= {"fullatt_block_indexes": [1], "deepstack_visual_indexes": [0]}
+    types = default.get_text_config(decoder=True).model_type, default.vision_config.model_type
+    config: Any = AutoConfig.for_model(
+        kind,
+        text_config=text | {"model_type": types[0]},
+        vision_config=tower | {"model_type": types[1]},
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        hf = AutoModelForImageTextToText.from_config(config).float().eval()
+    hf.generation_config = GenerationConfig(eos_token_id=1, pad_token_id=0)
+    hf.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return hf
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_are_those_of_generate_of_the_whole_model(kind: str, tmp_path: Path):
+    hf = saved(kind, tmp_path)
+    model = load(tmp_path, "float32")
+    decoder = SpeculativeDecoder(model, model, gamma=3, sampling=SamplingParams(temperature=0))
+    texts = [text.tokens for text in decoder.generate(PROMPTS, 12, seed=1)]
+    assert texts == [generated(hf, prompt, 12) for prompt in PROMPTS]
+    assert model.num_parameters < hf.num_parameters(), "the tower reads no text"
+
+
+@pytest.mark.filterwarnings("ignore:.*tokenizer.json gives")  # the tests' one is not Qwen's
+@pytest.mark.parametrize("kind", DRAFTS)
+def test_drafts_are_language_models_alone(kind: str, tmp_path: Path):
+    hf = saved(kind, tmp_path / "target")
+    target = load_model(tmp_path / "target", "float32")
+    every = DraftConfig(target="t", out=tmp_path / "draft", layers=range(4))
+    draft, _ = make_draft(every, target)
+    save_draft(draft, tmp_path / "target", tmp_path / "draft")
+    again = load_model(tmp_path / "draft", "float32")
+    assert again.hf.config.model_type == DRAFTS[kind]
+    for prompt in PROMPTS:
+        assert generated(again.hf, prompt, 12) == generated(hf, prompt, 12)
+
+
+@pytest.mark.parametrize("kind", _SECTIONS)
+def test_what_has_no_language_model_alone_gives_no_draft(kind: str, tmp_path: Path):
+    saved(kind, tmp_path)
+    target = load_model(tmp_path, "float32")
+    with pytest.raises(UnsupportedModelError, match="name a draft that has its tokenizer"):
+        make_draft(DraftConfig(target="t", out=tmp_path / "draft", layers=[0, 3]), target)
