@@ -11,10 +11,10 @@ from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    CLIPConfig,
     LEDConfig,
     LlamaConfig,
     MptConfig,
-    Qwen2_5_VLConfig,
 )
 
 from paceline.core.sampling import SamplingParams
@@ -256,8 +256,8 @@ def test_a_library_that_is_missing_is_not_damage(model_directory: Path, settings
 
 
 def test_models_of_images_and_code_that_comes_along_are_not_damage(model_directory: Path):
-    Qwen2_5_VLConfig().save_pretrained(model_directory)
-    said = "qwen2_5_vl is no language model", "only text"
+    CLIPConfig().save_pretrained(model_directory)
+    said = "clip is no language model", "reads and writes text"
     assert "damaged" not in fails(model_directory, *said, error=UnsupportedModelError)
     with pytest.raises(UnsupportedModelError, match="is no language model"):
         inspect_model(model_directory)
@@ -265,7 +265,7 @@ def test_models_of_images_and_code_that_comes_along_are_not_damage(model_directo
     marker = model_directory / "marker"
     for name in ("configuration_x", "modeling_x"):
         (model_directory / f"{name}.py").write_text(f"open({str(marker)!r}, 'w')")
-    for kind in ("qwen2_5_vl", "glm9"):  # transformers would ask whether to run it
+    for kind in ("clip", "glm9"):  # transformers would ask whether to run it
         edit(model_directory / "config.json", model_type=kind, auto_map=code)
         said = "needs Python code that comes with it", "paceline.wrap_model"
         fails(model_directory, *said, error=UnsupportedModelError)
