@@ -219,7 +219,8 @@ def seed_spread(
 def _tables(rows: Sequence[Row], run: Run, measure: Measure) -> tuple[Table, ...]:
     """One table per set of recipes with the same seeds, the mean of all ways to measure them.
 
-    The same runs at several tasks or gammas are no further runs.
+    The same runs at several tasks, gammas or checkpoints are no further runs: of sets that share a
+    recipe, the one with most runs counts.
     """
     ways: dict[str, dict[str, dict[Label, tuple[float, Tensor]]]] = {}
     groups: dict[str, list[Row]] = {}
@@ -237,20 +238,19 @@ def _tables(rows: Sequence[Row], run: Run, measure: Measure) -> tuple[Table, ...
             str([row.study, *sorted(recipe.items())]), {}
         )
         seeds[setting[SEED]] = given[0], given[1][torch.tensor(row.units).argsort()]
-    found: dict[str, list[Table]] = {}
+    found: dict[frozenset[str], list[Table]] = {}
     for recipes in ways.values():
         seeds = sorted({seed for own in recipes.values() for seed in own}, key=str)
         whole = {name: own for name, own in recipes.items() if len(own) == len(seeds)}
         if len(seeds) > 1 and whole:
             cells = [[own[seed] for seed in seeds] for own in whole.values()]
-            found.setdefault(str(sorted(whole)), []).append(_table(cells))
-    return tuple(
-        same[0]._replace(
-            of_seeds=_mean([one.of_seeds for one in same]),
-            of_runs=_mean([one.of_runs for one in same]),
-        )
-        for same in found.values()
-    )
+            found.setdefault(frozenset(whole), []).append(_table(cells))
+    tables: dict[frozenset[str], Table] = {}
+    for names in sorted(found, key=lambda names: (-len(names), sorted(names))):
+        if all(names.isdisjoint(others) for others in tables):
+            seeds, runs = zip(*((one.of_seeds, one.of_runs) for one in found[names]), strict=True)
+            tables[names] = found[names][0]._replace(of_seeds=_mean(seeds), of_runs=_mean(runs))
+    return tuple(tables.values())
 
 
 def _mean(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -126,6 +126,16 @@ def test_runs_that_are_measured_with_several_gammas_count_once():
     assert (spread.freedom, spread.of(1, 1)[0]) == (2, pytest.approx(5))
 
 
+def test_checkpoints_that_only_some_recipes_kept_are_no_further_runs():
+    """At the end there are three recipes, at the checkpoint two of them: three recipes count."""
+    end = runs([(1, 3), (2, 6), (1, 4)], label="end")
+    early = runs([(0, 9), (9, 0)], label="step 16")
+    alone, both = (seed_spread(rows, [run(label="end")], measure) for rows in (end, end + early))
+    assert alone is not None
+    assert both == alone
+    assert alone.freedom == 3  # 1 of the seeds, and (3 - 1) (2 - 1) of the runs
+
+
 def test_rows_that_are_all_of_one_study_task_and_text_are_measured_once():
     rows = runs([(1, 3), (2, 6)], task="a", trained_on="a")
     seen: list[str] = []
