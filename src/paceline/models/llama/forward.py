@@ -115,44 +115,24 @@ class LlamaDecoder:
             ends_B = ends_B.to(device)
             positions_BN = (positions_BN + (ends_B - width)[:, None]).clamp(min=0)
 
-        def mask_of(window: int | None) -> Tensor | None:
-            return _mask(count, width, ends_B, window, device)
-
-        kept = 0 if self._listeners else keep
-        x = self._states(tokens_BN, positions_BN, cache, mask_of, kept)
-        logits = self.head(x[:, -keep:] if keep else x)
-        if self.draft_vocabulary is None:
-            return logits
-        return spread(logits, self.draft_vocabulary, self.vocab_size)
-
-    def _states(
-        self,
-        tokens_BN: Tensor,
-        positions_BN: Tensor,
-        cache: RoomyCache,
-        mask_of: Callable[[int | None], Tensor | None],
-        keep: int,
-    ) -> Tensor:
-        """Hidden states of the last `keep` columns (0: all) after the final norm, [B, N, D].
-
-        `mask_of` returns the additive mask for a sliding window, or None for a plain causal mask.
-        """
         x = self.embed(tokens_BN).float()
         cos, sin = self.rotary(x, position_ids=positions_BN)
         half = cos.shape[-1] // 2
         sin[..., :half] *= -1  # rotate_half then becomes a roll by half the head size
         rotation = (cos[:, :, None], sin[:, :, None])
-        masks: dict[int | None, Tensor | None] = {}
-        last = len(self.layers) - 1
+        windows = {layer.window for layer in self.layers}
+        masks = {each: _mask(count, width, ends_B, each, device) for each in windows}
         for index, layer in enumerate(self.layers):
-            if layer.window not in masks:
-                masks[layer.window] = mask_of(layer.window)
             # After its keys and values, the last layer computes only the columns that are kept.
-            x = layer(x, rotation, masks[layer.window], cache, index, keep if index == last else 0)
+            is_cut = layer is self.layers[-1] and not self._listeners
+            x = layer(x, rotation, masks[layer.window], cache, index, keep if is_cut else 0)
         x = self.norm(x)
         for listener in self._listeners:
             listener(x)
-        return x
+        logits = self.head(x[:, -keep:])
+        if self.draft_vocabulary is None:
+            return logits
+        return spread(logits, self.draft_vocabulary, self.vocab_size)
 
 
 class _Layer:
