@@ -268,10 +268,7 @@ def _fault_of(prepared: HfModel, trial: Callable[..., Comparison], tolerance: fl
 
 
 def _first_that_agrees(
-    model: HfModel,
-    trial: Callable[..., Comparison],
-    tolerance: float,
-    first: Sessions,
+    model: HfModel, trial: Callable[..., Comparison], tolerance: float, first: Sessions
 ) -> Admission:
     """Try sessions from `first` on, then the same with eager attention."""
     faults: list[str] = []
