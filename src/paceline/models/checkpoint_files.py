@@ -12,7 +12,6 @@ import math
 import re
 import zipfile
 from collections import Counter
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -59,8 +58,7 @@ _MOST_TENSORS = 200_000  # of files that are not on this machine
 _BUFFER_VALUES = 1 << 28  # masks and positions that a model computes itself
 
 
-@dataclass(frozen=True)
-class ModelLocation:
+class ModelLocation(NamedTuple):
     """Where a model is read from.
 
     Attributes:
