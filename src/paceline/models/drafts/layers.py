@@ -163,11 +163,6 @@ def layer_lists(hf: PreTrainedModel) -> dict[str, tuple[str, nn.ModuleList]]:
     return found
 
 
-def layer_list(hf: PreTrainedModel) -> tuple[str, nn.ModuleList]:
-    """The name and module list of the model's layers, or of its decoder's."""
-    return layer_lists(hf)["decoder"]
-
-
 def check_layers(layers: Sequence[int], count: int) -> None:
     """Raise a UsageError unless these are increasing layer indices of a model of `count` layers."""
     increasing = all(a < b for a, b in itertools.pairwise(layers))
