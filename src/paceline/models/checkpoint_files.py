@@ -226,12 +226,10 @@ def stored_size(source: str | Path, config: Any) -> Size | None:
     """What the weights of a directory or a hub id hold; None if they are not on this machine."""
     directory = Path(source)
     if not directory.is_dir():
-        names = [name + end for name in WEIGHTS for end in ("", ".index.json")]
-        found = [huggingface_hub.try_to_load_from_cache(str(source), name) for name in names]
-        directories = [Path(file).parent for file in found if isinstance(file, str)]
-        if not directories or not has_weights(directories[0]):
+        cached = huggingface_hub.try_to_load_from_cache(str(source), "config.json")
+        if not isinstance(cached, str) or not has_weights(Path(cached).parent):
             return None
-        directory = directories[0]
+        directory = Path(cached).parent
     tensors = values = 0
     for file in weight_files(directory):
         counts = [count for _, count in shapes_in(file).values()]
