@@ -27,7 +27,7 @@ from paceline.errors import (
     first_line,
     shorten,
 )
-from paceline.models.adapters import adapters_below, has_adapter, merged_adapter
+from paceline.models.adapters import CONFIG, has_adapter, merged_adapter
 from paceline.models.admission.model import admit
 from paceline.models.admission.tokenizer import admit_tokenizer
 from paceline.models.checkpoint_files import (
@@ -76,6 +76,7 @@ LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
 """Files that go with a model."""
 _STORED = frozenset({"float32", "bfloat16", "float16"})
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_WANTED = "name a model directory, a .gguf file or a hub id like organisation/model"
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
@@ -314,10 +315,7 @@ def _directory_of(location: ModelLocation) -> Path:
 def open_model(path: str | Path, *, tokenizer_alone: bool = False) -> Iterator[ModelLocation]:
     """Locate a model, and turn any error of the libraries that read it into a `ModelLoadError`."""
     if not isinstance(path, str | Path) or not str(path):
-        raise ModelLoadError(
-            f"got {path!r} as a model; name a model directory, a .gguf file or a hub id like "
-            "organisation/model"
-        )
+        raise ModelLoadError(f"got {path!r} as a model; {_WANTED}")
     with quiet():
         directory = Path(path).expanduser()
         try:
@@ -365,7 +363,7 @@ def _locate(path: str | Path) -> ModelLocation:
         return ModelLocation(str(path), str(merged_adapter(local)))
     if not (local / "config.json").exists():
         hint = "name the directory that holds config.json and the weights"
-        if adapters := adapters_below(local):
+        if adapters := sorted(each.parent for each in local.glob(f"*/{CONFIG}")):
             hint = f"it holds {len(adapters)} adapters: name one of them, such as {adapters[0]}"
         elif found := sorted(local.glob("*.gguf")):
             hint = f"it holds a GGUF file: name {found[0]}"
@@ -380,10 +378,7 @@ def _locate(path: str | Path) -> ModelLocation:
 
 def _locate_on_hub(name: str) -> ModelLocation:
     if not _HUB_ID.fullmatch(name) or name.endswith(".gguf"):
-        raise ModelLoadError(
-            f"{name} does not exist; name a model directory, a .gguf file or a hub id like "
-            "organisation/model"
-        )
+        raise ModelLoadError(f"{name} does not exist; {_WANTED}")
     try:
         # a single short request: transformers would retry for half a minute
         huggingface_hub.model_info(name, timeout=5)
@@ -465,8 +460,6 @@ def choose_dtype(dtype: DType | torch.dtype, config: Any, device: torch.device) 
     name = str(dtype).removeprefix("torch.")
     if name not in ("auto", "float64", *_STORED):
         raise UsageError(f"got dtype {name}, wanted auto, float32, bfloat16 or float16")
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    if dtype == "auto":
-        dtype = choose_precision("reading", shapes_of(config), device).precision
-    return getattr(torch, dtype)
+    if name == "auto":
+        name = choose_precision("reading", shapes_of(config), device).precision
+    return getattr(torch, name)
