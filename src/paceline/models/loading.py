@@ -76,7 +76,6 @@ LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
 """Files that go with a model."""
 _STORED = frozenset({"float32", "bfloat16", "float16"})
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_WANTED = "name a model directory, a .gguf file or a hub id like organisation/model"
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
@@ -315,7 +314,10 @@ def _directory_of(location: ModelLocation) -> Path:
 def open_model(path: str | Path, *, tokenizer_alone: bool = False) -> Iterator[ModelLocation]:
     """Locate a model, and turn any error of the libraries that read it into a `ModelLoadError`."""
     if not isinstance(path, str | Path) or not str(path):
-        raise ModelLoadError(f"got {path!r} as a model; {_WANTED}")
+        raise ModelLoadError(
+            f"got {path!r} as a model; name a model directory, a .gguf file or a hub id like "
+            "organisation/model"
+        )
     with quiet():
         directory = Path(path).expanduser()
         try:
@@ -378,7 +380,10 @@ def _locate(path: str | Path) -> ModelLocation:
 
 def _locate_on_hub(name: str) -> ModelLocation:
     if not _HUB_ID.fullmatch(name) or name.endswith(".gguf"):
-        raise ModelLoadError(f"{name} does not exist; {_WANTED}")
+        raise ModelLoadError(
+            f"{name} does not exist; name a model directory, a .gguf file or a hub id like "
+            "organisation/model"
+        )
     try:
         # a single short request: transformers would retry for half a minute
         huggingface_hub.model_info(name, timeout=5)
