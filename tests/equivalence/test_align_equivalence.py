@@ -12,7 +12,7 @@ from torch import Tensor
 from paceline.data.collate import TokenRow
 from paceline.errors import ConfigError
 from paceline.models import load_model
-from paceline.models.drafts.layers import layer_list
+from paceline.models.drafts.layers import layer_lists
 from paceline.models.drafts.restricted_head import limit_vocabulary
 from paceline.models.drafts.save import save_draft
 from paceline.native import compiled
@@ -474,5 +474,5 @@ def test_two_processes_that_share_the_weights_out_are_one(
 def _num_bytes(path: Path) -> tuple[int, int]:
     """Of the layers, and of what is around them."""
     model = load_model(path, dtype="float32").hf
-    in_layers = sum(weight.nbytes for weight in layer_list(model)[1].parameters())
+    in_layers = sum(weight.nbytes for weight in layer_lists(model)["decoder"][1].parameters())
     return in_layers, sum(weight.nbytes for weight in model.parameters()) - in_layers

@@ -18,7 +18,7 @@ from paceline.models import load_model, prepare_for_decoding
 from paceline.models.admission.model import Admission, admit, twin_admission, twin_of
 from paceline.models.admission.tokenizer import check_tokenizer
 from paceline.models.answer_text import answer_text
-from paceline.models.drafts.layers import layer_list
+from paceline.models.drafts.layers import layer_lists
 from paceline.models.gguf.conversion import is_converted, is_gguf
 from paceline.models.hf.architectures import (
     WINDOW_IN_CONFIG,
@@ -346,7 +346,7 @@ def _uses(model: HfModel) -> list[Use]:
         Use(name="decode, perplexity"),
         Use(name="draft, or target of drafts", fault=rollback),
         Use(name="align", fault=None if weighty is None else _fault(lambda: weighty.head)),
-        Use(name="draft from its layers", fault=_fault(lambda: layer_list(model.hf))),
+        Use(name="draft from its layers", fault=_fault(lambda: layer_lists(model.hf))),
         Use(name="export to transformers"),
         Use(name="export to vLLM and SGLang", fault=directory),
         Use(

@@ -46,10 +46,6 @@ def has_adapter(directory: Path) -> bool:
     return any((directory / name).exists() for name in (CONFIG, *_WEIGHTS))
 
 
-def adapters_below(directory: Path) -> list[Path]:
-    return sorted(found.parent for found in directory.glob(f"*/{CONFIG}"))
-
-
 def merged_adapter(directory: Path) -> Path:
     """The directory of the base model with the adapter merged; merges it if it is not in the cache.
 

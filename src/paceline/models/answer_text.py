@@ -28,11 +28,10 @@ def answer_text(
 
     `prompt`: the decoder's tokens before the first new one; None: tokens that are not known.
     """
-    skip = skip_special_tokens
     # An answer behind itself has something in front of it.
     before = list(tokens if prompt is None else prompt)
-    whole = _decoded(tokenizer, [*before, *tokens], skip_special_tokens=skip)
-    return _behind(_decoded(tokenizer, before, skip_special_tokens=skip), whole)
+    whole = _decoded(tokenizer, [*before, *tokens], skip=skip_special_tokens)
+    return _behind(_decoded(tokenizer, before, skip=skip_special_tokens), whole)
 
 
 class AnswerStream:
@@ -63,12 +62,10 @@ class AnswerStream:
         return text
 
 
-def _decoded(
-    tokenizer: Tokenizer, tokens: Sequence[int], *, skip_special_tokens: bool = True
-) -> str:
+def _decoded(tokenizer: Tokenizer, tokens: Sequence[int], *, skip: bool = True) -> str:
     # Servers do not clean up; it removes spaces that the model has written.
     text = tokenizer.decode(
-        list(tokens), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        list(tokens), skip_special_tokens=skip, clean_up_tokenization_spaces=False
     )
     assert isinstance(text, str), "one sequence is one text"
     return text

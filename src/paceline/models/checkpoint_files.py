@@ -12,7 +12,6 @@ import math
 import re
 import zipfile
 from collections import Counter
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -64,8 +63,7 @@ _MOST_TENSORS = 200_000  # of files that are not on this machine
 _BUFFER_VALUES = 1 << 28  # masks and positions that a model computes itself
 
 
-@dataclass(frozen=True)
-class ModelLocation:
+class ModelLocation(NamedTuple):
     """Where a model is read from.
 
     Attributes:
@@ -256,12 +254,10 @@ def stored_size(source: str | Path, config: Any) -> Size | None:
     """What the weights of a directory or a hub id hold; None if they are not on this machine."""
     directory = Path(source)
     if not directory.is_dir():
-        names = [name + end for name in WEIGHTS for end in ("", ".index.json")]
-        found = [huggingface_hub.try_to_load_from_cache(str(source), name) for name in names]
-        directories = [Path(file).parent for file in found if isinstance(file, str)]
-        if not directories or not has_weights(directories[0]):
+        cached = huggingface_hub.try_to_load_from_cache(str(source), "config.json")
+        if not isinstance(cached, str) or not has_weights(Path(cached).parent):
             return None
-        directory = directories[0]
+        directory = Path(cached).parent
     tensors = values = 0
     for file in weight_files(directory):
         counts = [count for _, count in shapes_in(file).values()]

@@ -27,7 +27,7 @@ from paceline.errors import (
     first_line,
     shorten,
 )
-from paceline.models.adapters import adapters_below, has_adapter, merged_adapter
+from paceline.models.adapters import CONFIG, has_adapter, merged_adapter
 from paceline.models.admission.model import admit
 from paceline.models.admission.tokenizer import admit_tokenizer
 from paceline.models.checkpoint_files import (
@@ -376,7 +376,7 @@ def _locate(path: str | Path) -> ModelLocation:
         return ModelLocation(str(path), str(merged_adapter(local)))
     if not (local / "config.json").exists():
         hint = "name the directory that holds config.json and the weights"
-        if adapters := adapters_below(local):
+        if adapters := sorted(each.parent for each in local.glob(f"*/{CONFIG}")):
             hint = f"it holds {len(adapters)} adapters: name one of them, such as {adapters[0]}"
         elif found := sorted(local.glob("*.gguf")):
             hint = f"it holds a GGUF file: name {found[0]}"
@@ -476,8 +476,6 @@ def choose_dtype(dtype: DType | torch.dtype, config: Any, device: torch.device) 
     name = str(dtype).removeprefix("torch.")
     if name not in ("auto", "float64", *_STORED):
         raise UsageError(f"got dtype {name}, wanted auto, float32, bfloat16 or float16")
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    if dtype == "auto":
-        dtype = choose_precision("reading", shapes_of(config), device).precision
-    return getattr(torch, dtype)
+    if name == "auto":
+        name = choose_precision("reading", shapes_of(config), device).precision
+    return getattr(torch, name)

@@ -16,6 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from paceline.cache import cached_text, keep_text
@@ -29,7 +30,7 @@ from paceline.records import cache_root
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from torch import Tensor, nn
+    from torch import Tensor
     from transformers import PreTrainedConfig
 
     Shape = tuple[int, int]
@@ -159,7 +160,9 @@ def _products(purpose: Purpose, x: Tensor, weight: Tensor) -> dict[str, Product]
             "float32": lambda: F.linear(x, weight),
             "bfloat16": lambda: F.linear(x_16, weight_16),
         }
-    packed = _packed(weight)
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    layer.weight.data = weight
+    packed = Packer(1.0)([layer]) if can_pack() else layer
     return {
         "float32": lambda: packed(x),
         "bfloat16": lambda: F.linear(x.bfloat16(), weight_16).float(),
@@ -170,14 +173,6 @@ def _step(x: Tensor, weight: Tensor, gradient: Tensor) -> None:
     torch.mm(x, weight.t())
     torch.mm(gradient, weight)
     torch.mm(gradient.t(), x)
-
-
-def _packed(weight: Tensor) -> Callable[[Tensor], Tensor]:
-    if not can_pack():
-        return lambda x: F.linear(x, weight)
-    layer: nn.Linear = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
-    layer.weight.data = weight
-    return Packer(1.0)([layer])
 
 
 def fastest_of(products: Mapping[str, Product]) -> dict[str, float]:

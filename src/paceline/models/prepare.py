@@ -5,8 +5,7 @@ This is the only module that imports all implementations of models/contract.py.
 
 from __future__ import annotations
 
-import functools
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -297,7 +296,7 @@ def training_writer(model: HfModel, *, bfloat16: bool = True) -> HfModel:
     else:
         return model
 
-    @functools.cache
+    @cache
     def is_right() -> bool:
         return faster(model, name, tolerance, build) is not None
 

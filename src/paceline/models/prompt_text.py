@@ -32,12 +32,7 @@ def prompt_tokens(
     return tokens
 
 
-def tokens_of(
-    text: str,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    special: bool = False,
-) -> list[int]:
+def tokens_of(text: str, tokenizer: PreTrainedTokenizerBase, *, special: bool = False) -> list[int]:
     """The tokens of a text; `special`: with the special tokens that the tokenizer adds."""
     # verbose=False: no warning for documents longer than the context; they are split later.
     found = tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]

@@ -62,10 +62,7 @@ class T5Pass(Seq2SeqPass):
     """The forward pass for decoding; the weights must not change."""
 
     def __init__(
-        self,
-        hf: PreTrainedModel,
-        make_linear: MakeLinear,
-        draft_vocabulary: Tensor | None = None,
+        self, hf: PreTrainedModel, make_linear: MakeLinear, draft_vocabulary: Tensor | None = None
     ) -> None:
         """Build the pass; `make_linear` makes one product of several linear layers."""
         super().__init__(hf, draft_vocabulary)
@@ -95,10 +92,14 @@ class T5Pass(Seq2SeqPass):
                 source.update(keys.contiguous(), values.contiguous(), index)
         count = tokens_BN.shape[1]
         width = cache.get_seq_length() + count
+        padding: Tensor | None = None
+        if ends_B is not None:  # the columns before each row's first token
+            hidden_BW = torch.arange(width) < (width - ends_B)[:, None]
+            padding = _additive(hidden_BW).to(tokens_BN.device)
         x_BND = self._decoder(
             tokens_BN,
             lambda positions: positions.causal(count, width),
-            _row_mask(ends_B, width, tokens_BN.device),
+            padding,
             [own.layer(index).update for index in range(len(self._decoder.layers))],  # pyright: ignore
             [(layer.keys, layer.values) for layer in source.layers],  # pyright: ignore
             _source_mask(cache.attention_BS),
@@ -311,18 +312,12 @@ def _attend(
     return mixed.transpose(1, 2).flatten(2)
 
 
-def _row_mask(ends_B: Tensor | None, width: int, device: torch.device) -> Tensor | None:
-    """Additive mask of the columns before each row's first token, [B, 1, 1, W]."""
-    if ends_B is None:
-        return None
-    return _additive(torch.arange(width) < (width - ends_B)[:, None]).to(device)
-
-
 def _source_mask(attention_BS: Tensor | None) -> Tensor | None:
     """Additive mask of padding, [B, 1, 1, S]."""
     return None if attention_BS is None else _additive(attention_BS == 0)
 
 
 def _additive(hidden_BW: Tensor) -> Tensor:
+    """Additive mask of hidden columns, [B, 1, 1, W]."""
     zeros = torch.zeros(hidden_BW.shape, device=hidden_BW.device)
     return zeros.masked_fill_(hidden_BW, _MASKED)[:, None, None]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import UsageError
-from paceline.models.drafts.layers import layer_list
+from paceline.models.drafts.layers import layer_lists
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +67,7 @@ def freeze_layers(draft: HfModel, count: int) -> None:
     """
     if count == 0:
         return
-    _, layers = layer_list(draft.hf)
+    _, layers = layer_lists(draft.hf)["decoder"]
     if count >= len(layers):
         raise UsageError(
             f"freeze_layers is {count}, but the draft has {len(layers)} layers; "
@@ -127,7 +127,7 @@ def shard_model(model: HfModel, root: nn.Module, accelerator: Accelerator) -> No
 
     _ = model.head_weight  # the first access runs a forward pass, which needs unsharded weights
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
-    _, layers = layer_list(model.hf)
+    _, layers = layer_lists(model.hf)["decoder"]
     for layer in layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(root, mesh=mesh)

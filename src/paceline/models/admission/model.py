@@ -33,8 +33,6 @@ from paceline.models.hf.spreading import is_spread
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import Tensor
-
     from paceline.models.hf.base import HfModel, Sessions
 
     Build = Callable[[HfModel], HfModel]
@@ -207,26 +205,23 @@ def hidden_states_fault(model: HfModel, ready: HfModel) -> str | None:
 
     Both are encoder-decoders.
     """
-
-    def compare() -> Comparison:
-        found = Comparison()
-        with evaluating(model.hf):
-            found.add(_hidden_states(model, plain=True), _hidden_states(ready), "")
-        return found
-
-    return fault_of("hidden states", compare, tolerance_for(model.dtype))
-
-
-@torch.inference_mode()
-def _hidden_states(model: HfModel, *, plain: bool = False) -> Tensor:
-    """Of two texts of two and one tokens, in one batch, [T, D]."""
     first, second, third = (token % model.vocab_size for token in (7, 11, 5))
     assert model.decoder_prompt is not None, "a decoder-only model has no sources"
     texts = pad([[*model.decoder_prompt, *new] for new in ([first, second], [third])])
-    batch = texts._replace(source=pad([[first], [second, third, first]]))
-    hidden_BTD = (model.plain_hidden if plain else model.hidden)(batch.to(model.device))
-    kept_BT = torch.ones_like(batch.tokens_BT) if texts.attention_BT is None else texts.attention_BT
-    return hidden_BTD[kept_BT.bool()].float()
+    assert texts.attention_BT is not None, "one of the texts is padded"
+    kept_BT = texts.attention_BT.bool()
+    batch = texts._replace(source=pad([[first], [second, third, first]])).to(model.device)
+
+    def compare() -> Comparison:
+        found = Comparison()
+        with torch.inference_mode(), evaluating(model.hf):
+            wanted_TD, got_TD = (
+                hidden(batch)[kept_BT].float() for hidden in (model.plain_hidden, ready.hidden)
+            )
+        found.add(wanted_TD, got_TD, "")
+        return found
+
+    return fault_of("hidden states", compare, tolerance_for(model.dtype))
 
 
 def _checked(key: str | None, check: Callable[[], str | None], tolerance: float) -> str | None:
@@ -268,10 +263,7 @@ def _fault_of(prepared: HfModel, trial: Callable[..., Comparison], tolerance: fl
 
 
 def _first_that_agrees(
-    model: HfModel,
-    trial: Callable[..., Comparison],
-    tolerance: float,
-    first: Sessions,
+    model: HfModel, trial: Callable[..., Comparison], tolerance: float, first: Sessions
 ) -> Admission:
     """Try sessions from `first` on, then the same with eager attention."""
     faults: list[str] = []

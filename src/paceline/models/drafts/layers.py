@@ -14,6 +14,7 @@ from paceline.models.hf.architectures import (
     is_encoder_decoder,
     num_decoder_layers,
     num_encoder_layers,
+    outer_lists,
     set_num_layers,
     set_number,
     settings_of,
@@ -143,38 +144,23 @@ def _differing_setting(layer: nn.Module, again: nn.Module) -> str | None:
 
 def layer_lists(hf: PreTrainedModel) -> dict[str, tuple[str, nn.ModuleList]]:
     """Names and module lists of the layers: `decoder`, and `encoder` if there is one."""
-    config, kind = hf.config, hf.config.model_type
-    if not is_encoder_decoder(config):
-        return {"decoder": _outermost(hf, num_decoder_layers(config), kind)}
-    parts: dict[str, Any] = {"decoder": hf.get_decoder(), "encoder": hf.get_encoder()}
+    config = hf.config
     counts = {"decoder": num_decoder_layers(config), "encoder": num_encoder_layers(config)}
+    parts: dict[str, Any] = {"decoder": hf}
+    if is_encoder_decoder(config):
+        parts = {"decoder": hf.get_decoder(), "encoder": hf.get_encoder()}
     names = {id(module): name for name, module in hf.named_modules()}
     found: dict[str, tuple[str, nn.ModuleList]] = {}
     for part, module in parts.items():
-        _, layers = _outermost(module, counts[part], f"{part} of {kind}")
-        found[part] = names[id(layers)], layers
+        # experts or heads may be lists of the same length, but inside a layer
+        lists = [each for each in outer_lists(module, least=1) if len(each) == counts[part]]
+        if len(lists) != 1:
+            raise UnsupportedModelError(
+                f"the {part} of {config.model_type} has its {counts[part]} layers in {len(lists)} "
+                "lists, so a subset is not supported; use an existing draft instead"
+            )
+        found[part] = names[id(lists[0])], lists[0]
     return found
-
-
-def layer_list(hf: PreTrainedModel) -> tuple[str, nn.ModuleList]:
-    """The name and module list of the model's layers, or of its decoder's."""
-    return layer_lists(hf)["decoder"]
-
-
-def _outermost(module: nn.Module, count: int, name: str) -> tuple[str, nn.ModuleList]:
-    lists = [
-        (path, part)
-        for path, part in module.named_modules()
-        if isinstance(part, nn.ModuleList) and len(part) == count
-    ]
-    # experts or heads may be lists of the same length, but inside a layer
-    outer = [(n, m) for n, m in lists if not any(n.startswith(f"{other}.") for other, _ in lists)]
-    if len(outer) != 1:
-        raise UnsupportedModelError(
-            f"{name} has its {count} layers in {len(outer)} lists, so a subset is not supported; "
-            "use an existing draft instead"
-        )
-    return outer[0]
 
 
 def check_layers(layers: Sequence[int], count: int) -> None:

@@ -226,7 +226,8 @@ def _parts(hf: Any) -> _Parts:
 
 def _llama_parts(hf: Any) -> _Parts:
     attentions: list[_Attention] = []
-    for index, layer in enumerate(hf.base_model.layers):
+    layers = hf.base_model.layers
+    for index, layer in enumerate(layers):
         own = layer.self_attn
         norms = [getattr(own, name, None) for name in ("q_norm", "k_norm")]
         kept = tuple(norm for norm in norms if norm is not None)
@@ -234,7 +235,6 @@ def _llama_parts(hf: Any) -> _Parts:
         attentions.append(
             _Attention(own.q_proj, keys, own.o_proj, own.head_dim, f"layer {index}", kept)
         )
-    layers = hf.base_model.layers
     return _Parts(
         attentions,
         [_Mlp([x.mlp.gate_proj, x.mlp.up_proj], x.mlp.down_proj) for x in layers],
@@ -245,30 +245,21 @@ def _llama_parts(hf: Any) -> _Parts:
 
 def _t5_parts(hf: Any) -> _Parts:
     stacks = {"encoder": hf.encoder, "decoder": hf.decoder}
-    named = [
-        (name, block.layer[0].SelfAttention)
-        for name, stack in stacks.items()
-        for block in stack.block
-    ]
-    named += [
-        (f"source {index}", block.layer[1].EncDecAttention)
-        for index, block in enumerate(hf.decoder.block)
-    ]
+    named: list[tuple[str, Any]] = []
+    for name, stack in stacks.items():
+        named += [(name, block.layer[0].SelfAttention) for block in stack.block]
+    for index, block in enumerate(hf.decoder.block):
+        named.append((f"source {index}", block.layer[1].EncDecAttention))
+    attentions: list[_Attention] = []
+    for name, own in named:
+        keys, biases = (own.k, own.v), getattr(own, "relative_attention_bias", None)
+        size = own.key_value_proj_dim
+        attentions.append(_Attention(own.q, keys, own.o, size, name, biases=biases))
     blocks = [block for stack in stacks.values() for block in stack.block]
     dense = [block.layer[-1].DenseReluDense for block in blocks]
     names = [name for name in ("wi", "wi_0", "wi_1") if hasattr(dense[0], name)]
     return _Parts(
-        [
-            _Attention(
-                each.q,
-                (each.k, each.v),
-                each.o,
-                each.key_value_proj_dim,
-                name,
-                biases=getattr(each, "relative_attention_bias", None),
-            )
-            for name, each in named
-        ],
+        attentions,
         [_Mlp([getattr(each, name) for name in names], each.wo) for each in dense],
         [layer.layer_norm for block in blocks for layer in block.layer],
         [stack.final_layer_norm for stack in stacks.values()],

@@ -102,10 +102,7 @@ SPLITS: dict[str, tuple[str, ...]] = {
         rf"|{_OTHERS}[\r\n/]?|\s*[\r\n]|{_SPACES}",
     ),
     "minicpm5": (r"\p{N}{1,3}", rf"{_SHORT}|{_LETTERS}|\p{{N}}+|{_REST}"),
-    "youtu": (
-        _YOUTU,
-        rf"[^\r\n\p{{L}}\p{{N}}]?{_MARKED}+{_SHORT}?|\p{{N}}|{_CASES_REST}",
-    ),
+    "youtu": (_YOUTU, rf"[^\r\n\p{{L}}\p{{N}}]?{_MARKED}+{_SHORT}?|\p{{N}}|{_CASES_REST}"),
 }
 _LLAMA3_NAMES = ("llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2")
 _LLAMA3_NAMES += ("jina-v5-nano",)

@@ -197,12 +197,12 @@ def nested_configs(config: PreTrainedConfig) -> Iterator[Any]:
             yield from nested_configs(value)
 
 
-def outer_lists(model: nn.Module) -> Iterator[nn.ModuleList]:
-    """The module lists of two or more modules that are not inside another list."""
+def outer_lists(model: nn.Module, least: int = 2) -> Iterator[nn.ModuleList]:
+    """The module lists of `least` or more modules that are not inside another one."""
     outer: list[str] = []
     for name, module in model.named_modules():
         inside = any(name.startswith(f"{other}.") for other in outer)
-        if isinstance(module, nn.ModuleList) and len(module) > 1 and not inside:
+        if isinstance(module, nn.ModuleList) and len(module) >= least and not inside:
             outer.append(name)
             yield module
 

@@ -53,10 +53,9 @@ def logit_map(hf: PreTrainedModel) -> LogitMap:
     Raises:
         UnsupportedModelError: The logits are another function of the head's output.
     """
-    found = _MEASURED.get(hf)
-    if found is None:
-        found = _MEASURED[hf] = _measured(hf)
-    return found
+    if hf not in _MEASURED:
+        _MEASURED[hf] = _measured(hf)
+    return _MEASURED[hf]
 
 
 def unknown_map(hf: PreTrainedModel) -> UnsupportedModelError:

@@ -100,18 +100,13 @@ def plain_text_logits(
             logits_BTV = model.plain_logits(batch.to(model.device))
         for logits_TV, row in zip(logits_BTV, rows, strict=True):
             first = len(contexts[row]) - 1
-            kept_TV = logits_TV[first : first + len(texts[row]), : model.vocab_size].float()
-            found.append(_emitted(model, kept_TV))
+            kept_TV = logits_TV[first : first + len(texts[row])].float()
+            if model.draft_vocabulary is not None:
+                kept_TV = limited(kept_TV, model.draft_vocabulary)
+            if model.banned_K is not None:
+                kept_TV = kept_TV.index_fill(-1, model.banned_K, -torch.inf)
+            found.append(kept_TV[:, : model.vocab_size].clone())
     return found
-
-
-def _emitted(model: HfModel, logits_TV: Tensor) -> Tensor:
-    if model.draft_vocabulary is not None:
-        logits_TV = limited(logits_TV, model.draft_vocabulary)
-    if model.banned_K is None:
-        return logits_TV.clone()
-    banned_K = model.banned_K[model.banned_K < model.vocab_size]
-    return logits_TV.index_fill(-1, banned_K, -torch.inf)
 
 
 def _inputs(model: HfModel, prompts: Sequence[Sequence[int]]) -> dict[str, Tensor]:

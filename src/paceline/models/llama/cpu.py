@@ -141,10 +141,6 @@ class NativeLlama:
         self._notify(states)
         return logits
 
-    def is_fast_for(self, num_tokens: int) -> bool:
-        """True if this is faster than PyTorch for so few tokens."""
-        return num_tokens <= self.most_tokens
-
     def draw(
         self, request: DrawRequest, cache: RoomyCache, lengths: Sequence[int], vocab_size: int
     ) -> Drafted:

@@ -49,7 +49,7 @@ class CompiledSession(CausalSession):
         return verified
 
     def _read(self, tokens_BN: Tensor, ends: Sequence[int], *, keep: int) -> Tensor:
-        if not self._native.is_fast_for(tokens_BN.numel()):
+        if tokens_BN.numel() > self._native.most_tokens:
             return super()._read(tokens_BN, ends, keep=keep)
         # listeners receive all columns
         logits = self._native(tokens_BN, self.cache, ends, 0 if self._native.listeners else keep)
@@ -66,4 +66,4 @@ class CompiledSession(CausalSession):
         Greedy tokens are the same with filters.
         """
         no_filter = request.uniforms is None or sampling.greedy or sampling.only_temperature
-        return self._native.is_fast_for(num_tokens) and request.seen_BV is None and no_filter
+        return num_tokens <= self._native.most_tokens and request.seen_BV is None and no_filter

@@ -95,21 +95,14 @@ class NativeWeights:
         return Matrix(packed, self._hold(scales_R))
 
     def _bfloat16(self, weights: Sequence[Tensor], rows: Tensor | None = None) -> Matrix:
-        count = sum(map(len, weights)) if rows is None else len(rows)
-        packed = self._buffer(count, weights[0].shape[1], 2)
-        self._pack_rounded(weights, rows, packed)
-        return Matrix(packed, None, self._round_activations)
-
-    def _pack_rounded(self, weights: Sequence[Tensor], rows: Tensor | None, packed: int) -> None:
-        if len(weights) > 1:
-            self._pack(_stacked(weights, rows).bfloat16(), packed)
-            return
-        (weight,) = weights  # embeddings may be large, so convert whole blocks of rows at a time
-        for start in range(0, len(weight if rows is None else rows), _PART):
+        weight = weights[0].detach() if len(weights) == 1 else _stacked(weights)
+        count, size = len(weight if rows is None else rows), weight.shape[1]
+        packed = self._buffer(count, size, 2)
+        for start in range(0, count, _PART):  # embeddings may be large
             part = slice(start, start + _PART)
-            chosen = weight.detach()[part] if rows is None else weight.detach()[rows[part]]
-            offset = self._library.packed_size(start, weight.shape[1], 2)
-            self._pack(chosen.bfloat16(), packed + offset)
+            chosen = weight[part if rows is None else rows[part]]
+            self._pack(chosen.bfloat16(), packed + self._library.packed_size(start, size, 2))
+        return Matrix(packed, None, self._round_activations)
 
     def _buffer(self, rows: int, size: int, num_bytes: int) -> int:
         total = self._library.packed_size(rows, size, num_bytes)

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from paceline.core.sampling import spread
 from paceline.models.hf.base import warn_of_slower
-from paceline.models.hf.cache import RoomyCache
+from paceline.models.hf.cache import RoomyCache, RoomyLayer
 from paceline.models.hf.draft_vocabulary import head_of
 from paceline.models.llama.cpu import NativeLlama
 from paceline.models.llama.cpu_weights import can_copy, window_of
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
+    Rotation = tuple[Tensor, Tensor]  # cosines and sines
     MakeLinear = Callable[[Sequence[nn.Module]], Callable[[Tensor], Tensor]]
 
 _MANY_ROWS = 8  # from here, plain products are twice as fast as the fused attention operator
@@ -62,13 +63,12 @@ class LlamaDecoder:
         self.layers = [_Layer(layer, make_linear) for layer in body.layers]
         self.head = make_linear([head_of(hf, draft_vocabulary)])
         self.draft_vocabulary = draft_vocabulary
-        self.head_weight = head_of(hf).weight
-        self.vocab_size = len(self.head_weight)
+        self.vocab_size = len(head_of(hf).weight)
         self._listeners: list[Callable[[Tensor], None]] = []
         self.native: NativeLlama | None = None
         self._change = change
         int8 = int8_of is not None
-        if compiled and self.device.type == "cpu" and can_copy(hf, int8=int8):
+        if compiled and hf.device.type == "cpu" and can_copy(hf, int8=int8):
             native = NativeLlama(
                 int8_of or hf, draft_vocabulary, int8=int8, round_activations=round_activations
             )
@@ -87,10 +87,6 @@ class LlamaDecoder:
     def listen(self, listener: Callable[[Tensor], None]) -> Callable[[], None]:
         self._listeners.append(listener)
         return functools.partial(self._listeners.remove, listener)
-
-    @property
-    def device(self) -> torch.device:
-        return self.head_weight.device
 
     @torch.inference_mode()
     def _agrees_with(self, native: NativeLlama) -> bool:
@@ -115,44 +111,24 @@ class LlamaDecoder:
             ends_B = ends_B.to(device)
             positions_BN = (positions_BN + (ends_B - width)[:, None]).clamp(min=0)
 
-        def mask_of(window: int | None) -> Tensor | None:
-            return _mask(count, width, ends_B, window, device)
-
-        kept = 0 if self._listeners else keep
-        x = self._states(tokens_BN, positions_BN, cache, mask_of, kept)
-        logits = self.head(x[:, -keep:] if keep else x)
-        if self.draft_vocabulary is None:
-            return logits
-        return spread(logits, self.draft_vocabulary, self.vocab_size)
-
-    def _states(
-        self,
-        tokens_BN: Tensor,
-        positions_BN: Tensor,
-        cache: RoomyCache,
-        mask_of: Callable[[int | None], Tensor | None],
-        keep: int,
-    ) -> Tensor:
-        """Hidden states of the last `keep` columns (0: all) after the final norm, [B, N, D].
-
-        `mask_of` returns the additive mask for a sliding window, or None for a plain causal mask.
-        """
         x = self.embed(tokens_BN).float()
         cos, sin = self.rotary(x, position_ids=positions_BN)
         half = cos.shape[-1] // 2
         sin[..., :half] *= -1  # rotate_half then becomes a roll by half the head size
         rotation = (cos[:, :, None], sin[:, :, None])
-        masks: dict[int | None, Tensor | None] = {}
-        last = len(self.layers) - 1
+        windows = {layer.window for layer in self.layers}
+        masks = {each: _mask(count, width, ends_B, each, device) for each in windows}
         for index, layer in enumerate(self.layers):
-            if layer.window not in masks:
-                masks[layer.window] = mask_of(layer.window)
             # After its keys and values, the last layer computes only the columns that are kept.
-            x = layer(x, rotation, masks[layer.window], cache, index, keep if index == last else 0)
+            is_cut = layer is self.layers[-1] and not self._listeners
+            x = layer(x, rotation, masks[layer.window], cache.layer(index), keep if is_cut else 0)
         x = self.norm(x)
         for listener in self._listeners:
             listener(x)
-        return x
+        logits = self.head(x[:, -keep:])
+        if self.draft_vocabulary is None:
+            return logits
+        return spread(logits, self.draft_vocabulary, self.vocab_size)
 
 
 class _Layer:
@@ -173,16 +149,10 @@ class _Layer:
         self.down = make_linear([mlp.down_proj])
 
     def __call__(
-        self,
-        x: Tensor,
-        rotation: tuple[Tensor, Tensor],
-        mask: Tensor | None,
-        cache: RoomyCache,
-        index: int,
-        keep: int,
+        self, x: Tensor, rotation: Rotation, mask: Tensor | None, own: RoomyLayer, keep: int
     ) -> Tensor:
         """The last `keep` columns (0: all) of this layer's output, [B, keep or N, D]."""
-        mixed = self._attend(self.before_attention(x), rotation, mask, cache, index)
+        mixed = self._attend(self.before_attention(x), rotation, mask, own)
         if keep:
             x, mixed = x[:, -keep:], mixed[:, -keep:]
         x = x + self.out(mixed)
@@ -190,12 +160,7 @@ class _Layer:
         return x + self.down(F.silu(gate) * up)
 
     def _attend(
-        self,
-        x: Tensor,
-        rotation: tuple[Tensor, Tensor],
-        mask: Tensor | None,
-        cache: RoomyCache,
-        index: int,
+        self, x: Tensor, rotation: Rotation, mask: Tensor | None, own: RoomyLayer
     ) -> Tensor:
         batch, count, _ = x.shape
         heads = self.query_heads
@@ -206,7 +171,7 @@ class _Layer:
             rotated_BNHD = torch.cat([self.query_norm(query), self.key_norm(key)], 2)
         cos, sin = rotation
         rotated_BNHD = rotated_BNHD * cos + rotated_BNHD.roll(self.head_size // 2, -1) * sin
-        keys_BHWD, values_BHWD = cache.layer(index).update(
+        keys_BHWD, values_BHWD = own.update(
             rotated_BNHD[:, :, heads:].transpose(1, 2),
             mixed_BNHD[:, :, heads + self.key_heads :].transpose(1, 2),
         )

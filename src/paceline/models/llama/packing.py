@@ -160,9 +160,7 @@ def _parallel(weight: Tensor, bias: Tensor | None) -> Product:
 
 def _serial(weight: Tensor, bias: Tensor | None) -> Product:
     """Single-threaded, with a sixth of the overhead per call, for small matrices."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecated
-        packed = torch.fbgemm_pack_gemm_matrix_fp16(weight)
+    packed = torch.fbgemm_pack_gemm_matrix_fp16(weight)
     bias = torch.zeros(len(weight)) if bias is None else bias
     multiply = torch.fbgemm_linear_fp16_weight
     return lambda x: multiply(x, packed, bias)
@@ -170,7 +168,7 @@ def _serial(weight: Tensor, bias: Tensor | None) -> Product:
 
 @functools.cache
 def _has_serial_kernel() -> bool:
-    # deprecated since torch 2.13; the trial call also consumes the warning
+    # deprecated since torch 2.13; the trial calls also consume the warnings, which come once
     if not hasattr(torch, "fbgemm_linear_fp16_weight"):
         return False
     with warnings.catch_warnings():

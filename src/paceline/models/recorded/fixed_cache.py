@@ -50,10 +50,8 @@ class FixedLayer(CacheLayerMixin):
             return key_states, value_states
         # not scatter_: Inductor would copy the whole buffer
         rows_B1 = torch.arange(len(self.columns_BN), device=self.keys.device)[:, None]
-        self.keys[rows_B1, :, self.columns_BN] = key_states.transpose(1, 2).to(self.keys.dtype)
-        self.values[rows_B1, :, self.columns_BN] = value_states.transpose(1, 2).to(
-            self.values.dtype
-        )
+        for buffer, new in ((self.keys, key_states), (self.values, value_states)):
+            buffer[rows_B1, :, self.columns_BN] = new.transpose(1, 2).to(buffer.dtype)
         return self.keys, self.values
 
     def write(self, rows: slice | Tensor, keys: Tensor, values: Tensor) -> None:
