@@ -52,7 +52,7 @@ from paceline.measure.measurement import MeasureConfig, measure_models
 from paceline.measure.results import gamma_of, value_of
 from paceline.models import load_model, prepare_for_decoding, wrap_model
 from paceline.models.checkpoint_files import auto_class
-from paceline.models.drafts.layers import layer_list, subset_layers
+from paceline.models.drafts.layers import layer_lists, subset_layers
 from paceline.models.prepare import with_cuda_graphs
 from paceline.results.row import Row, Source, write_rows
 from paceline.train import AlignConfig, align
@@ -213,7 +213,7 @@ def make_agree(pair: tuple[CausalModel, CausalModel], kept: int, gamma: int) -> 
     """Scale what the target's further layers add until a block emits `_WANTED_TAU` tokens."""
     outputs = [
         weight
-        for layer in layer_list(pair[0].hf)[1][kept:]
+        for layer in layer_lists(pair[0].hf)["decoder"][1][kept:]
         for name, weight in layer.named_parameters()
         if "o_proj" in name or "down_proj" in name
     ]
