@@ -141,17 +141,17 @@ def with_cuda_graphs(model: HfModel, *, compiled: bool = False) -> HfModel:
     if not can_record(model):
         return model
 
-    def build(each: HfModel, *, compiled: bool = False) -> HfModel:
+    def build(each: HfModel, *, compiled: bool = False, falls_back: bool = False) -> HfModel:
         passes = FixedPass(each, compiled=compiled)
         # a twin is in float32, in which experts cannot be recorded
-        caches = GraphCaches(passes, records=each is model)
+        caches = GraphCaches(passes, records=each is model, falls_back=falls_back)
         return each.decoding_with(passes, partial(_start_graphs, caches))
 
     # the trial compiles nothing: a compiled pass is compared with the same pass on first use
     tolerance = tolerance_for(model.dtype)
     checked = faster(model, "the recorded pass", tolerance, build, of_twin=EXACT)
     # new caches, without the recordings of the trial
-    return model if checked is None else build(model, compiled=compiled)
+    return model if checked is None else build(model, compiled=compiled, falls_back=True)
 
 
 def describe_pass(model: HfModel) -> str:

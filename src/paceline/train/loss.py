@@ -47,7 +47,6 @@ _PART = 2048  # rows of the head that are cast at a time for the loss in C
 SMALLEST, _LARGEST = 256, 8192
 _ENTRY_BYTES = 48  # per token, vocabulary entry and term
 _SHARE = 0.5  # of free memory
-_UPDATE_BYTES = 12  # per trained weight: gradient and two moments
 
 
 class StepPlan(NamedTuple):
@@ -122,11 +121,12 @@ class DraftLoss(nn.Module):
         autocast = partial(
             torch.autocast, batch.tokens_BT.device.type, torch.bfloat16, enabled=self.autocast
         )
+        trained = batch.mask_BT.nonzero(as_tuple=True)  # waits for the GPU, so before the pass
         with autocast():
-            hidden_ND = self.draft.hidden(batch)[batch.mask_BT]
+            hidden_ND = self.draft.hidden(batch)[trained]
         target_hidden_ND, normalisers_N = scored()
         labels_N, weights_N, scored_N = (
-            each_BT[batch.mask_BT] for each_BT in (batch.labels_BT, *weights)
+            each_BT[trained] for each_BT in (batch.labels_BT, *weights)
         )
         reads_target = all(term.reads_target for term in plan.terms)
         draft_head = self.draft.head if reads_target else self.draft.plain_head
@@ -370,8 +370,10 @@ class ChunkSize:
         current: The number in use.
     """
 
-    def __init__(self, configured: int | Literal["auto"]) -> None:
+    def __init__(self, configured: int | Literal["auto"], update_bytes: int = 12) -> None:
+        """`update_bytes`: for each trained weight, those of its gradient and its moments."""
         self._is_open = configured == "auto"
+        self._update_bytes = update_bytes
         self._most = 0  # entries times terms of a loss
         self.current = SMALLEST if configured == "auto" else configured
 
@@ -381,18 +383,18 @@ class ChunkSize:
         size = num_entries * num_terms
         if self._is_open and weights[0].device.type == "cuda" and size > self._most:
             self._most = size
-            tokens = int(_SHARE * _free_bytes(weights) / (_ENTRY_BYTES * size))
+            count = sum(local_part(weight).numel() for weight in weights)
+            free = _free_bytes(weights[0].device) - self._update_bytes * count
+            tokens = int(_SHARE * free / (_ENTRY_BYTES * size))
             self.current = max(SMALLEST, min(_LARGEST, tokens // SMALLEST * SMALLEST))
         return self.current
 
 
-def _free_bytes(trained: Sequence[Tensor]) -> float:
-    """Memory that is left for this process behind its first update."""
-    device = trained[0].device
+def _free_bytes(device: torch.device) -> float:
+    """Memory that is left for this process."""
     free, _ = torch.cuda.mem_get_info(device)
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    update = _UPDATE_BYTES * sum(local_part(weight).numel() for weight in trained)
-    return free / _processes_per_device() + cached - update
+    return free / _processes_per_device() + cached
 
 
 def _processes_per_device() -> int:

@@ -88,7 +88,8 @@ class Stepper:
         self.config = config
         self.accelerator = accelerator
         self.vocab_size = vocab_size
-        self._chunk = ChunkSize(config.chunk_tokens)
+        offloads = config.optimizer.kind == "adamw" and config.optimizer.offload
+        self._chunk = ChunkSize(config.chunk_tokens, update_bytes=4 if offloads else 12)
         self._normalisers = Normalisers(vocab_size, self._chunk.current)
         model.hf.eval()
         # The padding token may be the end-of-text token, whose embedding must be trained. Masked

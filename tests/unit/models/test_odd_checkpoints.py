@@ -213,6 +213,7 @@ def test_a_product_that_needs_a_missing_package_is_one_line(
     def without_kernels(*_: Any, **__: Any) -> Any:
         raise ImportError("finegrained-fp8 kernels need the `kernels` package")
 
+    monkeypatch.setattr("paceline.models.admission.model.recall", lambda _key: None)
     monkeypatch.setattr(
         "transformers.models.llama.modeling_llama.LlamaMLP.forward", without_kernels
     )

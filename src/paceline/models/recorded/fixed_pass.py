@@ -84,8 +84,6 @@ class FixedPass:
         self._positions = positions if takes_positions(model.hf, positions) else None
         self.reads_counts = _reads_counts(model.hf)
         self._copy = _working_copy(model.hf, model.draft_vocabulary)
-        if self.reads_counts:
-            self._copy.set_experts_implementation("batched_mm")
         self.modules = CompiledModules(self._copy, compiles=compiled)
 
     def __call__(
@@ -119,8 +117,11 @@ class FixedPass:
     ) -> Tensor:
         """Append tokens to rows of these lengths; logits after each token, [B, N, V].
 
-        `few`: use compiled modules.
+        `few`: use compiled modules, and no host.
         """
+        if self.reads_counts:
+            own = self.hf.config.get_text_config()._experts_implementation
+            self._copy.set_experts_implementation("batched_mm" if few else own)
         columns_BN = lengths_B[:, None] + torch.arange(tokens_BN.shape[1], device=self.device)
 
         def run() -> Tensor:

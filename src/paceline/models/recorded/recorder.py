@@ -25,9 +25,20 @@ if TYPE_CHECKING:
 class Recorder:
     """Records the CUDA graphs of one model on one stream, with one memory pool."""
 
-    def __init__(self, device: torch.device, architecture: str, *, records: bool = True) -> None:
-        """Without `records`, functions are called anew each time, as on a CPU."""
+    def __init__(
+        self,
+        device: torch.device,
+        architecture: str,
+        *,
+        records: bool = True,
+        falls_back: bool = True,
+    ) -> None:
+        """Without `records`, functions are called anew each time, as on a CPU.
+
+        `falls_back`: call work anew if it cannot be recorded, with one warning; else it raises.
+        """
         self._device = device
+        self._falls_back = falls_back
         self._architecture = architecture
         self._has_warned = False
         self.records = records and device.type == "cuda"
@@ -37,7 +48,7 @@ class Recorder:
                 self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, work: Work, inputs: Inputs) -> Recorded | None:
-        """Record a graph; None if the work cannot be recorded, with one warning per recorder."""
+        """Record a graph; None if the work cannot be recorded and is to be called anew."""
         collects = gc.isenabled()
         gc.disable()  # freeing an old graph would break the capture
         try:
@@ -46,6 +57,8 @@ class Recorder:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
+            if not self._falls_back:
+                raise
             if not self._has_warned:
                 self._has_warned = True
                 fault = f"a pass cannot be recorded ({first_line(error)})"
@@ -59,17 +72,18 @@ class Recorder:
         """A failed capture can leave the process unusable, so failures are found before it."""
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            for strict in (False, True):  # first, libraries initialize, and code is compiled
-                with _as_if_captured(strict=strict):
-                    work(*inputs)
-        current.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
         try:
+            with torch.cuda.stream(self._stream):
+                for strict in (False, True):  # first, libraries initialize, and code is compiled
+                    with _as_if_captured(strict=strict):
+                        work(*inputs)
+            current.wait_stream(self._stream)
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
                 return graph, work(*inputs)
         finally:
             torch.cuda.set_stream(current)  # a failed capture leaves its own
+            current.wait_stream(self._stream)
 
 
 @contextlib.contextmanager
@@ -79,14 +93,13 @@ def _as_if_captured(*, strict: bool) -> Generator[None]:
     mode, asked = cuda.get_sync_debug_mode(), cuda.is_current_stream_capturing
     cuda.is_current_stream_capturing = lambda: True
     try:
-        if strict:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
-                cuda.set_sync_debug_mode("error")
+        with warnings.catch_warnings():  # of the first call of a process
+            warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
+            cuda.set_sync_debug_mode("error" if strict else mode)
         yield
     finally:
-        cuda.set_sync_debug_mode(mode)
         cuda.is_current_stream_capturing = asked
+        cuda.set_sync_debug_mode(mode)
 
 
 class Recording:

@@ -49,15 +49,18 @@ class GraphCaches:
         passes: Reads tokens into these caches.
     """
 
-    def __init__(self, passes: FixedPass, *, records: bool = True) -> None:
+    def __init__(self, passes: FixedPass, *, records: bool = True, falls_back: bool = True) -> None:
+        """See `Recorder`."""
         self.passes = passes
-        self._records = records
+        self._new_recorder = functools.partial(
+            Recorder,
+            passes.device,
+            passes.hf.config.model_type,
+            records=records,
+            falls_back=falls_back,
+        )
         self._recorder = self._new_recorder()
         self._idle: list[FixedCache] = []
-
-    def _new_recorder(self) -> Recorder:
-        architecture = self.passes.hf.config.model_type
-        return Recorder(self.passes.device, architecture, records=self._records)
 
     @torch.inference_mode()
     def take(self, num_rows: int, num_columns: int, num_sources: int = 0) -> FixedCache:
@@ -131,7 +134,7 @@ class GraphSession(ModelSession):
         batch, count = tokens_BN.shape
         cache = self._reserve(count)
         inputs = self._padded(tokens_BN), self._padded(torch.tensor(self.lengths))
-        if count > _MOST_RECORDED:
+        if not self._are_few(count):
             return self._passes.logits(cache, *inputs, few=False)[:batch].float()
         read = self._read(cache)
         (logits_RNV,) = cache.recordings.run(
@@ -143,7 +146,7 @@ class GraphSession(ModelSession):
     def take_draw(self, request: DrawRequest) -> Drafted | None:
         plan, uniforms, batch = request.plan, request.uniforms, len(request.unread)
         new, passes = len(request.unread[0]), plan.num_passes
-        if request.seen_BV is not None or passes == 0 or new > _MOST_RECORDED:
+        if request.seen_BV is not None or passes == 0 or not self._are_few(new):
             return None
         lengths = self._extended_lengths(batch, new + passes - 1)
         cache = self._reserve(new + passes - 1)
@@ -163,7 +166,8 @@ class GraphSession(ModelSession):
         drafted, uniforms, sampling = request.drafted, request.uniforms, request.sampling
         batch, gamma = drafted.tokens_BG.shape
         rule = request.applied_rule
-        if request.seen_BV is not None or not is_capturable(rule) or gamma >= _MOST_RECORDED:
+        few = is_capturable(rule) and self._are_few(gamma + 1)
+        if request.seen_BV is not None or not few:
             return None
         lengths = self._extended_lengths(batch, gamma + 1)
         cache = self._reserve(gamma + 1)
@@ -180,6 +184,14 @@ class GraphSession(ModelSession):
         self.lengths = lengths
         num_accepted, next_tokens = as_list(verdict_2R[:, :batch])
         return VerifiedRows(num_accepted, next_tokens)
+
+    def _are_few(self, count: int) -> bool:
+        """Whether a pass over this many tokens of each row is one that is recorded.
+
+        Experts that are multiplied in a batch are copied for each token.
+        """
+        rows = _power_of_two(len(self.lengths)) if self._passes.reads_counts else 1
+        return count * rows <= _MOST_RECORDED
 
     def _rollback(self, counts: Sequence[int]) -> None:
         """Columns beyond `lengths` are masked, and the next tokens overwrite them."""

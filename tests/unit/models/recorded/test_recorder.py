@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,7 @@ class Card:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.own = self.stream = FakeStream()
         self.mode: int | str = 0
-        self.captures = False
+        self.captures = self.has_warned = False
         self.seen: list[tuple[bool, int | str, bool]] = []
         for name, function in {
             "Stream": FakeStream,
@@ -58,7 +59,7 @@ class Card:
             "current_stream": lambda: self.stream,
             "set_stream": functools.partial(setattr, self, "stream"),
             "get_sync_debug_mode": lambda: self.mode,
-            "set_sync_debug_mode": functools.partial(setattr, self, "mode"),
+            "set_sync_debug_mode": self.set_mode,
             "is_current_stream_capturing": lambda: self.captures,
         }.items():
             monkeypatch.setattr(torch.cuda, name, function)
@@ -70,11 +71,18 @@ class Card:
         yield
         self.stream, self.captures = self.own, False
 
+    def set_mode(self, mode: int | str) -> None:
+        """As torch's, which warns once per process."""
+        if not self.has_warned:
+            self.has_warned = True
+            warnings.warn("Synchronization debug mode is a prototype feature", stacklevel=2)
+        self.mode = mode
+
     def note(self) -> None:
         self.seen.append((torch.cuda.is_current_stream_capturing(), self.mode, self.captures))
 
-    def recorder(self) -> Recorder:
-        return Recorder(torch.device("cuda"), "llama")
+    def recorder(self, *, falls_back: bool = True) -> Recorder:
+        return Recorder(torch.device("cuda"), "llama", falls_back=falls_back)
 
 
 @pytest.fixture
@@ -111,6 +119,13 @@ def test_work_that_cannot_be_recorded_is_called_anew(card: Card, late: bool):
     for value in (5, 7):
         assert recording([torch.tensor([value, 1])])[0].tolist() == [2 * value, 2]
     Recording(recorder, work, [torch.tensor([1])])  # without a second warning
+    card.captures = False
+    trial = card.recorder(falls_back=False)
+    with pytest.raises(RuntimeError, match="synchronizing CUDA operation"):
+        Recording(trial, work, [torch.tensor([1])])
+    card.captures = False
+    assert (card.mode, card.stream) == (0, card.own)
+    assert not torch.cuda.is_current_stream_capturing()
 
 
 def test_a_buffer_that_is_not_kept_is_freed_at_once():
@@ -150,6 +165,25 @@ def test_idle_buffers_make_room_for_another(monkeypatch: pytest.MonkeyPatch):
     texts = decoder.generate([PROMPTS[2]] * 8, 9, seed=1)
     assert refused
     assert [text.tokens for text in texts] == [generated(hf, PROMPTS[2], 9)] * 8
+
+
+def test_experts_of_many_tokens_are_not_copied_for_each():
+    """Products of experts in a batch need no host, and memory for each token."""
+    model: Any = with_cuda_graphs(tiny_model("qwen3_moe"))
+    copied = model.decoder._copy
+    seen: list[str] = []
+    forward = copied.forward
+
+    def noted(*given: Any, **named: Any) -> Any:
+        seen.append(copied.config._experts_implementation)
+        return forward(*given, **named)
+
+    copied.forward = noted
+    for rows, count in ((1, 4), (1, 17), (8, 2), (8, 3)):
+        held = model.start_session()
+        held.prefill([[3, 4, 5]] * rows)
+        held.extend(torch.full((rows, count), 7))
+    assert seen == ["batched_mm", "grouped_mm", "batched_mm", "grouped_mm"]
 
 
 def test_many_short_prompts_take_no_logits_of_each_other():
