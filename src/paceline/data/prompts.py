@@ -273,9 +273,7 @@ def _record(row: Mapping[str, Any], where: str, corpus: CorpusConfig) -> Record:
 def _content(row: Mapping[str, Any], where: str, corpus: CorpusConfig) -> Record:
     """Parse one row by the configured columns or, without these, by its keys."""
     if corpus.prompt_field is not None:
-        names = (corpus.prompt_field, corpus.prompt_field), (corpus.completion_field, "completion")
-        texts = [_text(_column(row, x, where), name, where) for x, name in names if x is not None]
-        return Record(where, "prompt", texts[0], next(iter(texts[1:]), None))
+        return _in_columns(row, where, corpus.prompt_field, corpus.completion_field)
     match row:
         case {"messages": messages}:
             return _chat(row, messages, where, corpus)
@@ -300,6 +298,16 @@ def _content(row: Mapping[str, Any], where: str, corpus: CorpusConfig) -> Record
             return Record(where, "document", text=_text(tokens, "tokens", where))
     keys = ", ".join(map(str, row)) or "none"
     raise PromptError(f"{where} has the keys {keys}; {WANTED}, or name the column in prompt_field")
+
+
+def _in_columns(
+    row: Mapping[str, Any], where: str, prompt_field: str, completion_field: str | None
+) -> Record:
+    completion = None
+    if completion_field is not None:
+        completion = _text(_column(row, completion_field, where), "completion", where)
+    prompt = _text(_column(row, prompt_field, where), prompt_field, where)
+    return Record(where, "prompt", text=prompt, completion=completion)
 
 
 def _chat(row: Mapping[str, Any], messages: Any, where: str, corpus: CorpusConfig) -> Record:

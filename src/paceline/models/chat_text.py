@@ -111,7 +111,7 @@ class ChatRendering:
             ) from None
 
     def _readable(self, messages: Sequence[Message]) -> list[Message]:
-        """Messages with their content in a form that the template reads, as vLLM chooses it.
+        """Messages with their content in a form that the template reads.
 
         Parts of text are joined by line breaks for templates that read strings only; strings become
         a part for those that read parts only, which would render nothing of them.

@@ -143,7 +143,7 @@ def with_cuda_graphs(model: HfModel, *, compiled: bool = False) -> HfModel:
 
     def build(each: HfModel, *, compiled: bool = False, falls_back: bool = False) -> HfModel:
         passes = FixedPass(each, compiled=compiled)
-        # a twin is in float32, in which experts cannot be recorded
+        # a twin shows what is computed, and takes no memory for graphs
         caches = GraphCaches(passes, records=each is model, falls_back=falls_back)
         return each.decoding_with(passes, partial(_start_graphs, caches))
 

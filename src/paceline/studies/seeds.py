@@ -220,7 +220,7 @@ def _tables(rows: Sequence[Row], run: Run, measure: Measure) -> tuple[Table, ...
     """One table per set of recipes with the same seeds, the mean of all ways to measure them.
 
     The same runs at several tasks, gammas or checkpoints are no further runs: of sets that share a
-    recipe, the one with most runs counts.
+    recipe, the one with most recipes counts.
     """
     ways: dict[str, dict[str, dict[Label, tuple[float, Tensor]]]] = {}
     groups: dict[str, list[Row]] = {}

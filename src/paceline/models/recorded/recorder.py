@@ -78,7 +78,6 @@ class Recorder:
                 for strict in (False, True):  # first, libraries initialize, and code is compiled
                     with _as_if_captured(strict=strict):
                         work(*inputs)
-            current.wait_stream(self._stream)
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
                 return graph, work(*inputs)
         finally:
