@@ -15,34 +15,23 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import datasets
 import torch
 import transformers
-from accelerate import Accelerator
 from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq, Seq2SeqTrainer
 from transformers import Seq2SeqTrainingArguments as Arguments
 
+from alignment_vs_trl import Ours, stepper_of
 from paceline.data.examples import Lengths, build_examples
 from paceline.data.prompts import CorpusConfig, read_records
 from paceline.data.sources import rows_of
-from paceline.models import load_model
-from paceline.models.loading import config_at, load_tokenizer
-from paceline.models.precision import shapes_of
-from paceline.models.prepare import prepare_for_training
-from paceline.records import RunDirectory
-from paceline.train import AlignConfig
-from paceline.train.loss import StepPlan
-from paceline.train.run import TrainingRun
-from paceline.train.step import Stepper
+from paceline.models.loading import load_tokenizer
 from pairing import ratio, show
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from paceline.data.collate import TokenRow
 
     Pairs = list[tuple[list[int], list[int]]]
 
@@ -116,47 +105,13 @@ class Theirs:
         self.trainer.train()
 
 
-class Ours:
-    """The training step of `paceline align`, without checkpoints and evaluation."""
-
-    def __init__(self, options: argparse.Namespace, pairs: Pairs) -> None:
-        config = AlignConfig.model_validate(
-            {
-                "target": options.target,
-                "draft": options.draft,
-                "output": "unused",
-                "data": {"train": "unused"},
-                "batch_size": options.batch,
-                "gradient_accumulation_steps": options.parts,
-                "objective": "forward_kl",
-                "mean": "token",
-                "num_steps": options.steps,
-                "optimizer": {"kind": "adamw", "learning_rate": 1e-4},
-            }
-        )
-        accelerator = Accelerator()
-        with tempfile.TemporaryDirectory() as folder:
-            run = TrainingRun(config, RunDirectory(Path(folder)), accelerator)
-            bfloat16 = run.takes_bfloat16(shapes_of(config_at(options.target)))
-        print(f"our passes in {'bfloat16' if bfloat16 else 'float32'}")
-        target = load_model(options.target, dtype="bfloat16" if bfloat16 else "float32")
-        draft = load_model(options.draft, dtype="float32")
-        target, draft = prepare_for_training(target, frozen=True), prepare_for_training(draft)
-        self.stepper = Stepper(
-            draft, target, config, accelerator, vocab_size=draft.vocab_size, bfloat16=bfloat16
-        )
-        self.plan = StepPlan(config.objective)
-        self.size = options.batch
-        self.rows: list[TokenRow] = rows_of(target, *zip(*pairs, strict=True))
-        self.number = 0
-
-    def step(self) -> tuple[float, int]:
-        """Seconds and target tokens of one step."""
-        first = self.number * self.size
-        started = time.perf_counter()
-        figures = self.stepper.step(self.rows[first : first + self.size], 1e-4, self.plan)
-        self.number += 1
-        return time.perf_counter() - started, figures.num_tokens
+def loaded(options: argparse.Namespace, pairs: Pairs) -> Ours:
+    """Our step on these pairs."""
+    stepper = stepper_of(options, gradient_accumulation_steps=options.parts)
+    assert stepper.target is not None, "it was loaded"
+    rows = rows_of(stepper.target, *zip(*pairs, strict=True))
+    starts = range(0, len(rows), options.batch)
+    return Ours(stepper, (rows[start : start + options.batch] for start in starts))
 
 
 def pairs_of(options: argparse.Namespace) -> Pairs:
@@ -186,7 +141,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
     pairs = pairs_of(options)
-    ours = Ours(options, pairs)
+    ours = loaded(options, pairs)
     rates: tuple[list[float], list[float]] = ([], [])
 
     def every_step(their_s: float, their_tokens: int) -> None:

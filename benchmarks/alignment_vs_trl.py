@@ -34,7 +34,7 @@ from paceline.data.sources import ExampleStream, SampledText
 from paceline.models import load_model
 from paceline.models.loading import config_at, load_tokenizer
 from paceline.models.precision import shapes_of
-from paceline.models.prepare import choose_writer, training_writer
+from paceline.models.prepare import choose_writer, prepare_for_training, training_writer
 from paceline.records import RunDirectory
 from paceline.train import AlignConfig
 from paceline.train.loss import StepPlan
@@ -146,38 +146,43 @@ class Ours:
         return time.perf_counter() - started, figures.num_tokens
 
 
-def loaded(options: argparse.Namespace, texts: Texts) -> Ours:
+def stepper_of(options: argparse.Namespace, **settings: Any) -> Stepper:
     """Our step with models and precision as `paceline align` chooses them."""
-    config = AlignConfig.model_validate(
-        {
-            "target": options.target,
-            "draft": options.draft,
-            "output": "unused",
-            "data": {"train": "unused"},
-            "batch_size": options.batch,
-            "objective": "forward_kl",
-            "mean": "token",
-            "num_steps": options.steps,
-            "optimizer": {"kind": "adamw", "learning_rate": 1e-4},
-        }
-    )
+    made = {
+        "target": options.target,
+        "draft": options.draft,
+        "output": "unused",
+        "data": {"train": "unused"},
+        "batch_size": options.batch,
+        "objective": "forward_kl",
+        "mean": "token",
+        "num_steps": options.steps,
+        "optimizer": {"kind": "adamw", "learning_rate": 1e-4},
+    }
+    config = AlignConfig.model_validate(made | settings)
     from accelerate import Accelerator
 
     accelerator = Accelerator()
     with tempfile.TemporaryDirectory() as folder:
         run = TrainingRun(config, RunDirectory(Path(folder)), accelerator)
         bfloat16 = run.takes_bfloat16(shapes_of(config_at(options.target)))
-    target = load_model(options.target, dtype="bfloat16" if bfloat16 else "float32")
-    draft = load_model(options.draft, dtype="float32")
-    stepper = Stepper(
-        draft, target, config, accelerator, vocab_size=draft.vocab_size, bfloat16=bfloat16
-    )
     precision = "bfloat16" if bfloat16 else "float32"
+    print(f"our forward passes in {precision}")
+    target = prepare_for_training(load_model(options.target, dtype=precision), frozen=True)
+    draft = prepare_for_training(load_model(options.draft, dtype="float32"))
+    size = draft.vocab_size
+    return Stepper(draft, target, config, accelerator, vocab_size=size, bfloat16=bfloat16)
+
+
+def loaded(options: argparse.Namespace, texts: Texts) -> Ours:
+    """Our step on these texts, or on texts that the draft writes after their prompts."""
+    stepper = stepper_of(options)
     if not options.on_policy:
-        print(f"forward passes in {precision}")
         return Ours(stepper, fixed_batches(texts, options.batch))
+    draft, target = stepper.model, stepper.target
+    assert target is not None, "it was loaded"
     chosen = choose_writer(draft, options.batch)
-    print(f"forward passes in {precision}; {chosen.reason}")
+    print(f"texts in {chosen.precision}, {chosen.reason}")
     examples = [Example([*prompt, *rest], len(prompt), len(prompt), "") for prompt, rest in texts]
     source = SampledText(
         ExampleStream(examples, options.batch, seed=0),
