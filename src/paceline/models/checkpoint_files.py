@@ -96,8 +96,7 @@ def read_config(location: ModelLocation) -> Any:
     if directory is None:
         if find_adapter_config_file(location.source) is not None:  # transformers would attach it
             raise ModelLoadError(
-                f"{location.name} holds an adapter, which is checked and merged in a local "
-                "directory: hf download it, and name its directory"
+                f"{location.name} holds an adapter: hf download it, and name its local directory"
             )
         directory = Path(huggingface_hub.hf_hub_download(location.source, "config.json")).parent
     _refuse_unreadable(location.name, directory)
