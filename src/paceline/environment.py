@@ -72,18 +72,21 @@ def _gpu() -> dict[str, str]:
 
 @functools.cache
 def _git_state() -> dict[str, Any] | None:
-    """Commit of the source tree; None if Paceline does not run from a git repository.
+    """Commit of the source tree; None if Paceline does not run from a checkout of its own.
 
-    Asked once: a process runs the code that it has loaded, and a bench records it in each row.
+    Asked once: a process runs the code that it has loaded, and a bench records it in each row. A
+    repository around an installed package is not asked: its settings can name programs.
     """
-    source = Path(__file__).resolve().parent
+    source = Path(__file__).resolve().parents[1]
+    if source.name != "src" or not (source.parent / ".git").exists():
+        return None
 
     def git(*arguments: str) -> str:
-        command = ["git", "-C", str(source), *arguments]
+        command = ["git", "-C", str(source.parent), "--git-dir=.git", *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        changed = git("status", "--porcelain", "--", str(source))
+        changed = git("status", "--porcelain", "--", "src/paceline")
         return {"commit": git("rev-parse", "HEAD"), "modified": bool(changed)}
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -17,7 +17,7 @@ import torch
 from paceline.cache import cached_text, keep_text
 from paceline.cli.crash import write_log
 from paceline.config import StrictModel
-from paceline.environment import environment
+from paceline.environment import _git_state, environment
 from paceline.errors import ConfigError, StorageError, UsageError
 from paceline.records import (
     RunDirectory,
@@ -299,6 +299,41 @@ def test_a_run_directory_keeps_its_manifest_and_result(tmp_path: Path):
 def test_the_hash_tells_configurations_apart_and_nothing_else():
     assert config_hash(Settings()) == config_hash(Settings(name="a", steps=3))
     assert config_hash(Settings()) != config_hash(Settings(steps=4))
+
+
+@pytest.mark.parametrize(
+    ("place", "is_ours"),
+    [
+        ("src", True),
+        (".venv/lib/python3.11/site-packages", False),
+        ("vendor/src", False),
+        ("worktree/src", True),
+    ],
+)
+def test_only_a_checkout_of_its_own_gives_the_commit_and_is_asked(
+    place: str, is_ours: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A repository around an installed package is another's, whose settings name a program."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+        return subprocess.run([*command, *arguments], capture_output=True, text=True).stdout.strip()
+
+    git("init")
+    git("commit", "--allow-empty", "--message=a")
+    git("worktree", "add", "--detach", "worktree")
+    package = tmp_path / place / "paceline"
+    package.mkdir(parents=True)
+    monkeypatch.setattr("paceline.environment.__file__", str(package / "environment.py"))
+    clean = {"commit": git("rev-parse", "HEAD"), "modified": False}
+    ask = _git_state.__wrapped__
+    assert ask() == (clean if is_ours else None)
+    (package / "new.py").touch()
+    assert ask() == (clean | {"modified": True} if is_ours else None)
+    if not is_ours:
+        git("config", "core.fsmonitor", f"touch {tmp_path}/marker; false")
+        ask()
+        assert not (tmp_path / "marker").exists()
 
 
 def test_the_environment_can_be_written_as_json():

@@ -192,8 +192,6 @@ def export(result: "Exported", _config: "ExportConfig") -> "Shown":
         )
     if result.served is not None:
         yield result.served
-    if result.pushed is not None:
-        yield f"pushed to {result.pushed}"
     for note in result.notes:
         yield f"note: {note}"
     if result.command is not None:

@@ -148,8 +148,7 @@ class InputChecks:
 
     def key(self, server: Any) -> None:
         """Check the API key for a server's settings, and say where it goes; raises UsageError."""
-        variable = getattr(server, "api_key_env", None)
-        if variable is None:
+        if (variable := getattr(server, "api_key_env", None)) is None:
             return
         urls = [server.url] if isinstance(server.url, str) else server.url
         api_key(variable, urls)

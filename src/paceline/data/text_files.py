@@ -201,7 +201,6 @@ def _without_nulls(value: Any) -> Any:
 _TEST = frozenset({"test", "tests", "val", "valid", "validation", "dev", "eval"})
 _READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".txt": "text"}
 _READERS |= {".parquet": "parquet", ".arrow": "arrow"}
-_REMOTE = ("hf://", "https://")  # prefixes of files that a hub data set may name
 
 
 def read_data_set(
@@ -251,12 +250,38 @@ def _builder(path: str, subset: str | None) -> Any:
             f"{path} has no directory {subset}, and its README.md is not read; unset subset, and "
             "set path to the files or their directory"
         )
-    with _in_cache_alone_where_the_hub_is_unknown():
+    with _in_cache_alone_where_the_hub_is_unknown(), _of_the_hub_alone(path):
         builder: Any = datasets.load_dataset_builder(path, subset)
     for name in itertools.chain.from_iterable((builder.config.data_files or {}).values()):
-        if not str(name).startswith(_REMOTE) or "::" in str(name):  # :: chains to a local file
-            raise PromptError(f"the data set {path} names {name}, a file of this machine; set path")
+        _refuse_others(path, str(name), "hf://")
     return builder
+
+
+def _refuse_others(path: str, name: str, start: str) -> None:
+    """Refuse a file of another file system: `::` chains them, and some run code of their names."""
+    if not name.startswith(start) or "::" in name:
+        raise PromptError(
+            f"the data set {path} names {shorten(name, 160)}, and only {start} without :: is read; "
+            "copy the file, and set path to it"
+        )
+
+
+@contextlib.contextmanager
+def _of_the_hub_alone(path: str) -> Iterator[None]:
+    """Refuse what a data set names before the datasets library makes a file system for it."""
+    from datasets import data_files
+
+    make = data_files.url_to_fs
+
+    def checked(name: str, **options: Any) -> Any:
+        _refuse_others(path, name, "hf://")
+        return make(name, **options)
+
+    data_files.url_to_fs = checked
+    try:
+        yield
+    finally:
+        data_files.url_to_fs = make
 
 
 @contextlib.contextmanager
@@ -291,11 +316,13 @@ def _files(folder: Path, inside: Path) -> tuple[str, dict[str, list[str]]]:
     """The most frequent kind of data file in a folder, and its files by split.
 
     Raises:
-        PromptError: there is none, or one is a link out of `inside`.
+        PromptError: there is none, one is a link out of `inside`, or a name has `::`.
     """
     from datasets.data_files import DataFilesDict, get_data_patterns
 
     base = str(folder.resolve())
+    for name in (base, *map(str, _in_sight(Path(base)))):
+        _refuse_others(str(folder), name, "/")
     found = DataFilesDict.from_patterns(get_data_patterns(base), base_path=base)
     kinds = Counter(_kind(name) for names in found.values() for name in names)
     del kinds[""]

@@ -29,8 +29,6 @@ SECONDS = 600.0
 """Timeout of a request in seconds: until its answer begins, and again until it has ended."""
 CONNECT_SECONDS = 10.0
 """Timeout of a connection; a machine that drops packets would hold it for minutes."""
-_OWN_KEY = re.compile(r"PACELINE_\w+_KEY")
-_OPENAI = "https://api.openai.com"
 _KEYS: set[str] = set()  # API keys, which no error shows
 _SHOWN = 160  # characters of a server's answer in an error message
 MOST_BYTES = 64 << 20  # of an answer
@@ -49,23 +47,12 @@ _ADVICE = {
 
 def _named_by_the_user(variable: Any, info: ValidationInfo) -> Any:
     """Refuse a variable that a file names: it would send any secret of the user to its server."""
-    if info.context is not Origin.CONFIGURATION or is_given(variable):
-        return variable
-    if isinstance(variable, str):
-        is_openai = variable == "OPENAI_API_KEY" and _hosts(info.data.get("url")) == {_OPENAI}
-        if is_openai or _OWN_KEY.fullmatch(variable):
-            return variable
-    raise ValueError(
-        f"a file may name PACELINE_..._KEY, and OPENAI_API_KEY for {_OPENAI} alone, not "
-        f"{shorten(str(variable))}; if you trust the server, name the variable on the command line "
-        "with --set"
-    )
-
-
-def _hosts(url: Any) -> set[str]:
-    """Roots of one URL or of several, without the path."""
-    urls = [url] if isinstance(url, str) else url or ()
-    return {"{0.scheme}://{0.netloc}".format(urlsplit(each)) for each in urls}
+    if info.context is Origin.CONFIGURATION and not is_given(variable):
+        raise ValueError(
+            f"a file may not send the key in {shorten(str(variable))}; if you trust the server, "
+            "name the variable on the command line with --set"
+        )
+    return variable
 
 
 KeyVariable = Annotated[str | None, BeforeValidator(_named_by_the_user)]

@@ -127,6 +127,7 @@ class EngineKind:
     tested_words: str = "its response format only"
     reasons: str = ""  # known ones for counts that differ from the prediction
     advice: str = ""  # if it drafts nothing
+    filter_note: str = ""  # on top-k and top-p together
 
     @property
     def in_process(self) -> bool:
@@ -290,6 +291,8 @@ _KINDS = (
         always_ties=_TIED,
         reasons="another data type, acceptance thresholds below 1, or another number of steps",
         advice="start it with --speculative-algorithm STANDALONE",
+        filter_note="SGLang applies top-p after top-k to drafted blocks, as the prediction does, "
+        "and both to the whole distribution in texts without a draft: these keep more tokens",
     ),
     EngineKind(
         name="llamacpp",

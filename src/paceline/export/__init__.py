@@ -5,7 +5,6 @@
 - `directory`, `gguf_file`: the two output formats
 - `checks`: compare the export with the model; load it in the engine
 - `card`: the command that serves the export, how the engine drafts, and the model card
-- `push`: the export as a repository of the hub
 - `model_report`: what Paceline reads in a model and can do with it
 """
 

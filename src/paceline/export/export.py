@@ -29,7 +29,6 @@ from paceline.export.directory import (
 )
 from paceline.export.export_inputs import Sources, manifest_of, read_sources
 from paceline.export.gguf_file import Tokenizer, write_gguf
-from paceline.export.push import push
 from paceline.models.compatibility import without_rollback
 from paceline.models.hf.architectures import num_decoder_layers, num_encoder_layers
 from paceline.models.hf.draft_vocabulary import EXPORTED
@@ -53,7 +52,6 @@ class Exported(StrictModel):
         num_speculative_tokens: Tokens drafted per block in that command.
         checks: Comparison with the original model.
         served: Summary of the check in the engine; None without `check_engine`.
-        pushed: Address of the repository on the hub; None without `push`.
         notes: Warnings for the user.
     """
 
@@ -62,19 +60,18 @@ class Exported(StrictModel):
     num_speculative_tokens: int | None
     checks: Checks
     served: str | None = None
-    pushed: str | None = None
     notes: list[str]
 
 
 def export(config: ExportConfig, progress: Progress = silent) -> Exported:
     """Export a draft or a target, and compare the export with the original model.
 
-    The check in the engine and the push to the hub run last: the export is kept if they fail.
+    The check in the engine runs last: the export is kept if it fails.
 
     Raises:
         UsageError: An input cannot be read, the inputs do not match, or `out` exists.
         ExportError: The export differs from the model (not kept), or the engine drafts nothing.
-        EngineError: The engine does not load the export, or the hub does not take it.
+        EngineError: The engine does not load the export.
         StorageError: The export cannot be written; `out` is unchanged.
     """
     checked(config)
@@ -97,16 +94,12 @@ def export(config: ExportConfig, progress: Progress = silent) -> Exported:
     served = None
     if config.check_engine and launch is not None:
         served = check_in_engine(sources, path, launch.gamma, progress)
-    pushed = None
-    if config.push is not None:
-        pushed = push(config.out, config.push, private=config.private)
     return Exported(
         path=path,
         command=None if launch is None else launch.command,
         num_speculative_tokens=None if launch is None else launch.gamma,
         checks=checks,
         served=served,
-        pushed=pushed,
         notes=notes,
     )
 

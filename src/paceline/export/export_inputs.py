@@ -18,7 +18,6 @@ from paceline.data.input_checks import FLOAT32_BYTES, InputChecks
 from paceline.engines.commands import EngineChoice
 from paceline.engines.kinds import KINDS, EngineKind, EngineName, names_of
 from paceline.errors import ConfigError, UsageError, VocabularyMismatchError
-from paceline.export.push import check_push
 from paceline.measure import Measurement
 from paceline.models import load_model
 from paceline.models.admission.tokenizer import PROBES
@@ -67,8 +66,6 @@ class ExportConfig(StrictModel):
         engine: How to start the engine for `check_engine`, without `url`, `target` and `draft`;
             None: with the defaults.
         overwrite: Replace an older export at `out`.
-        push: Repository of the hub that also gets the export, such as `organization/name`.
-        private: Create this repository as a private one.
     """
 
     model: Annotated[str, Options(positional=True)]
@@ -85,8 +82,6 @@ class ExportConfig(StrictModel):
     check_engine: bool = False
     engine: EngineChoice | None = None
     overwrite: bool = False
-    push: str | None = None
-    private: bool = True
 
     @field_validator("engine", mode="before")
     @classmethod
@@ -133,9 +128,6 @@ class ExportConfig(StrictModel):
         for each in models:
             check_block(self.num_speculative_tokens or 1, each.max_length)
         checks.output(self.out, FLOAT32_BYTES * model.num_parameters)
-        if self.push is not None:
-            account = check_push(self.push, private=self.private)
-            checks.lines.append(f"push: {self.push} on the hub, as {account}")
         return checks
 
 

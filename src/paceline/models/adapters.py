@@ -36,7 +36,6 @@ from paceline.places import copy_files
 _FORMAT = 2  # increase when merged models change, so that old cache entries are not used
 CONFIG = "adapter_config.json"
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
-_RANKS = ("r", "init_r", "target_r", "num_virtual_tokens")
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 _ADVICE = "merge it into its base model, and name the directory of the merged model"
 
@@ -62,7 +61,6 @@ def merged_adapter(directory: Path) -> Path:
             f"{directory} holds an adapter ({kind}), which peft merges: pip install -e '.[peft]'; "
             f"or {_ADVICE}"
         )
-    _check_ranks(directory, settings)
     base = _base_of(directory, settings)
     name = f"{directory.name}-{_FORMAT}-{model_fingerprint(directory, base)}"
     entry = cached_directory("merged", name, lambda folder: _merge_into(folder, directory, base))
@@ -97,27 +95,6 @@ def _settings_of(directory: Path) -> dict[str, Any]:
                 f"adapter; {_ADVICE}"
             )
     return settings
-
-
-def _check_ranks(directory: Path, settings: dict[str, Any]) -> None:
-    """Refuse a rank that no weight of the adapter has, before peft makes weights of that rank."""
-    if settings.get("peft_type") == "LOKR":  # a rank beyond the weights stands for none
-        return
-    most = max((size for shape in _shapes_of(directory).values() for size in shape), default=0)
-    patterns = settings.get("rank_pattern")
-    ranks = [settings.get(name) for name in _RANKS]
-    ranks += patterns.values() if isinstance(patterns, dict) else ()
-    rank = max((each for each in ranks if isinstance(each, int)), default=0)
-    if rank > most:
-        raise ModelLoadError(
-            f"{directory / CONFIG} has a rank of {str(rank)[:20]}, and its weights have at most "
-            f"{most:,} rows; use the {CONFIG} that came with them"
-        )
-
-
-def _shapes_of(directory: Path) -> dict[str, list[int]]:
-    file = next(directory / name for name in _WEIGHTS if (directory / name).exists())
-    return {key: list(shape) for key, (shape, _) in shapes_in(file).items()}
 
 
 def _base_of(directory: Path, settings: dict[str, Any]) -> Path:
@@ -179,7 +156,9 @@ def _load(base: Path, config: Any) -> Any:
 
 def _resize(hf: Any, directory: Path, ends: list[Any]) -> None:
     """Give the embedding and a head of its own the rows that the adapter has whole ones of."""
-    (count, width), stored = ends[0].weight.shape, _shapes_of(directory)
+    file = next(directory / name for name in _WEIGHTS if (directory / name).exists())
+    stored = {key: list(shape) for key, (shape, _) in shapes_in(file).items()}
+    count, width = ends[0].weight.shape
     whole = [key for key in stored if key.endswith(".weight") and stored[key][1:] == [width]]
     starts = [f"base_model.model.{name}." for name, part in hf.named_modules() if part in ends]
     found = ([stored[key][0] for key in whole if key.startswith(each)] for each in starts)

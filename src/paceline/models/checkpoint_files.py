@@ -27,6 +27,7 @@ from torch.nn.modules.module import (
 )
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.models.auto.modeling_auto import AutoModelForImageTextToText
+from transformers.utils.peft_utils import find_adapter_config_file
 
 from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.fingerprints import files_fingerprint
@@ -89,10 +90,14 @@ def read_config(location: ModelLocation) -> Any:
 
     Raises:
         UnsupportedModelError: transformers does not know the architecture.
-        ModelLoadError: A file is not a configuration, or a setting would be lost.
+        ModelLoadError: A file is not a configuration, or a setting or an adapter would be lost.
     """
     directory = location.directory
     if directory is None:
+        if find_adapter_config_file(location.source) is not None:  # transformers would attach it
+            raise ModelLoadError(
+                f"{location.name} holds an adapter: hf download it, and name its local directory"
+            )
         directory = Path(huggingface_hub.hf_hub_download(location.source, "config.json")).parent
     _refuse_unreadable(location.name, directory)
     options = location.options

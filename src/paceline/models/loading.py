@@ -336,7 +336,9 @@ def open_model(path: str | Path, *, tokenizer_alone: bool = False) -> Iterator[M
 
 def _unreadable(path: str | Path, error: Exception) -> ModelLoadError:
     advice = _advice(error, Path(path).expanduser())
-    return ModelLoadError(f"{path} cannot be read ({first_line(error)}); {advice}")
+    # torch advises to run code that is pickled beside weights
+    said = "pickled code is not run" if "weights_only" in str(error) else first_line(error)
+    return ModelLoadError(f"{path} cannot be read ({said}); {advice}")
 
 
 def _advice(error: Exception, directory: Path) -> str:

@@ -5,10 +5,12 @@ import socket
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import datasets
 import pytest
 from huggingface_hub import constants
+from huggingface_hub.errors import EntryNotFoundError
 
 from paceline.data.prompts import CorpusConfig, read_records, stream_records
 from paceline.errors import PromptError
@@ -108,18 +110,78 @@ def test_a_data_set_of_the_hub_names_no_file_of_this_machine(
     files = {"train": ["hf://datasets/a/b@1/x.jsonl", name]}
     found = SimpleNamespace(config=SimpleNamespace(data_files=files))
     monkeypatch.setattr(datasets, "load_dataset_builder", lambda *_: found)
-    with pytest.raises(PromptError, match=f"names {name}, a file of this machine"):
+    with pytest.raises(PromptError, match=f"names {name}, and only hf:// without :: is read"):
         read_records("organisation/set")
 
 
+@pytest.fixture
+def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A hub whose data sets have the files of a directory; the patterns with a file system."""
+    patterns: list[str] = []
+
+    class Api:
+        def __init__(self, **_: Any) -> None:
+            pass
+
+        def hf_hub_download(self, filename: str, **_: Any) -> str:
+            if not (tmp_path / "1" / filename).exists():
+                raise EntryNotFoundError(filename)
+            return str(tmp_path / "1" / filename)
+
+    def made(pattern: str, **_: Any) -> None:
+        patterns.append(pattern)
+        raise FileNotFoundError(pattern)
+
+    monkeypatch.setattr(datasets.load, "HfApi", Api)
+    monkeypatch.setattr(
+        datasets.load, "cached_path", lambda url, **_: str(tmp_path / "1" / Path(url).name)
+    )
+    monkeypatch.setattr(datasets.data_files, "url_to_fs", made)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "USE_PARQUET_EXPORT", False)
+    monkeypatch.setattr("paceline.data.text_files.getproxies", lambda: {"https": "a"})
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "README.md").write_text("")
+    return patterns
+
+
+@pytest.mark.parametrize("file", ["README.md", ".huggingface.yaml"])
 @pytest.mark.parametrize(
-    "name", ["local:///etc/passwd", "zip://a::/etc/x.zip", "hf://a::file:///b"]
+    ("name", "is_read"),
+    [
+        ("a.jsonl", True),
+        ("hf://datasets/another/set/a.jsonl", True),
+        (f"{datasets.config.HF_ENDPOINT}/datasets/a/b/resolve/main/a.jsonl", True),
+        ("reference://a::data:application/json,{}", False),
+        ("hf://a::reference://b", False),
+        ("a::reference://b", False),
+        ("https://a.invalid/a.jsonl", False),
+        ("local:///etc/passwd", False),
+        ("data:,a", False),
+        ("/etc/passwd", False),
+    ],
 )
-def test_files_of_a_hub_data_set_are_of_known_places(name: str, monkeypatch: pytest.MonkeyPatch):
-    found = SimpleNamespace(config=SimpleNamespace(data_files={"train": [name]}))
-    monkeypatch.setattr(datasets, "load_dataset_builder", lambda *_: found)
-    with pytest.raises(PromptError, match=r"a file of this machine"):
+def test_a_hub_data_set_opens_no_file_system_but_the_hubs(
+    name: str, is_read: bool, file: str, tmp_path: Path, opened: list[str]
+):
+    """Some run code of their names, as `reference` of fsspec did before 2026.9."""
+    text = f"configs: [{{config_name: default, data_files: {json.dumps(name)}}}]"
+    marked = f"---\n{text}\n---\n" if file == "README.md" else text
+    (tmp_path / "1" / file).write_text(marked)
+    wanted = "cannot load" if is_read else "names .*, and only hf:// without :: is read"
+    with pytest.raises(PromptError, match=wanted):
         read_records("organisation/set")
+    assert [pattern.startswith("hf://") for pattern in opened] == [True] * is_read
+
+
+@pytest.mark.parametrize("name", ["x::/train.jsonl", "train::.jsonl", "own::/train.jsonl"])
+def test_a_name_that_chains_file_systems_is_refused(folder: Path, tmp_path: Path, name: str):
+    """With `x`, a link out of the directory, `x::/train.jsonl` would be the file behind it."""
+    (folder / "x").symlink_to(tmp_path / "secret" / "s.jsonl")
+    write(folder / name, "decoy")
+    subset = "own::" if name.startswith("own") else None
+    with pytest.raises(PromptError, match=r"names .*::.*, and only / without :: is read"):
+        read_records(CorpusConfig(path=str(folder), split="train", subset=subset))
 
 
 @pytest.mark.parametrize(

@@ -317,6 +317,31 @@ def test_a_server_that_does_not_draft_is_told_apart_by_its_counters(
         measure_served(config(folder, {"engine": engine, "url": url}))
 
 
+@pytest.mark.parametrize(
+    ("engine", "sampling", "is_noted"),
+    [
+        ("sglang", {"top_k": 4, "top_p": 0.82}, True),
+        ("sglang", {"top_k": 4}, False),
+        ("sglang", {"top_p": 0.82}, False),
+        ("sglang", {"top_k": 4, "top_p": 0.82, "temperature": 0}, False),
+        ("vllm", {"top_k": 4, "top_p": 0.82}, False),
+    ],
+)
+def test_a_note_says_that_sglang_filters_texts_without_a_draft_in_another_way(
+    engine: str,
+    sampling: dict[str, float],
+    is_noted: bool,
+    folder: Path,
+    pair: tuple[CausalModel, CausalModel],
+):
+    """Of 0.35, 0.25, 0.2, 0.05, top-p 0.82 keeps three (0.94 of their sum), or all (0.8 before)."""
+    with serving(ROUTES[engine](*pair, GAMMA)) as url:
+        found = measure_served(
+            config(folder, {"engine": engine, "url": url}, sampling=sampling, num_prompts=2)
+        )
+    assert any("keep more tokens" in note for note in found.notes) == is_noted
+
+
 def test_sampled_texts_of_transformers_are_as_predicted(sampled: ServedMeasurement):
     assert sampled.engine == "transformers"
     assert sampled.speed is not None

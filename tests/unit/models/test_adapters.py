@@ -140,9 +140,8 @@ def test_what_cannot_be_merged_is_one_line(tmp_path: Path):
     other = LlamaConfig(vocab_size=266, **LLAMA_LIKE | {"hidden_size": 64})
     LlamaForCausalLM(other).save_pretrained(tmp_path / "wide")
     fails(lora(tmp_path / "f", str(tmp_path / "wide")), "peft cannot merge", "wide")
-    rank = "has a rank of 1000000000, and its weights have at most"
-    fails(lora(tmp_path / "j", good, r=10**9), rank)
-    fails(lora(tmp_path / "k", good, rank_pattern={"q_proj": 10**9}), rank)
+    fails(lora(tmp_path / "j", good, r=5), "peft cannot merge", "base")
+    fails(lora(tmp_path / "k", good, rank_pattern={"q_proj": 5}), "peft cannot merge", "base")
     (lora(tmp_path / "g", good) / "adapter_model.safetensors").unlink()
     fails(tmp_path / "g", "no weights of an adapter", "adapter_model.safetensors")
     (lora(tmp_path / "h", good) / "adapter_config.json").unlink()

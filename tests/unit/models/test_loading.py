@@ -246,6 +246,23 @@ def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place / "snapshots" / ("0" * 40)
 
 
+@pytest.mark.parametrize("beside", ["a model", "nothing", "another base"])
+def test_an_adapter_of_the_hub_is_refused_before_transformers_attaches_it(
+    beside: str, model_directory: Path, hub_cache: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its settings may name modules; those of a local directory are checked."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    shutil.copytree(model_directory, hub_cache)
+    name = "someone/other" if beside == "another base" else None
+    settings = {"peft_type": "LORA", "base_model_name_or_path": name, "megatron_core": "this"}
+    (hub_cache / "adapter_config.json").write_text(json.dumps(settings))
+    if beside == "nothing":
+        (hub_cache / "model.safetensors").unlink()
+    for read in (load_model, inspect_model):
+        with pytest.raises(ModelLoadError, match=r"someone/tiny holds an adapter.* hf download it"):
+            read("someone/tiny")
+
+
 def test_a_hub_model_without_its_weights_is_known_by_its_configuration(
     model_directory: Path, hub_cache: Path
 ):

@@ -91,6 +91,17 @@ def test_pickled_weights_of_old_files_and_beside_other_values_are_read(tmp_path:
         assert size.tensors == len(stored) - 1
 
 
+@pytest.mark.parametrize("zipped", [True, False])
+def test_no_error_advises_to_run_the_code_in_pickled_weights(zipped: bool, tmp_path: Path):
+    hf = tiny_hf()
+    hf.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    stored = {**hf.state_dict(), "code": Path()}
+    torch.save(stored, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
+    with pytest.raises(ModelLoadError, match=r"\(pickled code is not run\); it may be"):
+        load_model(tmp_path)
+
+
 def test_names_of_one_storage_count_no_more_than_their_file_holds(tmp_path: Path):
     file = tmp_path / "pytorch_model.bin"
     value = torch.zeros(1 << 16)

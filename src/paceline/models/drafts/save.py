@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from paceline.models.hf.base import HfModel
 
-MODEL_FILES = ("config.json", "generation_config.json", "draft_vocabulary.json", *TOKENIZER_FILES)
-MODEL_FILES += ("*.safetensors", "*.safetensors.index.json")
+_MODEL_FILES = ("config.json", "generation_config.json", "draft_vocabulary.json", *TOKENIZER_FILES)
+_MODEL_FILES += ("*.safetensors", "*.safetensors.index.json")
 """Files that `save_draft` may write."""
 
 
@@ -33,7 +33,7 @@ def other_file(directory: Path, *more: str) -> str | None:
 
     `more`: Patterns of further files that belong there.
     """
-    known = {path for pattern in (*MODEL_FILES, *more) for path in directory.glob(pattern)}
+    known = {path for pattern in (*_MODEL_FILES, *more) for path in directory.glob(pattern)}
     return next((path.name for path in sorted(directory.iterdir()) if path not in known), None)
 
 
