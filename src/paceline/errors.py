@@ -31,6 +31,10 @@ class PromptError(UsageError):
     """A file of prompts or documents is empty or malformed."""
 
 
+class EmptyTextError(PromptError):
+    """A row has no text, or a chat without messages or an answer without text."""
+
+
 class ModelLoadError(UsageError):
     """A model or tokenizer cannot be loaded from the given path."""
 

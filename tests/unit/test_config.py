@@ -196,6 +196,7 @@ def test_what_python_raises_for_values_of_others_is_one_line(tmp_path: Path):
     ("text", "said"),
     [
         ("step: 3", "step: unknown key; did you mean steps?"),
+        ("lr: 3", "lr: unknown key; did you mean optim.lr?"),
         ("steps: many", "steps: Input should be a valid integer"),
         ("optim: {kind: sgd, lr: -1}", "optim.sgd.lr: Input should be greater than 0 (got -1)"),
         ("optim: {kind: lion}", "optim: unknown kind 'lion'; wanted one of sgd, adam"),
@@ -264,6 +265,10 @@ def test_a_config_error_is_a_usage_error_and_a_value_error():
     [
         (lambda: SamplingParams(temperature=-1), r"^temperature: .* \(got -1\)$"),
         (lambda: SamplingParams(topk=3), "^topk: unknown key; did you mean top_k"),  # pyright: ignore
+        (lambda: SamplingParams(temp=1), "^temp: unknown key; did you mean temperature"),  # pyright: ignore
+        (lambda: SamplingParams(stop=""), "^stop: unknown key; Paceline has no stop, min_p, "),  # pyright: ignore
+        (lambda: SamplingParams(presence_penalty=1), "; Paceline has no .* and presence_penalty$"),  # pyright: ignore
+        (lambda: SamplingParams(length_penalty=1), "; known keys are repetition_penalty, "),  # pyright: ignore
         (lambda: Lenient("cubic", 0.5), r"^kind: .* \(got 'cubic'\)$"),  # pyright: ignore
         (lambda: Needy(target="a"), "^optim is missing; give it$"),  # pyright: ignore
     ],

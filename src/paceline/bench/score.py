@@ -74,11 +74,13 @@ class AnswerRow(StrictModel):
 
     Attributes:
         number: Index of the example.
+        text: What is scored of it.
         score: In [0, 1]; None if the task has no metric.
         seconds: From the start of this run to the answer.
     """
 
     number: int
+    thoughts: str = ""
     text: str
     num_tokens: int
     stop_reason: Literal["eos", "length"]
@@ -165,13 +167,15 @@ def _ask(
         tokens = tokenize(written.text) if written.tokens is None else written.tokens
         num_tokens += len(tokens)
         number = missing[index]
-        text = written.text if written.tokens is None else prompts.text(tokens, number)
+        given = written.text if written.tokens is None else tokens
+        thoughts, text = prompts.answer(number, given)
         done[number] = row = AnswerRow(
             number=number,
+            thoughts=thoughts,
             text=text,
             num_tokens=len(tokens),
             stop_reason=written.stop_reason,
-            score=prompts.score(number, text),
+            score=prompts.score(number, given),
             server=written.server,
             seconds=round(time.monotonic() - begun, 3),
         )

@@ -487,7 +487,7 @@ class Cell:
         if self.has_failed:
             return CorpusFigures({}, {})
         answered = sorted(self._tokens.items())
-        answers = [self._prompts.text(tokens, number) for number, tokens in answered]
+        answers = [self._prompts.answer(number, tokens)[1] for number, tokens in answered]
         try:
             return corpus_figures(self._prompts.task, self._prompts.examples, answers)
         except PacelineError as error:

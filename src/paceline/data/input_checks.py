@@ -154,14 +154,14 @@ class InputChecks:
         api_key(variable, urls)
         note(f"sends the key in ${variable} to {', '.join(map(root_of, urls))}")
 
-    def text(self, name: str, corpus: CorpusConfig | str, *, streaming: bool = False) -> None:
-        """Check that a text can be read, up to a number of records; raises PromptError."""
+    def text(self, name: str, corpus: CorpusConfig | str, **reading: bool) -> None:
+        """Check that `count_records` can read the first of a text; raises PromptError."""
         corpus = corpus if isinstance(corpus, CorpusConfig) else CorpusConfig(path=corpus)
         if corpus in self._texts:
             return
         self._texts.append(corpus)
-        checked = corpus.first(_STREAMED if streaming else _MAX_RECORDS)
-        count = count_records(checked, streaming=streaming)
+        checked = corpus.first(_STREAMED if reading.get("streaming") else _MAX_RECORDS)
+        count = count_records(checked, **reading)
         first = "" if count < (checked.limit or 0) else "checked the first "
         self.lines.append(f"{name}: {corpus.path}, {first}{count:,} texts")
 

@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 import json
 import os
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
@@ -28,7 +29,7 @@ from paceline.data.text_files import (
     read_file,
     warn_of_splits,
 )
-from paceline.errors import PromptError
+from paceline.errors import EmptyTextError, PromptError
 from paceline.fingerprints import files_fingerprint
 from paceline.models.chat_text import HALF_PAIR, Message, messages_of, template_kwargs_of, tools_of
 
@@ -150,32 +151,31 @@ class Record:
         ]
 
 
-def read_records(corpus: CorpusConfig | str | Path) -> list[Record]:
+def read_records(corpus: CorpusConfig | str | Path, *, skip_empty: bool = False) -> list[Record]:
     """Read every text of a corpus.
+
+    `skip_empty`: leave out rows without text, for training; a warning counts them.
 
     Raises:
         PromptError: the corpus is missing, empty or has a malformed line (the message names it).
     """
-    return list(_records(corpus, streaming=False))
+    return list(_records(corpus, skip_empty=skip_empty))
 
 
 def stream_records(corpus: CorpusConfig | str | Path) -> Iterator[Record]:
-    """Read a corpus one text at a time, for data sets that do not fit into memory.
+    """Read training text one by one, for data sets that do not fit into memory; skips empty rows.
 
     The split of a data set must be a plain name, without a slice.
 
     Raises:
         PromptError: as `read_records`, once the faulty line is reached.
     """
-    return _records(corpus, streaming=True)
+    return _records(corpus, streaming=True, skip_empty=True)
 
 
-def count_records(corpus: CorpusConfig, *, streaming: bool = False) -> int:
-    """The number of texts of a corpus, which are read as `read_records` does and not kept.
-
-    `streaming`: as `stream_records` does.
-    """
-    return sum(1 for _ in _records(corpus, streaming=streaming))
+def count_records(corpus: CorpusConfig, **reading: bool) -> int:
+    """The number of its texts, which are not kept; `reading`: `streaming` and `skip_empty`."""
+    return sum(1 for _ in _records(corpus, **reading))
 
 
 def read_columns(
@@ -235,14 +235,27 @@ def corpus_fingerprint(corpus: CorpusConfig) -> str:
         return ""
 
 
-def _records(corpus: CorpusConfig | str | Path, *, streaming: bool) -> Iterator[Record]:
+def _records(
+    corpus: CorpusConfig | str | Path, *, streaming: bool = False, skip_empty: bool = False
+) -> Iterator[Record]:
     corpus = corpus if isinstance(corpus, CorpusConfig) else CorpusConfig(path=str(corpus))
-    found = (_record(row, where, corpus) for row, where in _rows(corpus, streaming=streaming))
-    empty = True
-    for record in itertools.islice(found, corpus.limit):
-        empty = False
+    count, skipped, first = 0, 0, ""
+    for row, where in _rows(corpus, streaming=streaming):
+        try:
+            record = _record(row, where, corpus)
+        except EmptyTextError:
+            if not skip_empty:
+                raise
+            skipped, first = skipped + 1, first or where
+            continue
         yield record
-    if empty:
+        count += 1
+        if count == corpus.limit:
+            break
+    if skipped:
+        text = f"rows without text are left out: {skipped:,}, the first is {first}"
+        warnings.warn(f"{corpus.path}: {text}", stacklevel=2)
+    if not count:
         raise PromptError(f"{corpus.path} holds no text; add at least one text")
 
 
@@ -275,7 +288,7 @@ def _content(row: Mapping[str, Any], where: str, corpus: CorpusConfig) -> Record
     if corpus.prompt_field is not None:
         return _in_columns(row, where, corpus.prompt_field, corpus.completion_field)
     match row:
-        case {"messages": messages}:
+        case {"messages": messages} | {"conversations": [] as messages}:
             return _chat(row, messages, where, corpus)
         case {"conversations": [{**first}, *_] as said} if first:
             return _chat(row, _shared(row, list(said), where), where, corpus)
@@ -297,7 +310,8 @@ def _content(row: Mapping[str, Any], where: str, corpus: CorpusConfig) -> Record
         case {"tokens": tokens} if not isinstance(tokens, str):
             return Record(where, "document", text=_text(tokens, "tokens", where))
     keys = ", ".join(map(str, row)) or "none"
-    raise PromptError(f"{where} has the keys {keys}; {WANTED}, or name the column in prompt_field")
+    kind = PromptError if any(row.values()) else EmptyTextError
+    raise kind(f"{where} has the keys {keys}; {WANTED}, or name the column in prompt_field")
 
 
 def _in_columns(
@@ -390,8 +404,8 @@ def _column(row: Mapping[str, Any], dotted: str, where: str) -> Any:
 def _text(value: Any, name: str, where: str) -> Text:
     """Check that a value is a non-empty string or list of token ids."""
     is_tokens = isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
-    if (isinstance(value, str) and not value.strip()) or (is_tokens and not value):
-        raise PromptError(f"{where} has an empty {name}; fill it or leave the line out")
+    if value is None or (isinstance(value, str) and not value.strip()) or (is_tokens and not value):
+        raise EmptyTextError(f"{where} has an empty {name}; fill it or leave the line out")
     if isinstance(value, str):
         if HALF_PAIR.search(value):
             raise PromptError(f"{where} has half of a UTF-16 pair in its {name}; repair the text")

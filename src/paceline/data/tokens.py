@@ -124,7 +124,7 @@ def read_texts(
     Raises:
         PromptError: as `read_prompts`.
     """
-    for record in read_records(corpus):
+    for record in read_records(corpus, skip_empty=True):
         tokens, completion = encode(record, tokenizer, eos_token_ids=eos_token_ids)
         yield tokens + (completion or [])
 

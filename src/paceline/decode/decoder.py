@@ -192,7 +192,9 @@ class Decoder(ABC):
             as_tokens(prompt, self.target, name)
             for prompt, name in zip(prompts, names, strict=True)
         ]
-        stops = self.target.eos_token_ids
+        stops, tokenizer = self.target.eos_token_ids, self.target.tokenizer
+        padding, eos = (getattr(tokenizer, f"{name}_token_id", None) for name in ("pad", "eos"))
+        ends = (*stops, eos)  # a prompt may end with one, whatever ends its answer
         if eos_token_ids is not None:
             stops = several("eos_token_ids", eos_token_ids)
         return start_texts(
@@ -201,7 +203,7 @@ class Decoder(ABC):
             seed=seed,
             stops=frozenset(stops),
             limits=self._limits(),
-            padding=getattr(self.target.tokenizer, "pad_token_id", None),
+            padding=None if padding in ends else padding,
         )
 
     def _limits(self) -> Limits:

@@ -12,7 +12,7 @@ from paceline.core.sampling import SamplingParams, proposal_params
 from paceline.data import CorpusConfig, read_prompts, read_records
 from paceline.data.collate import batches_of_like_length
 from paceline.data.input_checks import note
-from paceline.data.tokens import encode, truncated
+from paceline.data.tokens import encode_prompt, truncated
 from paceline.decode import AutoregressiveDecoder
 from paceline.errors import ContextLengthError, UsageError
 from paceline.models import load_model, prepare_for_decoding
@@ -146,7 +146,7 @@ class PairConfig(ModelsConfig):
         for record, num_new in zip(records, needs, strict=False):
             if tokenizer is None:
                 break
-            tokens = encode(record, tokenizer)[0]
+            tokens = encode_prompt(record, tokenizer)
             if most is not None and len(tokens) > most:
                 num_cut += record.kind == "document"
                 tokens = truncated(tokens, most, record, tokenizer, encoder=encoder)

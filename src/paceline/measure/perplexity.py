@@ -49,7 +49,7 @@ class PerplexityConfig(StrictModel):
         checks = InputChecks()
         checks.device(self.device)
         checks.model("model", self.model)
-        checks.text("text", self.text)
+        checks.text("text", self.text, skip_empty=True)
         return checks
 
 
@@ -159,7 +159,7 @@ def read_documents(
         PromptError: the corpus cannot be read, or no document has two tokens.
     """
     found = False
-    for record in read_records(corpus):
+    for record in read_records(corpus, skip_empty=True):
         prompt, completion = encode(record, tokenizer, eos_token_ids=eos_token_ids)
         tokens = prompt + (completion or [])
         if len(tokens) > 1:

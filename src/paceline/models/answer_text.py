@@ -20,18 +20,16 @@ _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # the text of bytes that are no whole
 def answer_text(
     tokenizer: Tokenizer,
     tokens: Sequence[int],
-    prompt: Sequence[int] | None,
+    prompt: Sequence[int],
     *,
     skip_special_tokens: bool = True,
 ) -> str:
     """The text of `tokens` behind `prompt`, as servers give it.
 
-    `prompt`: the decoder's tokens before the first new one; None: tokens that are not known.
+    `prompt`: the decoder's tokens before the first new one.
     """
-    # An answer behind itself has something in front of it.
-    before = list(tokens if prompt is None else prompt)
-    whole = _decoded(tokenizer, [*before, *tokens], skip=skip_special_tokens)
-    return _behind(_decoded(tokenizer, before, skip=skip_special_tokens), whole)
+    whole = _decoded(tokenizer, [*prompt, *tokens], skip=skip_special_tokens)
+    return behind(_decoded(tokenizer, prompt, skip=skip_special_tokens), whole)
 
 
 class AnswerStream:
@@ -51,7 +49,7 @@ class AnswerStream:
         """The text that the token completes; empty within a character."""
         self._tokens.append(token)
         whole = _decoded(self._tokenizer, self._tokens)
-        text = _behind(self._shown, whole)
+        text = behind(self._shown, whole)
         if not text or whole.endswith(_INCOMPLETE):
             return ""
         newest = self._tokens[self._num_shown :]
@@ -71,7 +69,8 @@ def _decoded(tokenizer: Tokenizer, tokens: Sequence[int], *, skip: bool = True) 
     return text
 
 
-def _behind(before: str, whole: str) -> str:
+def behind(before: str, whole: str) -> str:
+    """The text without what it has in common with `before` from its start."""
     if whole.startswith(before):
         return whole[len(before) :]
     # `before` ends within a character, which `whole` completes

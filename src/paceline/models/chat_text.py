@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from paceline.errors import PromptError, shorten
+from paceline.errors import EmptyTextError, PromptError, shorten
 from paceline.models import rendering
 
 if TYPE_CHECKING:
@@ -166,7 +166,8 @@ def messages_of(value: Any, where: str) -> tuple[Message, ...]:
         PromptError: a message has another form.
     """
     if not isinstance(value, list) or not value:
-        raise PromptError(f"{where} has no list of messages; wanted objects with role and content")
+        kind = PromptError if value else EmptyTextError
+        raise kind(f"{where} has no list of messages; wanted objects with role and content")
     found = tuple(_message(message, where) for message in value)
     if len(found) == 1 and found[0]["role"] == "assistant":
         raise PromptError(f"{where} has nothing but an answer; add the message that it answers")
@@ -201,9 +202,9 @@ def _message_content(message: Message, where: str) -> str | list[dict[str, str]]
     if text_of(content).strip() or message.keys() & (REASONING | {"tool_calls"}):
         return content or ""
     if message["role"] == "assistant":
-        raise PromptError(f"{where} has an empty answer; fill it or leave the line out")
+        raise EmptyTextError(f"{where} has an empty answer; fill it or leave the line out")
     if not isinstance(content, str):
-        raise PromptError(f"{where} has a message without text; wanted role and content")
+        raise EmptyTextError(f"{where} has a message without text; wanted role and content")
     return content
 
 

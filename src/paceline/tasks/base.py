@@ -8,13 +8,15 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from paceline.config import StrictModel
+from paceline.data.chats import thoughts_end
 from paceline.data.prompts import Record
-from paceline.data.tokens import encode, encode_prompts
+from paceline.data.tokens import encode_prompt, encode_prompts
 from paceline.errors import ContextLengthError, UsageError
 from paceline.models.answer_text import answer_text
 from paceline.records import atomic_write_text
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 Split: TypeAlias = Literal["train", "test"]
 T = TypeVar("T")
+_PROMPT_END = 16  # tokens of a prompt, which may open thoughts
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,17 +305,27 @@ class ExamplePrompts:
     prompts: list[list[int]]
     encoder: bool = field(default=False, kw_only=True)
 
-    def text(self, tokens: Sequence[int], number: int | None = None) -> str:
-        """An answer to example `number` as text; None: to any prompt that is not empty."""
-        prompt = None if number is None else self.prompts[number]
-        return answer_text(self.tokenizer, tokens, () if self.encoder else prompt)
+    def answer(self, number: int, given: Sequence[int] | str) -> tuple[str, str]:
+        """An answer to example `number` as text: its thoughts, and what is scored."""
+        prompt = [] if self.encoder else self.prompts[number]
+        opens = str(self.tokenizer.decode(prompt[-_PROMPT_END:]))
+        if isinstance(given, str):
+            end = thoughts_end(given, opens, self.tokenizer)
+            return given[:end], given[end:]
+
+        def first(count: int) -> str:
+            return answer_text(self.tokenizer, given[:count], prompt, skip_special_tokens=False)
+
+        end = thoughts_end(first(len(given)), opens, self.tokenizer)
+        count = bisect_left(range(len(given)), end, key=lambda count: len(first(count)))
+        scored = answer_text(self.tokenizer, given[count:], [*prompt, *given[:count]])
+        return first(count), scored
 
     def score(self, number: int, answer: Sequence[int] | str) -> float | None:
         """Score of an answer to example `number`; None if the task has no metric."""
         if self.task.metric is None:
             return None
-        text = answer if isinstance(answer, str) else self.text(answer, number)
-        return score_of(self.task, self.examples[number], text)
+        return score_of(self.task, self.examples[number], self.answer(number, answer)[1])
 
 
 def example_prompts(
@@ -343,7 +356,7 @@ def example_prompts(
 
 def _whole(example: TaskExample, tokenizer: Tokenizer, limit: int | None) -> list[int]:
     """The prompt of a decoder-only model; truncation would remove its examples or its question."""
-    tokens, _ = encode(example.record, tokenizer)
+    tokens = encode_prompt(example.record, tokenizer)
     if limit is not None and len(tokens) > limit:
         raise ContextLengthError(
             f"{example.record.where} has {len(tokens)} tokens, more than max_prompt_tokens "

@@ -61,11 +61,12 @@ class Code(TaskModel):
             no effect, unless PACELINE_EXECUTION=1 is set.
         max_seconds: Processor time of a program; it may wait five times as long.
         max_megabytes: Memory of a program.
-        chat: Request the function in a message of the user; the first Python block is the answer.
+        chat: Request the function in a message of the user. The answer is the last Python block
+            that defines it, or else the last one, as in LiveCodeBench.
         stop: The answer ends before the first of these texts; not used in chats.
     """
 
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
 
     task: Literal["code"] = "code"
     corpus: CorpusConfig | None = None
@@ -122,8 +123,10 @@ class Code(TaskModel):
         prompt = self._prompt(example)
         if self.chat:
             found = _FENCED.findall(answer)
-            blocks = (code for name, code in found if code and name.lower() in _PYTHON)
-            answer = "\n" + next(blocks, answer)
+            blocks = [code for name, code in found if code and name.lower() in _PYTHON]
+            name = example.reference.rpartition("\ncheck(")[2].rstrip(")")
+            whole = [code for code in blocks if re.search(rf"\bdef {re.escape(name)}\b", code)]
+            answer = "\n" + [answer, *blocks, *whole][-1]
         else:
             ends = [end for text in self.stop if (end := answer.find(text)) >= 0]
             answer = answer[: min(ends, default=len(answer))]

@@ -147,7 +147,7 @@ class DraftConfig(StrictModel):
         if self.encoder_layers is not None and target.num_encoder_layers:
             check_layers(self.encoder_layers, target.num_encoder_layers)
         if self.text is not None:
-            checks.text("text", self.text)
+            checks.text("text", self.text, skip_empty=True)
         checks.output(self.out)
         return checks
 

@@ -224,8 +224,9 @@ def _vocabulary(model: HfModel) -> tuple[Tensor, Tensor] | None:
 def _set_up(config: PretrainConfig, run: TrainingRun) -> TrainingLoop:
     """Model, optimizer, text and evaluation, as the latest checkpoint left them."""
     run.check_batches(config.batch_size)
-    records = () if config.data.streaming else read_records(config.data.train)
-    start = _start(config, run, records or stream_records(config.data.train))
+    train = config.data.train
+    records = () if config.data.streaming else read_records(train, skip_empty=True)
+    start = _start(config, run, records or stream_records(train))
     store = run.open_checkpoints(start)
     model = run.load_trained(start, store)
     _check_length(config, model)
@@ -317,7 +318,7 @@ def _examples(config: PretrainConfig, records: Sequence[Record], model: HfModel)
 def _evaluator(config: PretrainConfig, model: HfModel) -> HeldOutLoss | None:
     if config.data.held_out is None:
         return None
-    examples = _examples(config, read_records(config.data.held_out), model)
+    examples = _examples(config, read_records(config.data.held_out, skip_empty=True), model)
     rows = [
         TokenRow(example.tokens, example.trained_from, source=example.source)
         for example in examples[: config.num_evaluated]

@@ -20,7 +20,7 @@ def check_texts(checks: InputChecks, data: Any, *names: str) -> None:
     for name in names:
         if (text := getattr(data, name)) is not None:
             streaming = name == "train" and getattr(data, "streaming", False)
-            checks.text(f"data.{name}", text, streaming=streaming)
+            checks.text(f"data.{name}", text, streaming=streaming, skip_empty=True)
 
 
 def check_trained(
@@ -42,7 +42,7 @@ def check_trained(
     if tokenizer is None or getattr(data, "streaming", False):
         return
     examples = build_examples(
-        read_records(data.train.first(_TRAINED)),
+        read_records(data.train.first(_TRAINED), skip_empty=True),
         tokenizer,
         lengths,
         eos_token_ids=model.eos_token_ids,

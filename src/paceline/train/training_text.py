@@ -48,9 +48,9 @@ def records_of(config: AlignConfig) -> tuple[list[Record], list[Record] | None]:
         ConfigError: no training text is left.
     """
     data = config.data
-    train = read_records(data.train)
+    train = read_records(data.train, skip_empty=True)
     if data.held_out is not None:
-        return train, read_records(data.held_out)
+        return train, read_records(data.held_out, skip_empty=True)
     if data.held_out_from_train is None:
         return train, None
     unique = list({record.asked: record for record in reversed(train)}.values())

@@ -3,6 +3,7 @@
 import datetime
 import gzip
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -13,7 +14,13 @@ import pytest
 from pyarrow import parquet
 
 from paceline.config import validate
-from paceline.data.prompts import CorpusConfig, corpus_fingerprint, read_columns, read_records
+from paceline.data.prompts import (
+    CorpusConfig,
+    corpus_fingerprint,
+    read_columns,
+    read_records,
+    stream_records,
+)
 from paceline.errors import ConfigError, PromptError
 from support.texts import CALL, TOOL
 
@@ -102,6 +109,38 @@ def test_a_malformed_line_is_named_in_one_line(tmp_path: Path, line: bytes, comp
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        *({"text": value} for value in ("", " \n", None)),
+        *({"tokens": []}, {"prompt": None}, {"prompt": "a", "completion": ""}, {}),
+        *({"messages": []}, {"messages": None}, {"conversations": []}),
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": None}]},
+        {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": " "}]},
+    ],
+)
+def test_rows_without_text_are_counted_in_training_text_and_refused_elsewhere(
+    tmp_path: Path, row: dict[str, Any]
+):
+    rows = [row, {"text": "1"}, row, {"text": "2"}, {"text": "3"}]
+    path = write(tmp_path / "a.jsonl", "".join(json.dumps(each) + "\n" for each in rows))
+    corpus = CorpusConfig(path=str(path))
+    with pytest.raises(PromptError, match=r"a\.jsonl line 1 has"):
+        read_records(corpus)
+    said = r"a\.jsonl: rows without text are left out: 2, the first is .*a\.jsonl line 1$"
+    for read in (partial(read_records, skip_empty=True), stream_records):
+        with pytest.warns(UserWarning, match=said):
+            assert [record.text for record in read(corpus)] == ["1", "2", "3"]
+        with pytest.warns(UserWarning, match=said):
+            assert [record.text for record in read(corpus.first(2))] == ["1", "2"]
+    alone = write(tmp_path / "b.jsonl", json.dumps(row))
+    with (
+        pytest.warns(UserWarning, match="out: 1, the first"),
+        pytest.raises(PromptError, match="holds no text"),
+    ):
+        read_records(alone, skip_empty=True)
 
 
 @pytest.mark.parametrize("content", ["", "\n \n"])

@@ -54,6 +54,10 @@ def test_padded_prompts_are_refused(side: str):
     for decoder in decoders(target, draft):
         with pytest.raises(PromptError, match="prompt 1 begins or ends with the padding token 2"):
             decoder.generate(padded.input_ids, NEW)
+    for ends in ([], [7]):  # the padding token also ends texts, so a prompt may end with it
+        tokenizer.eos_token_id = tokenizer.pad_token_id
+        assert len(decoders(target, draft)[0].generate([[5, 6, 2], [5, 6, 7]], NEW, 0, ends)) == 2
+    tokenizer.eos_token_id = 1
     pads = [[2, 5, 6], [2, 7, 8]]  # all begin with it, so it is no padding
     assert len(AutoregressiveDecoder(target, GREEDY).generate(pads, NEW)) == 2
 

