@@ -22,7 +22,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     """Run the command line in this process. -> exit code, stdout, stderr."""
 
     def call(*arguments: Any) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["paceline", *map(str, arguments)])
+        monkeypatch.setattr(sys, "argv", ["own.py", *map(str, arguments)])
         with pytest.raises(SystemExit) as stop:
             main()
         captured = capsys.readouterr()

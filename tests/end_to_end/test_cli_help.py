@@ -36,6 +36,15 @@ def test_short_help_is_the_help(run: Run, command: str):
     assert f"Usage: paceline {command}" in short[1]
 
 
+def test_completion_does_not_depend_on_how_python_was_started(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+):
+    variables = {"_PACELINE_COMPLETE": "complete_bash", "COMP_WORDS": "paceline mea"}
+    for name, value in (variables | {"COMP_CWORD": "1"}).items():
+        monkeypatch.setenv(name, value)
+    assert run() == (0, "measure\n", "")
+
+
 def test_the_version_is_the_packages(run: Run):
     code, out, err = run("--version")
     assert (code, err) == (0, "")

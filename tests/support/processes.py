@@ -26,10 +26,10 @@ def write_program(folder: Path) -> None:
 
 
 def run_command(cwd: Path, *arguments: Any) -> subprocess.CompletedProcess[str]:
-    """The command line of Paceline, in this process."""
+    """The command line of Paceline, in this process, started by a file of another name."""
     command, out, err = ["paceline", *map(str, arguments)], StringIO(), StringIO()
     with chdir(cwd), redirect_stdout(out), redirect_stderr(err), pytest.MonkeyPatch.context() as m:
-        m.setattr(sys, "argv", command)
+        m.setattr(sys, "argv", ["own.py", *command[1:]])
         with pytest.raises(SystemExit) as stop:
             main()
     assert isinstance(stop.value.code, int)

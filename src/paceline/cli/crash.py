@@ -85,7 +85,8 @@ def write_log(error: Exception) -> Path | None:
     name = time.strftime("paceline-%Y%m%d-%H%M%S-")
     system = f"Python {platform.python_version()}, {platform.platform()}"
     trace = "".join(traceback.format_exception(error))
-    command = shlex.join(masked(word) if "://" in word else word for word in sys.argv)
+    words = (masked(word) if "://" in word else word for word in sys.argv[1:])
+    command = shlex.join(["paceline", *words])
     text = f"paceline {paceline.__version__}, {system}\n{command}\n{trace}"
     for folder in (functools.partial(cache_directory, "logs"), tempfile.gettempdir):
         with contextlib.suppress(Exception):  # a report of a crash may not crash

@@ -135,7 +135,7 @@ def main() -> None:
 def _exit_code() -> int:
     try:
         with checked_output():
-            code = app(standalone_mode=False) or 0
+            code = app(prog_name="paceline", standalone_mode=False) or 0
     except PacelineError as error:
         say(str(error))
         return error.exit_code
