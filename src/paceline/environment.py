@@ -10,17 +10,36 @@ import platform
 import re
 import subprocess
 import sys
+from contextvars import ContextVar
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.processor import level, machine_level, processor_name
 from paceline.version import __version__
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+began: ContextVar[datetime | None] = ContextVar("began", default=None)
+"""Local time at which the run around a call began, the clock of its chat templates."""
 _EXTRAS_OF_DEVELOPERS = {"dev", "docs", "wheels", "browser"}
 
 
+@contextlib.contextmanager
+def begin(manifest: Mapping[str, Any] | None = None) -> Iterator[None]:
+    """Begin a run, or resume that of a manifest; a run inside another began with it."""
+    recorded = (manifest or {}).get("environment", {}).get("began")
+    now = datetime.fromisoformat(recorded) if recorded else began.get()
+    token = began.set(now or datetime.now().replace(microsecond=0))
+    try:
+        yield
+    finally:
+        began.reset(token)
+
+
 def environment() -> dict[str, Any]:
-    """Versions, hardware and git state; `gpu` only if this process has used one."""
+    """Versions, hardware, git state, and of a run `began`; `gpu` if this process has used one."""
     packages = ("torch", "transformers", "accelerate", "datasets", "safetensors")
     versions = {"paceline": __version__}
     for package in packages:
@@ -35,6 +54,7 @@ def environment() -> dict[str, Any]:
         "machine_level": machine_level(),
         "cpu_count": os.cpu_count(),
         "git": _git_state(),
+        **({"began": str(now)} if (now := began.get()) else {}),
     } | _gpu()
 
 

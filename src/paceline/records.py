@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from pydantic import ValidationError
 
 from paceline.config import read_json_mapping
-from paceline.environment import environment
+from paceline.environment import begin, environment
 from paceline.errors import ConfigError, PacelineError, PromptError, StorageError, UsageError
 from paceline.permissions import Origin
 from paceline.places import refuse_links_out
@@ -334,10 +334,11 @@ class RunDirectory:
         self.metrics = path / "metrics.jsonl"
         self.checkpoints = path / "checkpoints"
         self.result = path / "result.json"
+        self.resumed: dict[str, Any] | None = None  # the manifest that `check` returned
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Lock the run directory; the lock is released if its owner dies.
+        """Begin or resume the run in its locked directory; a lock is released if its owner dies.
 
         Raises:
             ConfigError: another process is writing the run, or a link leads out of the directory.
@@ -352,6 +353,7 @@ class RunDirectory:
                     "choose another output"
                 ) from None
             refuse_links_out(self.path)
+            stack.enter_context(begin(self.resumed))
             yield
 
     def write_manifest(self, config: StrictModel, **more: str | dict[str, Any]) -> None:
@@ -426,6 +428,7 @@ class RunDirectory:
                     f"{where} holds a run with another {name.replace('_', ' ')}: files "
                     "have changed since it began; restore them, or choose another output"
                 )
+        self.resumed = manifest
         return manifest
 
     def check_kind(self, config: StrictModel) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ import torch
 from paceline.cache import cached_text, keep_text
 from paceline.cli.crash import write_log
 from paceline.config import StrictModel
-from paceline.environment import _git_state, environment
+from paceline.environment import _git_state, begin, environment
 from paceline.errors import ConfigError, StorageError, UsageError
 from paceline.records import (
     RunDirectory,
@@ -340,6 +340,9 @@ def test_the_environment_can_be_written_as_json():
     described = json.loads(json.dumps(environment()))
     assert described["versions"]["torch"]
     assert described["cpu_count"] == os.cpu_count()
+    assert "began" not in described
+    with begin({"environment": described | {"began": "2026-11-28 23:59:59"}}):
+        assert environment() == described | {"began": "2026-11-28 23:59:59"}
 
 
 def test_the_environment_names_the_gpu_of_a_process_that_has_used_it(

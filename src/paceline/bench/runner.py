@@ -69,6 +69,8 @@ def bench(config: BenchConfig, progress: Progress = silent) -> Progressed:
     """
     checked(config)
     run = RunDirectory(config.output)
+    before = run.read_manifest() or {}
+    run.resumed = before if before.get("context") == bench_context(config) else None
     with run.alone():
         return _bench(config, run, progress)
 

@@ -125,11 +125,11 @@ def score(config: ScoreConfig, progress: Progress = silent) -> Score:
     """
     checked(config)
     run = RunDirectory(config.output)
-    prompts = prompt_set(config, load_tokenizer(config.tokenizer, alone=True))
     inputs = {"task": str(sorted(config.task.versions().items()))}
     begun = run.metrics.exists()
     run.check(config, begun=begun, resume=True, may_change=_MAY_CHANGE, inputs=inputs)
     with run.alone():
+        prompts = prompt_set(config, load_tokenizer(config.tokenizer, alone=True))
         run.write_manifest(config, **inputs)
         rate = _ask(config, prompts, run, progress)
         result = _summary(config, prompts, _rows(run), rate)

@@ -26,6 +26,7 @@ from paceline.cli.html_report import (
     write_html_of_run,
     write_html_of_verdict,
 )
+from paceline.environment import begin
 from paceline.permissions import IMPORTS, PROGRAMS, allow
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ class Verb(NamedTuple):
         config = call.build(pkgutil.resolve_name(self.schema), self.one_of, resume=resume)
         call.check(config, dry_run=dry_run, as_json=as_json, resume=resume)
         how = {"resume": True} if resume else {}
-        with progress_bars() as progress:
+        with begin(), progress_bars() as progress:
             result = pkgutil.resolve_name(self.function)(config, progress=progress, **how)
         if as_json and self.as_json is not None:
             echo(self.as_json(result))

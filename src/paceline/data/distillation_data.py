@@ -62,11 +62,13 @@ def generate_data(
     checked(config)
     run = RunDirectory(config.output)
     store = ShardStore(run.path / "data")
-    shards = _shards(config)
-    digest = _digest(config, shards)
-    inputs = {"plan": digest}
-    run.check(config, begun=store.has_begun, resume=resume, may_change=_MAY_CHANGE, inputs=inputs)
+    begun = store.has_begun
+    run.check(config, begun=begun, resume=resume, may_change=_MAY_CHANGE)
     with run.alone():
+        shards = _shards(config)  # in it, as templates can write the date
+        digest = _digest(config, shards)
+        inputs = {"plan": digest}
+        run.check(config, begun=begun, resume=resume, may_change=_MAY_CHANGE, inputs=inputs)
         _generate(config, run, store, shards, digest, progress)
     return run.path
 

@@ -60,7 +60,8 @@ class CorpusConfig(StrictModel):
         tools: Tools for the template of every chat whose row has no column `tools`. A text that is
             asked as a chat, as by `format: chat`, gets them too.
         chat_template_kwargs: Arguments for the template, such as `{enable_thinking: false}`, as
-            for `tools`; those of a chat's column `chat_template_kwargs` take precedence.
+            for `tools`; those of a chat's column `chat_template_kwargs` take precedence. A date as
+            `strftime_now` is what the template writes for today.
         limit: Read only the first N texts.
     """
 

@@ -16,7 +16,7 @@ from paceline.core.bootstrap import Interval
 from paceline.core.sampling import as_list
 from paceline.data.input_checks import InputChecks, checked
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
-from paceline.environment import environment
+from paceline.environment import begin, environment
 from paceline.errors import UsageError
 from paceline.measure.acceptance import PairTexts, check_longest, score_texts
 from paceline.measure.engine_costs import EngineCosts, WithCosts, load_models_of, read_costs
@@ -245,6 +245,7 @@ def measure(config: MeasureConfig, progress: Progress = silent) -> Measurement:
     return found
 
 
+@begin()
 def measure_each(config: MeasureConfig, progress: Progress = silent) -> list[Measurement]:
     """As `measure`, for each draft: the target is loaded, and writes its texts, once."""
     checked(config)

@@ -7,6 +7,7 @@ import functools
 import json
 import re
 from collections.abc import Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from paceline.errors import EmptyTextError, PromptError, shorten
@@ -268,6 +269,10 @@ def template_kwargs_of(value: Any, where: str) -> dict[str, Any]:
         raise PromptError(
             f"{where} has {taken[0]} in chat_template_kwargs, which Paceline sets; remove it"
         )
+    try:
+        datetime.fromisoformat(str(found.get("strftime_now") or "2026-11-28"))
+    except ValueError as error:
+        raise PromptError(f"{where}: strftime_now: {error}; wanted one as 2026-11-28") from None
     return found
 
 

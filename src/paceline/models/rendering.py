@@ -3,23 +3,30 @@
 A template is a program of the model's author. Its sandbox keeps it from files and code, but not
 from loops without end, and one operation such as `9 ** 9 ** 9` or `'a' * 10 ** 10` cannot be
 interrupted in this process. So a copy of this process renders, which is ended at the limits.
+There, nothing that a template reads depends on when and where a run renders it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import locale
 import multiprocessing
 import os
+import random
 import resource
 import signal
 import threading
 import warnings
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from paceline.environment import began
+from paceline.errors import InputNote
 from paceline.processes import end_with_parent
 
 if TYPE_CHECKING:
@@ -69,14 +76,24 @@ class _Copy:
 
 _lock = threading.Lock()
 _copies: list[_Copy] = []  # at most one
+_noted: set[datetime] = set()  # beginnings of runs
 
 
 def _rendered(tokenizer: Any, name: str, messages: Any, settings: dict[str, Any]) -> Any:
+    given, start = settings.pop("strftime_now", None), began.get()
+    now = datetime.fromisoformat(str(given)) if given else start or datetime.now()
     with _lock:
-        found, fault = _ask(tokenizer, (name, messages, settings))
+        found, fault = _ask(tokenizer, (name, messages, settings, now))
     if fault is not None:
         raise RuntimeError(fault)
-    return found
+    text, reads_clock = found
+    is_prompt = settings.get("add_generation_prompt", False)  # not a trial of the template
+    if reads_clock and is_prompt and now is start and now not in _noted:
+        _noted.add(now)
+        told = f"the chat template gets the date of the run's start, {now:%Y-%m-%d %H:%M}; set "
+        told += "chat_template_kwargs.strftime_now for the same prompts on other days"
+        warnings.warn(told, InputNote, stacklevel=3)
+    return text
 
 
 def _ask(tokenizer: Any, request: Any, *, again: bool = True) -> tuple[Any, str | None]:
@@ -111,6 +128,7 @@ def _serve(pipe: Connection, tokenizer: Any, parent: int) -> NoReturn:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # this process, which gets it too, answers it
         end_with_parent(parent)
         gc.disable()  # nothing of the other process is freed here
+        locale.setlocale(locale.LC_TIME, "C")  # names of months and days as engines write them
         _limit_memory()
         while pipe.poll(_IDLE_S):
             pipe.send(_answer(tokenizer, *pipe.recv()))
@@ -125,7 +143,12 @@ def _limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
-def _answer(tokenizer: Any, name: str, messages: Any, settings: dict[str, Any]) -> Any:
+def _answer(tokenizer: Any, name: str, messages: Any, settings: Any, now: datetime) -> Any:
+    """What `name` gives and whether the template read the clock, or None and the fault."""
+    reads: list[datetime] = []
+    clock = SimpleNamespace(now=lambda: reads.append(now) or now)
+    render_jinja_template.__globals__["datetime"] = clock  # that `strftime_now` reads
+    random.seed(0)  # of the filter `random`
     function: Any = render_jinja_template if name == "render" else tokenizer.apply_chat_template
     try:
         found = function(messages, **settings)
@@ -136,4 +159,4 @@ def _answer(tokenizer: Any, name: str, messages: Any, settings: dict[str, Any]) 
         return None, f"rendering takes more than {_MEMORY >> 30} GiB of memory"
     except Exception as error:  # a template is a program and can raise anything
         return None, str(error)[:_LONGEST_ERROR]
-    return found, None
+    return (found, bool(reads)), None

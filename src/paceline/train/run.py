@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -15,6 +15,7 @@ from accelerate.utils import broadcast_object_list, parse_flag_from_env
 
 from paceline.data.input_checks import checked
 from paceline.data.sources import Shard
+from paceline.environment import began, begin
 from paceline.errors import ConfigError, PacelineError
 from paceline.models.loading import find_device, load_model, model_directory
 from paceline.models.precision import choose_precision
@@ -180,16 +181,18 @@ def _is_finished(run: RunDirectory, config: TrainSettings) -> bool:
 
 
 def _lock(run: RunDirectory, accelerator: Accelerator, stack: ExitStack) -> None:
-    """Lock the run until the stack closes; all processes raise the main process's error."""
-    errors: list[PacelineError | None] = [None]
+    """Lock the run until the stack closes; all have the main process's error, or its beginning."""
+    found: list[Any] = [None]
     if accelerator.is_main_process:
         try:
             stack.enter_context(run.alone())
+            found = [{"environment": {"began": str(began.get())}}]
         except PacelineError as error:
-            errors = [error]
-    broadcast_object_list(errors)
-    if errors[0] is not None:
-        raise errors[0]
+            found = [error]
+    broadcast_object_list(found)
+    if isinstance(found[0], PacelineError):
+        raise found[0]
+    stack.enter_context(begin(found[0]))
 
 
 def _tracking(config: TrainSettings, directory: RunDirectory) -> Tracking:

@@ -20,6 +20,7 @@ from pydantic import Field, model_validator
 from paceline.config import HomePath, StrictModel, read_json, validate
 from paceline.core.bootstrap import Interval, mean_interval
 from paceline.data.input_checks import InputChecks, checked
+from paceline.environment import begin
 from paceline.errors import ConfigError, DivergedError, TrainingError
 from paceline.places import PathPart, refuse_links_out
 from paceline.processes import in_processes
@@ -176,7 +177,8 @@ def sweep(config: SweepConfig, progress: Progress = silent) -> Sweep:
     run = RunDirectory(config.output)
     run.check_kind(config)
     refuse_links_out(config.output)
-    run.write_manifest(config)  # for reports
+    with begin(run.read_manifest()):
+        run.write_manifest(config)  # for reports
     results: dict[str, dict[str, Any]] = {}
     progress("runs", 0, len(cells))
     for cell, result in _results(config, cells):
@@ -262,7 +264,8 @@ def _result(cell: Cell, texts: Path) -> dict[str, Any]:
     if known.get("config_hash") == digest:
         return {"diverged": known["error"]}
     try:
-        align(cell.config, resume=True, texts=texts)
+        with begin(RunDirectory(texts.parent).read_manifest()):
+            align(cell.config, resume=True, texts=texts)
         gc.collect()  # frees models in reference cycles before the next run
     except DivergedError as error:
         known = {"config_hash": digest, "error": str(error)}

@@ -1,5 +1,6 @@
 """A bench runs every cell once, keeps what is done, records failures and measures decoding."""
 
+import json
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from paceline.core.rules import Chow, Lossless, TokenV3
 from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative
+from paceline.environment import begin
 from paceline.errors import ConfigError, UsageError
 from paceline.models import CausalModel, load_model
 from paceline.models.loading import load_tokenizer
@@ -246,7 +248,11 @@ def test_a_finished_bench_runs_nothing_and_a_stopped_one_only_what_is_missing(
         return plain(work, cells, told)
 
     monkeypatch.setattr(runner, "run_together", counted)
-    again = bench(config)
+    manifest = tmp_path / "run" / "manifest.json"
+    before = json.loads(manifest.read_text())["environment"]["began"]
+    with begin({"environment": {"began": "2050-01-01 00:00:00"}}):
+        again = bench(config)
+    assert json.loads(manifest.read_text())["environment"]["began"] == before
     assert len(ran) == len(finished) - 4
     assert {key_of(row) for row in again.rows} == {key_of(row) for row in finished}
     ran.clear()

@@ -1,5 +1,6 @@
 """`score`: answers of a server have the scores that bench gives them; none is asked for twice."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from paceline.bench import bench
 from paceline.bench.score import ScoreConfig, score
 from paceline.config import validate
 from paceline.engines import text_servers
+from paceline.environment import begin
 from paceline.errors import ConfigError, EngineError, UsageError
 from paceline.records import read_jsonl
 from support.engines import Served, serving
@@ -78,7 +80,11 @@ def test_answers_that_are_there_are_not_asked_for_again(folder: Path, tmp_path: 
     lines = (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:3]) + lines[3][:20])  # killed while it wrote
     server.bodies.clear()
-    found = score(config(folder, tmp_path / "run", url))
+    manifest = tmp_path / "run" / "manifest.json"
+    before = json.loads(manifest.read_text())["environment"]["began"]
+    with begin({"environment": {"began": "2050-01-01 00:00:00"}}):
+        found = score(config(folder, tmp_path / "run", url))
+    assert json.loads(manifest.read_text())["environment"]["began"] == before
     assert len(server.bodies) == asked - 3
     assert found.score == whole.score
     server.bodies.clear()

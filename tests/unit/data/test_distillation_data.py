@@ -22,6 +22,7 @@ from paceline.data.examples import Lengths, build_examples
 from paceline.data.prompts import read_records
 from paceline.data.requests import GenerateDataConfig, plan_shards
 from paceline.decode import AutoregressiveDecoder
+from paceline.environment import begin
 from paceline.errors import ConfigError, ContextLengthError, GenerationError, ModelLoadError
 from paceline.models import load_model
 from paceline.models.loading import fingerprint, load_tokenizer
@@ -314,3 +315,21 @@ def test_records_with_other_columns_are_not_mixed_in(folder: Path, tmp_path: Pat
     with pytest.raises(ConfigError, match="records of another version of Paceline, such as 00000"):
         generate_data(made, resume=True)
     assert not second.exists()
+
+
+@pytest.mark.filterwarnings("ignore:the chat template gets the date")
+def test_a_run_that_goes_on_on_another_day_asks_with_the_date_of_its_beginning(
+    folder: Path, tmp_path: Path
+):
+    target = shutil.copytree(folder / "target", tmp_path / "target")
+    (target / "chat_template.jinja").write_text("{{ strftime_now('%d') + messages[0].content }}")
+    asked = config(
+        folder, tmp_path / "run", target=str(target), format="chat", max_prompt_tokens=20
+    )
+    with begin({"environment": {"began": "2026-11-28 23:59:59"}}):
+        store = ShardStore(generate_data(asked) / "data")
+    whole = answers(tmp_path / "run")
+    (store.directory / min(store.written())).unlink()
+    with begin({"environment": {"began": "2026-11-29 00:00:01"}}):
+        generate_data(asked, resume=True)
+    assert answers(tmp_path / "run") == whole

@@ -8,7 +8,8 @@ import pytest
 
 from paceline.data.chats import chat_answer
 from paceline.data.prompts import Record
-from paceline.errors import PromptError
+from paceline.environment import begin
+from paceline.errors import InputNote, PromptError
 from paceline.models import rendering
 from paceline.models.chat_text import chat_prompt
 from support.models import tiny_tokenizer
@@ -110,3 +111,28 @@ def test_an_interrupted_chat_is_not_the_answer_to_the_next_one(monkeypatch: pyte
         with pytest.raises(KeyboardInterrupt):
             rendering.apply(found, [{"role": "user", "content": "second"}])
     assert rendering.apply(found, [{"role": "user", "content": "third"}]) == "third"
+
+
+def test_a_template_gets_the_day_of_the_run_or_the_one_that_is_given():
+    """What transformers makes of the same day as a text, as templates of Llama 3.2 take it."""
+    unset = "{% set date_string = strftime_now('%d %b %Y') %}"
+    tokenizer = with_template("{% if not date_string is defined %}" + unset + "{% endif %}")
+    tokenizer.chat_template += "Today Date: {{ date_string }}"
+    messages = [{"role": "user", "content": "hi"}]
+
+    def told(**day: str) -> str:
+        return tokenizer.apply_chat_template(messages, tokenize=False, **day)
+
+    with begin({"environment": {"began": "2025-02-03 23:59:59"}}):
+        with pytest.warns(InputNote, match="2025-02-03 23:59; set chat_template_kwargs"):
+            assert chat_prompt(chat("hi"), tokenizer) == told(date_string="03 Feb 2025")
+        with begin():  # a run in a run; what was said is not said again
+            assert chat_prompt(chat("hi"), tokenizer) == told(date_string="03 Feb 2025")
+        given = rendering.apply(tokenizer, messages, strftime_now="2024-07-26")
+        assert given == told(date_string="26 Jul 2024")
+    assert chat_prompt(chat("hi"), tokenizer) == told()
+
+
+def test_a_template_that_draws_draws_the_same_each_time():
+    found = {chat_prompt(chat("hi"), with_template("{{ range(99999) | random }}")) for _ in "ab"}
+    assert len(found) == 1

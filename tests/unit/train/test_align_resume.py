@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from paceline.cli.main import app
 from paceline.data import replay
 from paceline.data.collate import TokenRow
+from paceline.environment import begin
 from paceline.errors import ConfigError, PromptError, TrainingError, UsageError
 from paceline.records import read_jsonl
 from paceline.train import align
@@ -205,3 +206,33 @@ def test_a_prompt_without_completion_is_found_before_the_first_step(folder: Path
         with pytest.raises(PromptError, match="has a prompt but no completion"):
             align(config)
     align(align_config(folder, tmp_path / "run", data=data, fixed_fraction=0.0, num_steps=1))
+
+
+@pytest.mark.filterwarnings("ignore:the chat template gets the date")
+def test_a_run_that_goes_on_on_another_day_writes_the_date_of_its_beginning(
+    folder: Path, tmp_path: Path
+):
+    pair = shutil.copytree(folder, tmp_path / "pair")
+    for name in ("target", "draft"):
+        template = "{{ strftime_now('%d %b') }}{% for m in messages %}<{{ m.content }}{% endfor %}"
+        (pair / name / "chat_template.jinja").write_text(template)
+    said = [{"role": r, "content": c} for r, c in (("user", "a cat"), ("assistant", "an inn"))]
+    write_corpus(pair / "corpus.jsonl", [{"messages": said}] * 4)
+
+    def run(name: str, day: str, num_steps: int = 4) -> list[float]:
+        steady = {"kind": "adamw", "learning_rate": 3e-3, "warmup_fraction": 0}
+        steady |= {"schedule": {"kind": "constant"}}
+        changes = {"num_steps": num_steps, "max_prompt_tokens": 30, "optimizer": steady}
+        config = align_config(pair, tmp_path / name, **changes)
+        with begin({"environment": {"began": day}}):
+            return losses(align(config, resume=True))
+
+    days = "2026-11-28 23:59:59", "2026-11-29 00:00:01"
+    first, second = (run(f"whole {day}", day) for day in days)
+    assert run("run", days[0], 2) == first[:2] != second[:2]
+    assert run("run", days[1]) == first
+    manifest = tmp_path / "run" / "manifest.json"
+    assert json.loads(manifest.read_text())["environment"]["began"] == days[0]
+    manifest.write_text(manifest.read_text().replace('"began"', '"earlier"'))
+    assert len(run("run", days[1], 5)) == 5  # of a version that did not record it
+    assert json.loads(manifest.read_text())["environment"]["began"] == days[1]

@@ -15,6 +15,7 @@ from scipy import stats
 
 from paceline.config import validate
 from paceline.core.bootstrap import mean_interval
+from paceline.environment import begin
 from paceline.errors import ConfigError, DivergedError, UsageError
 from paceline.train import evaluation
 from paceline.train.align import align
@@ -97,10 +98,13 @@ def watched_writing() -> Iterator[tuple[list[int], Mock]]:
 @pytest.mark.slow
 def test_a_sweep_is_its_runs_and_what_has_ended_is_not_made_again(swept: Swept):
     out, found = swept.config.output, swept.found
+    began = json.loads((out / "manifest.json").read_text())["environment"]["began"]
     assert len(figures_of(found)) == 2 * 2 * 2
     for (row, column, seed), value in figures_of(found).items():
         run = out / row / column / f"seed-{seed}"
-        manifest = json.loads((run / "manifest.json").read_text())["config"]
+        whole = json.loads((run / "manifest.json").read_text())
+        manifest, environment = whole["config"], whole["environment"]
+        assert environment["began"] == began
         assert manifest["objective"][0]["kind"] == {"kl": "forward_kl", "tvd": "tvd"}[row]
         assert manifest["fixed_fraction"] == {"fixed": 1.0, "target": 0.0}[column]
         assert manifest["seed"] == seed
@@ -109,7 +113,9 @@ def test_a_sweep_is_its_runs_and_what_has_ended_is_not_made_again(swept: Swept):
         )
     stamps = {path: path.stat().st_mtime_ns for path in out.rglob("result.json")}
     part = swept.config.model_copy(update=one_cell(swept))
-    assert figures_of(sweep(part)).items() < figures_of(found).items()
+    with begin({"environment": {"began": "2050-01-01 00:00:00"}}):
+        assert figures_of(sweep(part)).items() < figures_of(found).items()
+    assert json.loads((out / "manifest.json").read_text())["environment"]["began"] == began
     assert stamps == {path: path.stat().st_mtime_ns for path in stamps}
 
 
