@@ -38,7 +38,7 @@ from paceline.engines.kinds import Capacity
 from paceline.engines.process import check_choice, running
 from paceline.engines.text_servers import TextServers
 from paceline.engines.texts import EngineWriter, OpenAIWriter
-from paceline.errors import ContextLengthError, PromptError
+from paceline.errors import PromptError
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.answer_text import answer_text
 from paceline.models.compatibility import check_fits

@@ -159,7 +159,9 @@ def analyze_rules(
         means = zip(_MEANS, (part_BT.double().sum(-1) for part_BT in means_BT), strict=True)
         own = base.extended({name: part_B for name, part_B in means if part_B.isfinite().all()})
         parts = rejection_BT[:, first:], survival_BT[:, first:], mask_BT[:, first:]
-        found.append([own, *(_blocks(own, *parts, budget_B - first, gamma, beyond_B) for gamma in gammas)])
+        found.append(
+            [own, *(_blocks(own, *parts, budget_B - first, gamma, beyond_B) for gamma in gammas)]
+        )
     return found
 
 
