@@ -8,12 +8,30 @@ test under other seeds, about 1 in 100 for the whole file. That these tests find
 `test_mutants.py` shows.
 """
 
+from collections.abc import Sequence
+from typing import Any
+from unittest.mock import patch
+
 import pytest
 
+from paceline.core.block import VerifiedRows, verify_block
 from paceline.core.rules import Lenient, Lossless, Lossy, Rule
-from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
+from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder, block
+from paceline.decode.text import Text
+from paceline.models.contract import ModelSession
 from support import exact
-from support.rules import ODDS, PROMPT, Pair, draw, least_p_value, smallest_p_value
+from support.fakes import TableModel
+from support.rules import (
+    ODDS,
+    PROMPT,
+    THRESHOLDS,
+    Pair,
+    draw,
+    least_p_value,
+    smallest_p_value,
+    stating,
+    table,
+)
 
 SHAPINGS = {
     "plain": exact.Shaping(),
@@ -106,3 +124,72 @@ def test_long_texts_of_small_batches_follow_the_target_at_every_place(batch: int
     texts = [generation.tokens for generation in found]
     assert exact.transitions_p_value(texts, pair.p, order=1) > ODDS
     assert exact.transitions_p_value(texts, pair.q, order=1) < ODDS
+
+
+class DrawsANumberAgain(SpeculativeDecoder):
+    """Beyond the draft's context every token of a text is drawn with one number."""
+
+    def _verify(self, target: ModelSession, texts: Sequence[Text], *rest: Any) -> VerifiedRows:
+        streams = [text._choosing for text in texts if not self._drafts(text)]
+        numbers = [list(stream._drawn) for stream in streams]
+        found = super()._verify(target, texts, *rest)
+        for stream, drawn in zip(streams, numbers, strict=True):
+            stream._drawn = drawn or stream._drawn
+        return found
+
+
+def of_border(kind: type[SpeculativeDecoder], rule: Rule, name: str, gamma: int) -> float:
+    """The smallest p-value of all triples of a batch whose rows reach the border by turns.
+
+    n = 1,200 texts of each of two prompts.
+    """
+    pair, prompts, room = Pair(order=1), (PROMPT, [0, *PROMPT]), len(PROMPT) + gamma + 2
+    draft = TableModel(table(1, 2), max_length=room)
+    decoder = kind(pair.target, draft, rule, gamma=gamma)
+    length = gamma + 4
+    found = decoder.generate([prompts[row % 2] for row in range(2400)], length, eos_token_ids=[])
+    aim = exact.AIMS.get(name, lambda _: None)(THRESHOLDS.get(name, 0.0))
+
+    def pi(text: tuple[int, ...]) -> exact.Distribution:
+        assert aim is not None
+        return aim(*pair.exact(text))
+
+    def judged(text: tuple[int, ...]) -> tuple[exact.Distribution, exact.Distribution]:
+        vectors = exact.lossy(0.6) if name == "lossy" else exact.lossless
+        return vectors(pi(text) if aim else pair.p(text), pair.q(text))
+
+    p_values: list[float] = []
+    for row, prompt in enumerate(prompts):
+        expected = exact.judged_texts(
+            *(pair.p, pair.q, judged),
+            gamma=gamma,
+            prompt=tuple(prompt),
+            length=length,
+            bonus=pi if aim else None,
+            room=room,
+            first_from_target=rule.exact,
+        )
+        texts = [generation.tokens for generation in found[row::2]]
+        p_values += exact.pair_p_values(texts, expected, width=3)
+    return min(p_values)
+
+
+BORDER_RULES = [(Lossless(), "lossless"), (Lossy(0.6), "lossy")]
+BORDER_RULES += [(stating(name, THRESHOLDS[name]), name) for name in ("chow", "token_v3", "tuned")]
+border = pytest.mark.parametrize(("rule", "name"), BORDER_RULES, ids=[n for _, n in BORDER_RULES])
+
+
+@border
+def test_beyond_the_drafts_context_every_token_follows_the_target(rule: Rule, name: str):
+    """Also across the border; 8 to 10 p-values each."""
+    assert of_border(SpeculativeDecoder, rule, name, 2) > ODDS
+    assert of_border(DrawsANumberAgain, rule, name, 2) < ODDS
+
+
+@pytest.mark.parametrize(("rule", "name"), BORDER_RULES[2:], ids=[n for _, n in BORDER_RULES[2:]])
+def test_a_rule_that_reads_an_emptied_draft_beside_others_is_caught(rule: Rule, name: str):
+    def mutant(logits: Any, drafted: Any, num_drafted: Any, *rest: Any) -> Any:
+        return verify_block(logits, drafted, num_drafted.clamp(min=0), *rest)
+
+    with patch.object(block, "verify_block", mutant):
+        assert of_border(SpeculativeDecoder, rule, name, 2) < ODDS

@@ -162,19 +162,23 @@ def judged_texts(
     prompt: tuple[int, ...],
     length: int,
     first_from_target: bool = False,
+    bonus: NextToken | None = None,
+    room: int | None = None,
 ) -> dict[tuple[int, ...], float]:
     """Every text with its probability; `judged`: acceptance and recovery of a rule behind a text.
 
     State: the text, the place in its block, how many tokens that block drafts. At a drafted place a
     token is kept with mass q a, or recovered with mass (1 - sum q a) r, which ends the block; at
-    the bonus place it comes from p. The first block begins with the first token, or behind one of
-    the target's.
+    the bonus place it comes from p, or `bonus`. The first block begins with the first token, or
+    behind one of the target's. Where a text and gamma tokens exceed `room`, p gives each token.
     """
     State = tuple[tuple[int, ...], int, int]
 
     def new_block(text: tuple[int, ...]) -> State:
         if first_from_target and not text:
             return text, 0, 0
+        if room is not None and len(prompt) + len(text) + gamma > room:
+            return text, 0, -1
         most = max(length - len(text) - 1, 0 if text else 1)
         return text, 0, min(gamma, most)
 
@@ -182,8 +186,8 @@ def judged_texts(
     for _ in range(length):
         after: dict[State, float] = defaultdict(float)
         for (text, place, drafted), mass in states.items():
-            target = p(prompt + text)
-            if place == drafted:
+            if place >= drafted:
+                target = (p if drafted < 0 or bonus is None else bonus)(prompt + text)
                 for token, share in enumerate(target):
                     after[new_block((*text, token))] += mass * share
                 continue
@@ -202,17 +206,17 @@ def judged_texts(
 
 
 def pair_p_values(
-    observed: Sequence[Sequence[int]], exact: dict[tuple[int, ...], float]
+    observed: Sequence[Sequence[int]], exact: dict[tuple[int, ...], float], width: int = 2
 ) -> list[float]:
-    """One chi-square p-value for each pair of neighbouring places in the texts."""
+    """One chi-square p-value for each pair (`width`: 2) of neighbouring places in the texts."""
     p_values: list[float] = []
-    for place in reversed(range(len(observed[0]) - 1)):
+    for place in reversed(range(len(observed[0]) - width + 1)):
         expected: dict[tuple[int, ...], float] = defaultdict(float)
         shorter: dict[tuple[int, ...], float] = defaultdict(float)
         for text, mass in exact.items():
-            expected[text[-2:]] += mass
+            expected[text[-width:]] += mass
             shorter[text[:-1]] += mass
-        counts = Counter[tuple[int, ...]]((text[place], text[place + 1]) for text in observed)
+        counts = Counter[tuple[int, ...]](tuple(text[place : place + width]) for text in observed)
         p_values.append(chi_square_p_value(counts, expected))
         exact = shorter
     return p_values

@@ -130,7 +130,8 @@ class VerifyRequest(NamedTuple):
     Attributes:
         newest: Each row's last token, not yet processed.
         drafted: Tokens [B, G] and, with `uniforms`, the distributions they were drawn from.
-        num_drafted: Number of drafted tokens per row, at most G.
+        num_drafted: Number of drafted tokens per row, at most G; -1: none, and the token that
+            follows is the target's under any rule.
         rule: Acceptance rule.
         sampling: Sampling parameters of the target.
         uniforms: Random numbers; None: accept while drafted tokens are the target's most likely
@@ -242,9 +243,11 @@ def verify(
     draft_BPV = drafted.probs_BPV
     assert draft_BPV is not None, "drawn tokens come with their distributions"
     positions = Position.of(target_BHV, draft_BPV, target_raw_BHV, drafted.raw_BPV)
+    alone_B1 = num_drafted_B[:, None] < 0
     if rule.needs_draft_at_bonus and not rule.entrywise:
         pi_BHV = rule.pi_at(positions)
         assert pi_BHV is not None, "a rule without pi takes the bonus from the target"
+        pi_BHV = torch.where(alone_B1[..., None], target_BHV, pi_BHV)
         positions, rule = Position.of(pi_BHV, draft_BPV), _LOSSLESS
     if type(rule) is Lossless:
         result = registered().verify_lossless(
@@ -253,8 +256,10 @@ def verify(
         if result is not None:
             return Verified(*result)
     num_accepted_B = _count_accepted(drafted, num_drafted_B, positions, rule, uniforms)
-    is_bonus_B = num_accepted_B == num_drafted_B
+    is_bonus_B = num_accepted_B >= num_drafted_B
     next_BV = _distribution_at(positions, num_accepted_B, is_bonus_B, rule)
+    if rule.needs_draft_at_bonus:
+        next_BV = torch.where(alone_B1, positions.target[:, 0], next_BV)
     return Verified(num_accepted_B, sample(next_BV, uniforms.next_B))
 
 

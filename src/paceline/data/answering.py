@@ -38,7 +38,7 @@ from paceline.engines.kinds import Capacity
 from paceline.engines.process import check_choice, running
 from paceline.engines.text_servers import TextServers
 from paceline.engines.texts import EngineWriter, OpenAIWriter
-from paceline.errors import ContextLengthError, PromptError
+from paceline.errors import PromptError
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.answer_text import answer_text
 from paceline.models.compatibility import check_fits
@@ -224,26 +224,13 @@ class Answerer:
         self.target = self._load(config.target, config.dtype)
         self.draft = None if config.draft is None else self._load(config.draft, self.target.dtype)
         self.tokenizer = tokenizer_of(self.target, config.target)
-        self._check_lengths()
+        lengths = config.max_prompt_tokens, config.max_new_tokens
+        check_fits(self.target, *lengths, ("max_prompt_tokens", "max_new_tokens"), "the model")
         self.dtype = str(self.target.dtype).removeprefix("torch.")
         configurable = self.target.device.type == "cpu" and self.dtype == "bfloat16"
         self.activations = config.activations if configurable else self.dtype
         self.target_fingerprint = fingerprint(config.target)
         self.draft_fingerprint = "" if config.draft is None else fingerprint(config.draft)
-
-    def _check_lengths(self) -> None:
-        config = self.config
-        lengths = config.max_prompt_tokens, config.max_new_tokens
-        for model in (self.target, self.draft):
-            if model is not None:
-                check_fits(model, *lengths, ("max_prompt_tokens", "max_new_tokens"), "the model")
-        room = self._decoder(1.0).remaining_context([0])  # includes one block
-        wanted = sum(lengths) if self.target.decoder_prompt is None else 1 + config.max_new_tokens
-        if room is not None and wanted > room + 1:
-            raise ContextLengthError(
-                f"prompts and new tokens need a context of {wanted}, but these models support only "
-                f"{room + 1}; lower max_prompt_tokens or max_new_tokens"
-            )
 
     def answer(self, shard: Shard, _journal: Journal) -> list[Answer]:
         """One record per request, in order."""

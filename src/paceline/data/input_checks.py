@@ -7,6 +7,7 @@ the work calls it by `checked`, so a Python program gets the same errors as the 
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 import warnings
@@ -120,6 +121,12 @@ class InputChecks:
             models.append(self.model("draft", draft))
         if len(models) == 2 and all(model.tokenizer is not None for model in models):
             check_same_vocabulary(*cast("Any", models))
+        limits = [model.max_length or math.inf for model in models]
+        if limits[-1] < limits[0]:
+            note(
+                f"the draft {draft} has a context of {limits[-1]:,} tokens; beyond it the target "
+                "writes alone here, and engines may stop or draft nonsense"
+            )
         sizes = [model.num_parameters for model in models]
         if len(sizes) == 2 and 0 < sizes[0] < sizes[1]:
             note(

@@ -138,7 +138,7 @@ class GenerateDataConfig(StrictModel):
                     checks.drafting(self.target, self.draft)
         checks.text("prompts", self.prompts)
         lengths = self.max_prompt_tokens, self.max_new_tokens
-        for model in models:
+        for model in models[:1]:  # the target goes on behind a draft's context
             check_fits(model, *lengths, ("max_prompt_tokens", "max_new_tokens"), str(model.path))
         checks.output(self.output)
         return checks

@@ -3,7 +3,7 @@
 A session with a faster implementation serves the whole request (`take_draw`, `take_verify`).
 Otherwise the session only computes logits, and the functions of `core.block` do the rest.
 
-Shape suffixes: B batch, N new tokens, G drafted, P positions, V vocabulary.
+Shape suffixes: B batch, N new tokens, G drafted, H G + 1, P positions, V vocabulary.
 """
 
 from __future__ import annotations
@@ -46,15 +46,31 @@ def draw(session: ModelSession, request: DrawRequest) -> Drafted:
     )
 
 
-def verify(session: ModelSession, request: VerifyRequest) -> VerifiedRows:
-    """Process newest and drafted tokens in one pass and verify; raises as `ModelSession.extend`."""
-    verified = session.take_verify(request)
+def verify(
+    session: ModelSession, request: VerifyRequest, again: Sequence[Sequence[int]] = ()
+) -> VerifiedRows:
+    """Process newest and drafted tokens in one pass and verify; raises as `ModelSession.extend`.
+
+    `again`: last tokens that each row has processed, to process again in place of what would lie
+    beyond its context.
+    """
+    verified = None if any(again) else session.take_verify(request)
     if verified is not None:
         return verified
     tokens_BG = request.drafted.tokens_BG
     newest_B1 = torch.tensor(request.newest, device=tokens_BG.device)[:, None]
+    tokens_BH = torch.cat([newest_B1, tokens_BG], 1)
+    if not any(again):
+        logits_BHV = session.extend(tokens_BH)
+    else:
+        counts, width = list(map(len, again)), tokens_BH.shape[1]
+        session.rollback(counts)
+        pairs = zip(again, as_list(tokens_BH), strict=True)
+        logits_BHV = session.extend(torch.tensor([[*old, *new][:width] for old, new in pairs]))
+        rows = zip(logits_BHV, counts, strict=True)  # from the newest token on
+        logits_BHV = torch.stack([logits_HV.roll(-count, 0) for logits_HV, count in rows])
     blocks = verify_block(
-        session.extend(torch.cat([newest_B1, tokens_BG], 1)),
+        logits_BHV,
         request.drafted,
         torch.tensor(request.num_drafted),
         request.rule,

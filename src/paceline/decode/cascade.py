@@ -28,7 +28,7 @@ from paceline.core.sampling import (
 )
 from paceline.decode.arguments import check_models, real
 from paceline.decode.autoregressive import AutoregressiveDecoder
-from paceline.decode.decoder import Decoder, shared_context
+from paceline.decode.decoder import Decoder, fits_draft
 from paceline.decode.draft_policies import Confident
 from paceline.decode.speculative import SpeculativeDecoder
 from paceline.errors import UsageError
@@ -109,7 +109,8 @@ class TokenCascade(_ConfidentDraft):
     """The draft generates while max q >= 1 - alpha; else the target generates one token.
 
     The target also generates a token after `most_drafted` draft tokens. It processes the draft's
-    tokens but does not verify them.
+    tokens but does not verify them. Where the draft's context has no room for `most_drafted` more
+    tokens, the target generates each token, in `BigLittleDecoder` too.
 
     Paper: Narasimhan et al. 2024, algorithm 2 with equation 2, section E.1.
     """
@@ -160,7 +161,8 @@ class OracleCascade(SpeculativeDecoder):
     """Samples each token from q or from p, as a binary rule decides given both.
 
     Both models process every token, so this is slower than the target alone; it shows the quality
-    that a rule can reach. Only tokens sampled from the target count as target calls.
+    that a rule can reach. Only tokens sampled from the target count as target calls. Beyond the
+    draft's context every token is.
 
     Paper: Narasimhan et al. 2024, algorithm 3.
     """
@@ -184,11 +186,14 @@ class OracleCascade(SpeculativeDecoder):
         self, target: ModelSession, draft: ModelSession, texts: Sequence[Text]
     ) -> Iterator[tuple[Text, Block]]:
         newest_B1 = torch.tensor([text.newest(1) for text in texts])
+        alone = [not self._drafts(text) for text in texts]
+        draft.rollback([held * gone for held, gone in zip(draft.lengths, alone, strict=True)])
         seen_BV = self._seen(texts)
         p_BV, p_raw_BV = self._distributions(target.extend(newest_B1)[:, -1], seen_BV)
         q_BV, q_raw_BV = self._distributions(draft.extend(newest_B1)[:, -1], seen_BV)
         q_BV, q_raw_BV = q_BV.to(p_BV.device), q_raw_BV.to(p_BV.device)
         defers_B1 = self.rule.defers(Position(p_BV, q_BV, p_raw_BV, q_raw_BV))
+        defers_B1 |= torch.tensor(alone, device=defers_B1.device)[:, None]
         uniforms_B = torch.tensor([text.draw_choice() for text in texts], dtype=torch.float64)
         tokens_B = sample(torch.where(defers_B1, p_BV, q_BV), uniforms_B.to(p_BV.device))
         rows = zip(texts, as_list(tokens_B), as_list(defers_B1[:, 0]), strict=True)
@@ -204,7 +209,8 @@ class SequenceCascade(Decoder):
     """Keeps the draft's response if q(response) >= 1 - alpha; else the target generates its own.
 
     q(response) is the product of the untempered probabilities of its tokens, or with `normalise`
-    their geometric mean, which does not depend on the length.
+    their geometric mean, which does not depend on the length. A response that the draft's context
+    cuts is not kept.
 
     Paper: Narasimhan et al. 2024, equation 1 (SeqCascade [Chow]); the mean after Gupta et al. 2024.
     """
@@ -232,9 +238,6 @@ class SequenceCascade(Decoder):
     def _models(self) -> tuple[Model, ...]:
         return self.target, self.draft
 
-    def _usable_length(self) -> int | None:
-        return shared_context(self.target, self.draft)
-
     @torch.inference_mode()
     def blocks(
         self, texts: Sequence[Text], batch_size: int | None = None
@@ -245,7 +248,8 @@ class SequenceCascade(Decoder):
             responding = texts[start : start + size]
             responses = self._draft_responses(responding)
             for text, response in zip(responding, responses, strict=True):
-                if response.is_kept(self.alpha, normalise=self.normalise):
+                ended = text.ends_within(response.tokens)
+                if ended and response.is_kept(self.alpha, normalise=self.normalise):
                     yield text, text.add_unverified(response.tokens, None)
                 else:
                     deferred.append(text)
@@ -255,9 +259,9 @@ class SequenceCascade(Decoder):
     def _draft_responses(self, texts: Sequence[Text]) -> list[_Response]:
         session = self._start_session(self.draft)
         responses = [_Response() for _ in texts]
-        rows = list(range(len(texts)))
-        logits_BV = session.prefill([text.prompt for text in texts])
-        while True:
+        rows = [row for row, text in enumerate(texts) if fits_draft(self.draft, text, 0)]
+        logits_BV = session.prefill([texts[row].prompt for row in rows]) if rows else torch.empty(0)
+        while rows:
             live = [(texts[row], responses[row]) for row in rows]
             if self.sampling.repetition_penalty != 1:
                 tokens = [text.context + response.tokens for text, response in live]
@@ -275,14 +279,16 @@ class SequenceCascade(Decoder):
                 at
                 for at, (text, drafted) in enumerate(live)
                 if not text.ends_within(drafted.tokens)
+                and fits_draft(self.draft, text, len(drafted.tokens))
             ]
             if not kept:
-                return responses
+                break
             if len(kept) < len(rows):
                 session.keep_rows(kept)
                 rows = [rows[at] for at in kept]
             newest_B1 = torch.tensor([[responses[row].tokens[-1]] for row in rows])
             logits_BV = session.extend(newest_B1)[:, -1]
+        return responses
 
 
 class _Response:

@@ -171,12 +171,8 @@ class Decoder(ABC):
 
     def context_in_words(self) -> str:
         """The maximum text length as a phrase for messages."""
-        limit = self._usable_length()
-        if limit is None:
-            return "the context has no limit"
-        reserved = self._num_reserved()
-        suffix = f", not counting {reserved} that are reserved for drafting" if reserved else ""
-        return f"the context holds {limit} tokens{suffix}"
+        limit = self.target.max_length
+        return "the context has no limit" if limit is None else f"the context holds {limit} tokens"
 
     def _start(
         self,
@@ -207,11 +203,11 @@ class Decoder(ABC):
         )
 
     def _limits(self) -> Limits:
-        models = self._models()
+        sources = _least(map(source_vocab_size_of, self._models()))
         return Limits(
-            vocab_size=_least(map(source_vocab_size_of, models)) or self.vocab_size,
-            max_length=self._usable_length(),
-            max_source_length=_least(map(max_source_length_of, models)),
+            vocab_size=sources or self.vocab_size,
+            max_length=self.target.max_length,
+            max_source_length=max_source_length_of(self.target),
             decoder_prompt=decoder_prompt_of(self.target),
             forced_eos=forced_eos_of(self.target) if self.forces_eos else None,
             in_words=self.context_in_words(),
@@ -221,13 +217,13 @@ class Decoder(ABC):
         """The models that process prompts."""
         return (self.target,)
 
-    def _usable_length(self) -> int | None:
-        """Maximum number of decoder tokens of a text."""
-        return self.target.max_length
+    def _drafts(self, text: Text) -> bool:
+        """Whether the draft has room for a block; else the target goes on alone."""
+        return True
 
-    def _num_reserved(self) -> int:
-        """Context tokens that texts cannot use."""
-        return 0
+    def _for_draft(self, texts: Sequence[Text]) -> list[list[int]]:
+        """What the draft's session reads before the first block; any token if it has no room."""
+        return [text.prompt if self._drafts(text) else text.prompt[:1] for text in texts]
 
     @abstractmethod
     def blocks(
@@ -242,7 +238,7 @@ class Decoder(ABC):
         prompts = [text.prompt for text in slots.texts]
         logits_BV = target.prefill(prompts)
         for session in others:
-            session.prefill(prompts)
+            session.prefill(self._for_draft(slots.texts))
         rows = range(len(prompts))
         yield from self._first_tokens(logits_BV, rows, slots.texts, target, *others)
 
@@ -260,7 +256,7 @@ class Decoder(ABC):
             prompts = [text.prompt for text in texts]
             logits_RV = target.refill(rows, prompts)
             for session in others:
-                session.refill(rows, prompts)
+                session.refill(rows, self._for_draft(texts))
             yield from self._first_tokens(logits_RV, rows, texts, target, *others)
 
     def _first_tokens(
@@ -307,6 +303,13 @@ class Decoder(ABC):
 def shared_context(*models: Model) -> int | None:
     """The shortest context of these models; None if none has a limit."""
     return _least(model.max_length for model in models)
+
+
+def fits_draft(draft: Model, text: Text, count: int) -> bool:
+    """Whether a draft can process a text and `count` more tokens."""
+    limit, source_limit = draft.max_length, max_source_length_of(draft)
+    reads = source_limit is None or len(text.prompt) <= source_limit
+    return reads and (limit is None or text.decoded + count <= limit)
 
 
 def _least(limits: Iterable[int | None]) -> int | None:

@@ -15,6 +15,7 @@ token comes from the target's pass over the prompt; else it is the first token o
 # B batch, G gamma, V vocabulary
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, get_args
 
 import torch
@@ -26,7 +27,7 @@ from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams, as_list, proposal_params
 from paceline.decode.arguments import check_models, instance, one_of, whole
 from paceline.decode.block import draft_while_confident, draw, verify
-from paceline.decode.decoder import BatchSlots, Decoder, shared_context
+from paceline.decode.decoder import BatchSlots, Decoder, fits_draft, shared_context
 from paceline.decode.draft_policies import DraftPolicy, FixedLength
 from paceline.errors import UsageError
 from paceline.models.compatibility import check_block, check_rollback, check_same_vocabulary
@@ -42,9 +43,11 @@ if TYPE_CHECKING:
 class SpeculativeDecoder(Decoder):
     """The draft proposes up to gamma tokens; the target verifies them in one pass with the rule.
 
-    The policy may draft fewer tokens. The last gamma tokens of the context are reserved for drafts
-    that may be rejected. With a lossless rule, the first token is sampled from the target's pass
-    over the prompt; with any other rule, it is drafted and verified like the others.
+    The policy may draft fewer tokens. With a lossless rule, the first token is sampled from the
+    target's pass over the prompt; with any other rule, it is drafted and verified like the others.
+
+    Where the draft's context has no room for gamma more tokens, or its encoder none for the prompt,
+    each token follows the target, whatever the rule.
 
     `bonus="target"` decodes as vLLM does with the rule: the first token and every bonus token
     follow the target, and drafted positions follow the rule. Nothing changes for a lossless rule.
@@ -72,6 +75,7 @@ class SpeculativeDecoder(Decoder):
         check_models(target=target, draft=draft)
         shared_vocab_size = check_same_vocabulary(target, draft)
         check_rollback(target, draft)
+        check_block(gamma, shared_context(target, draft))
         super().__init__(target, sampling)
         self.vocab_size = shared_vocab_size
         self.draft = draft
@@ -91,15 +95,8 @@ class SpeculativeDecoder(Decoder):
     def _models(self) -> tuple[Model, ...]:
         return self.target, self.draft
 
-    def _usable_length(self) -> int | None:
-        limit = shared_context(self.target, self.draft)
-        if limit is None:
-            return None
-        check_block(self.gamma, limit)
-        return limit - self.gamma
-
-    def _num_reserved(self) -> int:
-        return self.gamma
+    def _drafts(self, text: Text) -> bool:
+        return fits_draft(self.draft, text, self.gamma)
 
     @torch.inference_mode()
     def blocks(
@@ -143,9 +140,11 @@ class SpeculativeDecoder(Decoder):
         self, draft: ModelSession, texts: Sequence[Text], seen_BV: Tensor | None
     ) -> tuple[Drafted, list[int]]:
         """Draft every row; also returns how many of the drafted tokens are valid in each row."""
-        lengths = [self._most_drafted(text) for text in texts]
+        alone = [not self._drafts(text) for text in texts]
+        rows = zip(texts, alone, strict=True)
+        lengths = [0 if gone else self._most_drafted(text) for text, gone in rows]
         gamma = max(lengths)
-        if gamma == 0 and not self._applied_rule.needs_draft_at_bonus:
+        if all(alone) or (gamma == 0 and not self._applied_rule.needs_draft_at_bonus):
             empty = torch.zeros(len(texts), 0, dtype=torch.int64)
             return Drafted(empty, torch.zeros(len(texts), 0, self.vocab_size)), lengths
         uniforms = None
@@ -158,7 +157,7 @@ class SpeculativeDecoder(Decoder):
             after_last=self._applied_rule.needs_draft_at_bonus,
             raw=self._applied_rule.uses_confidence,
         )
-        request = DrawRequest(unread_tokens(draft, texts), plan, uniforms, seen_BV)
+        request = DrawRequest(unread_tokens(draft, texts, alone), plan, uniforms, seen_BV)
         if self.policy.stops_early:
             return draft_while_confident(draft, request, lengths, self.policy.goes_on)
         return draw(draft, request), lengths
@@ -191,22 +190,31 @@ class SpeculativeDecoder(Decoder):
             accept = [text.draw_accept(self.gamma)[:gamma] for text in texts]
             uniforms = UniformRows(accept, [text.draw_choice() for text in texts])
         newest = [text.newest(1)[0] for text in texts]
-        return verify(
-            target,
-            VerifyRequest(
-                newest, drafted, num_drafted, self._applied_rule, self.sampling, uniforms, seen_BV
-            ),
-        )
+        pairs = zip(texts, num_drafted, strict=True)
+        counts = [count if self._drafts(text) else -1 for text, count in pairs]
+        rule = self._applied_rule if max(counts) >= 0 else Lossless()
+        request = VerifyRequest(newest, drafted, counts, rule, self.sampling, uniforms, seen_BV)
+        limit, width = target.max_length, drafted.tokens_BG.shape[1] + 1
+        beyond = [max(0, held + width - (limit or math.inf)) for held in target.lengths]
+        pairs = zip(texts, map(int, beyond), strict=True)
+        return verify(target, request, [text.newest(count + 1)[:-1] for text, count in pairs])
 
 
-def unread_tokens(draft: ModelSession, texts: Sequence[Text]) -> list[list[int]]:
+def unread_tokens(
+    draft: ModelSession, texts: Sequence[Text], alone: Sequence[bool]
+) -> list[list[int]]:
     """The tokens that the draft's session still has to process: at least one, as many for each row.
+
+    Rows that are `alone`, which have no room for drafts, process any tokens and are then emptied.
 
     A row lacks two after a block that was fully accepted, and more after blocks without a draft.
     Rows that lack fewer roll back the rest and process it again. While one of them is too short to
     do so, the rows that lack more process one token here instead.
     """
-    lacking = [text.decoded - length for text, length in zip(texts, draft.lengths, strict=True)]
+    draft.rollback([held * gone for held, gone in zip(draft.lengths, alone, strict=True)])
+    rows = zip(texts, draft.lengths, alone, strict=True)
+    lacking = [0 if gone else text.decoded - held for text, held, gone in rows]
+    lacking = [number or max(lacking) for number in lacking]
     while any(max(lacking) - own > held for own, held in zip(lacking, draft.lengths, strict=True)):
         # every row has to process one token; the rows that lack only one roll it back afterwards
         unread = [text.newest(number)[:1] for text, number in zip(texts, lacking, strict=True)]
@@ -215,4 +223,5 @@ def unread_tokens(draft: ModelSession, texts: Sequence[Text]) -> list[list[int]]
         lacking = [max(number - 1, 1) for number in lacking]
     count = max(lacking)
     draft.rollback([count - number for number in lacking])
-    return [text.newest(count) for text in texts]
+    rows = zip(texts, alone, strict=True)
+    return [text.newest(1) * count if gone else text.newest(count) for text, gone in rows]

@@ -20,6 +20,7 @@ from paceline.errors import UnsupportedModelError, UsageError
 from paceline.models.gguf.conversion import open_gguf, rotated_by_pairs, tensor_names
 from paceline.models.gguf.pre_tokenizers import name_of
 from paceline.models.gguf.vocabulary import ENDS
+from paceline.models.hf.architectures import context_length
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -106,7 +107,7 @@ def refuse_unknown(config: Any) -> None:
     if config.model_type not in FAMILIES:
         fault = f"{config.model_type} is none of the families supported as GGUF"
         fault += f" ({', '.join(FAMILIES)})"
-    elif windowed and window < config.max_position_embeddings:
+    elif windowed and window < (context_length(config) or 0):
         fault = f"llama.cpp ignores the sliding window of {window} tokens in a {config.model_type}"
         advice = "serve it by vLLM or SGLang (--to vllm), or choose a draft without a window"
     elif (setting := _unknown_rope(config.rope_parameters)) is not None:
@@ -149,7 +150,7 @@ def _unknown_rope(rope: Mapping[str, Any]) -> str | None:
 
 def _add_sizes(writer: GGUFWriter, config: Any) -> None:
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
+    writer.add_context_length(context_length(config) or 0)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)

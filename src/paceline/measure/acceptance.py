@@ -7,7 +7,7 @@ Nothing is decoded, so the scores apply to any gamma.
 # B batch, T positions, V vocabulary
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -82,11 +82,12 @@ def check_longest(longest: int) -> None:
 class PairTexts:
     """Texts after their prompts, with the models and the sampling parameters that score them.
 
-    Texts are cut where the shorter context of the two models ends: no pair serves what is behind.
+    Texts are cut where the shorter context of the two models ends: no draft serves what is behind.
 
     Attributes:
         draft_sampling: Sampling parameters of the draft; None: those of the target.
         max_new_tokens: Maximum number of tokens of a text; None: the length of the longest.
+        num_beyond: Tokens of each text that were cut, but lie in the target's context.
     """
 
     target: Model
@@ -96,9 +97,13 @@ class PairTexts:
     sampling: SamplingParams
     draft_sampling: SamplingParams | None = None
     max_new_tokens: int | None = None
+    num_beyond: Sequence[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        fitting = within_context(self.pair, self.prompts, self.completions, self.most)
+        given = self.prompts, self.completions, self.most
+        fitting, whole = (within_context(of, *given) for of in (self.pair, (self.target,)))
+        beyond = [len(all_) - len(part) for all_, part in zip(whole, fitting, strict=True)]
+        object.__setattr__(self, "num_beyond", beyond)
         object.__setattr__(self, "completions", fitting)
 
     @property

@@ -144,7 +144,7 @@ def analyze_rules(
         progress("analyzing rules", number + 1, len(lengths))
     lengths_B = torch.tensor(lengths)
     mask_BT = torch.arange(max(lengths)) < lengths_B[:, None]
-    budget_B = texts.budgets
+    budget_B, beyond_B = texts.budgets, torch.tensor(texts.num_beyond)
     base = Row(
         population="texts",
         units=tuple(range(len(lengths))),
@@ -159,7 +159,9 @@ def analyze_rules(
         means = zip(_MEANS, (part_BT.double().sum(-1) for part_BT in means_BT), strict=True)
         own = base.extended({name: part_B for name, part_B in means if part_B.isfinite().all()})
         parts = rejection_BT[:, first:], survival_BT[:, first:], mask_BT[:, first:]
-        found.append([own, *(_blocks(own, *parts, budget_B - first, gamma) for gamma in gammas)])
+        found.append(
+            [own, *(_blocks(own, *parts, budget_B - first, gamma, beyond_B) for gamma in gammas)]
+        )
     return found
 
 
@@ -170,14 +172,16 @@ def _blocks(
     mask_BT: Tensor,
     budget_B: Tensor,
     gamma: int,
+    beyond_B: Tensor,
 ) -> Row:
-    """The row with the blocks of gamma tokens."""
+    """The row with the blocks of gamma tokens, and those without drafts behind them."""
     drafted, sums = 0.0, dict.fromkeys(_OF_BLOCKS, torch.zeros(len(mask_BT)))
     if mask_BT.any():
         blocks = survival_BT, mask_BT, gamma
         emitted_B, calls_B = tokens_and_blocks(1 - rejection_BT, *blocks, budget=budget_B)
         examined_BT = examined_places(*blocks, budget=budget_B)
         rejected_B = (examined_BT * rejection_BT.double()).sum(-1)
+        emitted_B, calls_B = emitted_B + beyond_B, calls_B + beyond_B
         values = emitted_B, calls_B, examined_BT.sum(-1), rejected_B
         sums = dict(zip(_OF_BLOCKS, values, strict=True))
         drafted = float(drafted_tokens(*blocks, budget=budget_B).sum() / calls_B.sum())

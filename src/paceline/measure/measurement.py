@@ -9,12 +9,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, cast
 
+import torch
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from paceline.config import Options, Result
 from paceline.core.bootstrap import Interval
 from paceline.core.sampling import as_list
-from paceline.data.input_checks import InputChecks, checked
+from paceline.data.input_checks import InputChecks, checked, note
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.environment import begin, environment
 from paceline.errors import UsageError
@@ -26,7 +27,6 @@ from paceline.measure.latency import (
     PassTimer,
     candidates,
     choose_gamma,
-    has_room,
     num_choosing,
     time_pairs,
 )
@@ -116,8 +116,8 @@ class MeasureConfig(WithCosts, PairConfig):
         if twice := [path for path in paths if paths.count(path) > 1]:
             raise UsageError(f"the draft {twice[0]} is given twice; name each draft once")
         num_timed = 0 if self.costs is not None else min(self.timed_prompts, self.num_prompts)
-        # a timed request is decoded in full, and its last block needs up to gamma extra positions
-        timed = num_timed, self.max_new_tokens + min(self.gammas)
+        # a timed request is decoded in full
+        timed = num_timed, self.max_new_tokens
         self.check_prompts(checks, models, new_tokens=1, timed=timed)
         return checks
 
@@ -307,6 +307,11 @@ def measure_models(
     sample_texts(target, prompts, config, config.sampling, completions, progress)
     texts = PairTexts(target, draft, prompts, completions, *config.scoring)
     scored = ScoredTexts.of(texts, score_texts(texts, progress))
+    if beyond := sum(texts.num_beyond):
+        note(
+            f"{beyond / (beyond + sum(texts.lengths)):.0%} of the tokens lie beyond the draft's "
+            "context, where the target writes alone; acceptance is that of the others"
+        )
     sizes = {"target": target.num_parameters, "draft": draft.num_parameters}
     source = Source.here("measure", fingerprints=dict(fingerprints), sizes=sizes)
     row = _row_of_texts(scored, config, source)
@@ -352,19 +357,22 @@ class ScoredTexts(NamedTuple):
         scores: At each position.
         length_B: Number of tokens of each text.
         budget_B: Maximum number of tokens of each text.
+        beyond_B: Tokens of each text beyond the draft's context, each of a block without drafts.
     """
 
     scores: TextScores
     length_B: Tensor
     budget_B: Tensor
+    beyond_B: Tensor
 
     @classmethod
     def of(cls, texts: PairTexts, scores: TextScores) -> ScoredTexts:
-        return cls(scores, scores.mask_BT.sum(-1), texts.budgets)
+        return cls(scores, scores.mask_BT.sum(-1), texts.budgets, torch.tensor(texts.num_beyond))
 
     def tokens_and_blocks(self, gamma: int) -> tuple[Tensor, Tensor]:
         """Expected tokens and blocks of each text, [B] each."""
-        return self.scores.tokens_and_blocks(gamma, self.budget_B)
+        tokens_B, blocks_B = self.scores.tokens_and_blocks(gamma, self.budget_B)
+        return tokens_B + self.beyond_B, blocks_B + self.beyond_B
 
     def usable_gammas(self, gammas: Sequence[int]) -> list[int]:
         """See `usable_gammas`."""
@@ -446,12 +454,7 @@ def _time_best(
         drafts = texts.draft_sampling
         return Candidate(row, SpeculativeDecoder(*texts.pair, *settings, draft_sampling=drafts))
 
-    def fits(row: Row) -> bool:
-        decoder = timed(row).decoder
-        return all(has_room(decoder, prompt, length) for prompt in prompts)
-
-    able = [row for row in blocks if fits(row)] or blocks[:1]  # none: an error names the prompt
-    best, *others = map(timed, candidates(able))
+    best, *others = map(timed, candidates(blocks))
     choosing = num_choosing(len(prompts)) if others else 0
     tried = [best, *others] if choosing else []
     if choosing:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Protocol, TypeVar
 
 from pydantic import Field, model_validator
@@ -126,7 +125,8 @@ class PairConfig(ModelsConfig):
     ) -> None:
         """Check that the prompts after `skip` and their `new_tokens` fit the models' context.
 
-        `timed`: number of the first prompts that need another number of tokens, and this number.
+        `timed`: number of the first prompts that the target, the first model, continues by another
+        number of tokens, and this number.
 
         Raises:
             UsageError: there are no prompts after `skip`.
@@ -142,8 +142,8 @@ class PairConfig(ModelsConfig):
         records = after_skipped(found, skip, self.prompts.path)
         most, lengths, num_cut = self.max_prompt_tokens, list[int](), 0
         different = set[tuple[int, ...]]()
-        needs = itertools.chain(itertools.repeat(timed[1], timed[0]), itertools.repeat(new_tokens))
-        for record, num_new in zip(records, needs, strict=False):
+        needs = [(new_tokens, limit), (timed[1], models[0].max_length)]
+        for number, record in enumerate(records):
             if tokenizer is None:
                 break
             tokens = encode_prompt(record, tokenizer)
@@ -157,14 +157,8 @@ class PairConfig(ModelsConfig):
                     f"{record.where} has {length:,} tokens, but the encoder holds "
                     f"{source_limit:,}; set max_prompt_tokens"
                 )
-            if limit is not None and not encoder and length + num_new > limit:
-                # prompts of any length leave no room for as many new tokens as the context holds
-                lower = "lower max_new_tokens"
-                advice = lower if num_new >= limit else f"set max_prompt_tokens or {lower}"
-                raise ContextLengthError(
-                    f"{record.where} has {length:,} tokens and needs {num_new:,} more, but the "
-                    f"context holds {limit:,}; {advice}"
-                )
+            for num_new, most_tokens in () if encoder else needs[: 1 + (number < timed[0])]:
+                _check_room(record.where, length, num_new, most_tokens)
             lengths.append(length)
         of = f" of {min(lengths)} to {max(lengths)} tokens" if lengths else ""
         checks.lines.append(f"prompts: {self.prompts.path}, {len(records)} prompts{of}")
@@ -178,6 +172,17 @@ class PairConfig(ModelsConfig):
                 f"{repeated} of {len(records)} prompts repeat an earlier one, but intervals take "
                 "all as independent and are too narrow; remove the repeated ones"
             )
+
+
+def _check_room(where: str, length: int, num_new: int, limit: int | None) -> None:
+    if limit is not None and length + num_new > limit:
+        # prompts of any length leave no room for as many new tokens as the context holds
+        lower = "lower max_new_tokens"
+        advice = lower if num_new >= limit else f"set max_prompt_tokens or {lower}"
+        raise ContextLengthError(
+            f"{where} has {length:,} tokens and needs {num_new:,} more, but the context holds "
+            f"{limit:,}; {advice}"
+        )
 
 
 def _least(limits: Iterable[int | None]) -> int | None:

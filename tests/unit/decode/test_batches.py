@@ -5,12 +5,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from paceline.core.rules import Diff, Lenient, Lossless, Rule
+from paceline.core.rules import Diff, Lenient, Lossless, Lossy, Rule
 from paceline.core.sampling import SamplingParams
 from paceline.core.stats import DecodeStats
 from paceline.decode import (
     AutoregressiveDecoder,
     BigLittleDecoder,
+    Confident,
     OracleCascade,
     SequenceCascade,
     SpeculativeDecoder,
@@ -175,11 +176,28 @@ def test_equal_requests_give_equal_texts_and_other_seeds_other_ones():
     assert decoder.generate([[1, 2]], 30, seed=5, eos_token_ids=[]) == same[:1]
 
 
-def test_a_context_limit_cuts_each_row_where_it_would_be_cut_alone():
+@pytest.mark.parametrize("draft_limit", [None, 24, 14, 6])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda target, draft: SpeculativeDecoder(target, draft, gamma=3),
+        lambda target, draft: SpeculativeDecoder(target, draft, Diff(0.1), 3),
+        lambda target, draft: SpeculativeDecoder(target, draft, Lossy(0.4, "tuned"), 3),
+        lambda target, draft: SpeculativeDecoder(target, draft, gamma=3, policy=Confident(0.3)),
+        lambda target, draft: TokenCascade(target, draft, 0.7, most_drafted=4),
+        lambda target, draft: BigLittleDecoder(target, draft, 0.3, 2.0, most_drafted=4),
+        lambda target, draft: OracleCascade(target, draft, Diff(0.1)),
+        lambda target, draft: SequenceCascade(target, draft, 0.999999),
+    ],
+    ids=["lossless", "diff", "tuned", "confident", "token", "bild", "oracle", "sequence"],
+)
+def test_a_context_limit_cuts_each_row_where_it_would_be_cut_alone(
+    kind: Callable[..., Decoder], draft_limit: int | None
+):
     target, draft = pair()
-    target.max_length = 24
-    decoder = SpeculativeDecoder(target, draft, gamma=3)
-    together = decoder.generate(PROMPTS, 100, seed=SEEDS, eos_token_ids=[])
+    target.max_length, draft.max_length = 24, draft_limit
+    decoder = kind(target, draft)
+    together = decoder.generate(PROMPTS, 100, seed=SEEDS, eos_token_ids=[], batch_size=4)
     for prompt, seed, generation in zip(PROMPTS, SEEDS, together, strict=True):
         assert decoder.generate([prompt], 100, seed=[seed], eos_token_ids=[]) == [generation]
-        assert len(prompt) + len(generation.tokens) == 24 - 3
+        assert len(prompt) + len(generation.tokens) == 24

@@ -1,5 +1,6 @@
 """Where a text ends: stop tokens, budgets and contexts, inside blocks and at their edges."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -7,13 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.core.rules import Diff
+from paceline.core.rules import Chow, Diff
 from paceline.core.sampling import SamplingParams
 from paceline.core.stats import DecodeStats
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.decode.cascade import BigLittleDecoder, OracleCascade, SequenceCascade, TokenCascade
 from paceline.errors import ContextLengthError, PromptError, UsageError, VocabularyMismatchError
+from paceline.models import HfModel, prepare_for_decoding, wrap_model
+from paceline.models.prepare import with_cuda_graphs
 from support.fakes import TableModel
+from support.models import generated, tiny_hf
 
 GREEDY = SamplingParams(temperature=0)
 
@@ -147,19 +151,72 @@ def test_the_baseline_fills_the_context_to_its_end():
 
 @pytest.mark.parametrize("gamma", [1, 3, 5])
 @pytest.mark.parametrize(
-    ("target_limit", "draft_limit"), [(20, None), (None, 20), (20, 30), (40, 20)]
+    ("target_limit", "draft_limit"), [(20, None), (None, 20), (20, 30), (40, 20), (20, 20)]
 )
-def test_speculation_stays_within_the_shorter_context_and_keeps_room_for_a_block(
+def test_a_text_ends_with_the_targets_context_whatever_that_of_the_draft(
     gamma: int, target_limit: int | None, draft_limit: int | None
 ):
-    target, draft = chain(CYCLE, max_length=target_limit), chain(CYCLE, max_length=draft_limit)
-    decoder = SpeculativeDecoder(target, draft, gamma=gamma)
-    prompts = [[0] * length for length in (1, 6, 20 - gamma - 1)]
-    for prompt, generation in zip(prompts, decoder.generate(prompts, 100), strict=True):
-        assert (
-            len(generation.tokens) == decoder.remaining_context(prompt) == 20 - gamma - len(prompt)
-        )
-        assert generation.stop_reason == "context"
+    """Sessions raise beyond their contexts. The third prompt leaves fewer than gamma places."""
+    target = chain(CYCLE, max_length=target_limit)
+    decoder = SpeculativeDecoder(target, chain(DRAFT_CYCLE, max_length=draft_limit), gamma=gamma)
+    prompts = [[0] * length for length in (1, 6, 19, 32)[: 3 + (target_limit != 20)]]
+    wanted = AutoregressiveDecoder(target).generate(prompts, 60)
+    for prompt, found, plain in zip(prompts, decoder.generate(prompts, 60), wanted, strict=True):
+        assert (found.tokens, found.stop_reason) == (plain.tokens, plain.stop_reason)
+        assert decoder.remaining_context(prompt) == (target_limit and target_limit - len(prompt))
+        drafts = len(found.tokens) > 2 and len(prompt) + gamma < (draft_limit or 99)
+        assert bool(found.stats.num_drafted) == drafts
+
+
+# 0 2 4 0 2 4 ... where the draft writes; behind its 8 tokens the target counts on.
+@pytest.mark.parametrize(
+    ("make", "tokens"),
+    [
+        (partial(TokenCascade, alpha=0.5, most_drafted=2), [2, 4, 5, 1, 3, 4, 5, 0, 1]),
+        (partial(OracleCascade, rule=Chow(1.0)), [2, 4, 0, 2, 4, 0, 2, 3, 4]),
+        (partial(SpeculativeDecoder, rule=Chow(1.0), gamma=2), [2, 4, 0, 2, 4, 0, 1, 2, 3]),
+        # a response that the draft cannot finish is not kept
+        (partial(SequenceCascade, alpha=1.0), [1, 2, 3, 4, 5, 0, 1, 2, 3]),
+    ],
+    ids=["token", "oracle", "chow", "sequence"],
+)
+def test_beyond_the_context_of_a_draft_that_writes_the_target_does(make: Any, tokens: list[int]):
+    draft = chain([2, 3, 4, 5, 0, 1], max_length=8)
+    prompts = [[0], [0] * 9]  # the second is not read by the draft
+    found = make(target=chain(CYCLE), draft=draft).generate(prompts, 9)
+    assert [each.tokens for each in found] == [tokens, [1, 2, 3, 4, 5, 0, 1, 2, 3]]
+    kept = SequenceCascade(chain(CYCLE), draft, 1.0).generate([[0]], 8)[0].tokens
+    assert kept == [2, 4, 0, 2, 4, 0, 2, 4]
+
+
+SHORT = {
+    **dict.fromkeys(["llama", "mistral", "opt", "bart"], {"max_position_embeddings": 24}),
+    "gpt2": {"n_positions": 24},
+}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "prepare"),
+    [
+        *((name, lambda model: model) for name in SHORT),
+        ("llama", prepare_for_decoding),
+        *((name, with_cuda_graphs) for name in ("llama", "bart")),
+    ],
+)
+def test_greedy_text_beyond_the_drafts_context_is_that_of_generate(
+    architecture: str, prepare: Callable[[HfModel], HfModel]
+):
+    """To the end of the target's context of 64, with learned, rotary and sliding positions."""
+    hf = tiny_hf(architecture)
+    hf.generation_config.eos_token_id = None
+    drafting = tiny_hf(architecture, seed=1, **SHORT[architecture])
+    target, draft = prepare(wrap_model(hf)), prepare(wrap_model(drafting))
+    decoder = SpeculativeDecoder(target, draft, gamma=6, sampling=GREEDY)
+    prompts = [[3 + place % 40 for place in range(count)] for count in (2, 9, 40, 61)]
+    found = decoder.generate(prompts, 62, eos_token_ids=[])
+    for prompt, generation in zip(prompts, found, strict=True):
+        room = decoder.remaining_context(prompt)
+        assert generation.tokens == generated(hf, prompt, min(62, room or 62))
 
 
 def test_a_budget_within_the_context_is_not_cut():
@@ -198,7 +255,6 @@ def test_what_cannot_be_decoded_is_refused_in_one_line(*, speculative: bool):
     decoder = (
         SpeculativeDecoder(model, model, gamma=2) if speculative else AutoregressiveDecoder(model)
     )
-    full = 7 if speculative else 9
     for error, said, call in [
         (PromptError, "got no prompt", lambda: decoder.generate([])),
         (PromptError, "prompt 1 is empty", lambda: decoder.generate([[1], []])),
@@ -208,8 +264,8 @@ def test_what_cannot_be_decoded_is_refused_in_one_line(*, speculative: bool):
         (UsageError, "got 2 seeds for 1 prompts", lambda: decoder.generate([[1]], seed=[1, 2])),
         (
             ContextLengthError,
-            f"the prompt has {full} tokens and the context holds {full} tokens",
-            lambda: decoder.generate([[1] * full]),
+            "the prompt has 9 tokens and the context holds 9 tokens",
+            lambda: decoder.generate([[1] * 9]),
         ),
         (PromptError, "prompt 0 is empty", lambda: decoder.stream([])),
     ]:

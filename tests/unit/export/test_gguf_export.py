@@ -55,7 +55,9 @@ def assert_same(hf: Any, read: Any) -> None:
 @pytest.mark.parametrize("kind", ROPES)
 def test_scaled_positions_are_in_the_file_itself(kind: str, tmp_path: Path):
     rope = ROPES[kind] | {"rope_theta": 10_000.0}
-    hf, read, _ = exported(tmp_path, rope_parameters=rope)
+    hf, read, path = exported(tmp_path, rope_parameters=rope)
+    context = 64 * 4 if "linear" in kind else 16 * 4
+    assert value(path, "llama.context_length") == read.max_length == context
     assert_same(hf, read)
     ours, theirs = read.hf.model.rotary_emb, hf.model.rotary_emb
     torch.testing.assert_close(ours.inv_freq, theirs.inv_freq)

@@ -18,6 +18,7 @@ from paceline.errors import StorageError, UnsupportedModelError
 from paceline.models import load_model, wrap_model
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.gguf.conversion import converted_gguf
+from paceline.models.inspection import inspect_model
 from paceline.models.loading import load_tokenizer
 from support.checkpoints import fails
 from support.gguf_files import F16, F32, Q8_0, tiny_vocabulary, write_gguf
@@ -109,6 +110,8 @@ def test_linear_scaling_divides_all_frequencies(tmp_path: Path, hf: Any):
     wanted = torch.tensor([10_000 ** (-pair / 4) / 4 for pair in range(4)])
     path = write_gguf(tmp_path / "a.gguf", hf, **scaled)
     torch.testing.assert_close(angles(path), wanted)
+    for model in (load_model(path), inspect_model(path)):
+        assert model.max_length == 64  # context_length of the file, as n_ctx_train of llama.cpp
     older = write_gguf(tmp_path / "b.gguf", hf, rope__scale_linear=4.0)
     torch.testing.assert_close(angles(older), wanted)
     none = write_gguf(tmp_path / "c.gguf", hf, **scaled | {"rope__scaling__type": "none"})

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers.processors import TemplateProcessing
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     CLIPConfig,
@@ -20,14 +21,14 @@ from transformers import (
 from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder
 from paceline.errors import ModelLoadError, UnsupportedModelError, UsageError
-from paceline.models import load_model
+from paceline.models import load_model, prepare_for_decoding, wrap_model
 from paceline.models.checkpoint_files import refuse_not_finite
 from paceline.models.drafts.layers import subset_layers
 from paceline.models.drafts.save import save_draft
 from paceline.models.hf.architectures import context_length, source_length
 from paceline.models.inspection import inspect_model
 from support.checkpoints import edit, fails
-from support.models import tiny_hf, tiny_tokenizer
+from support.models import generated, tiny_hf, tiny_tokenizer
 
 
 @pytest.mark.parametrize("text", ['{"repetition_penalty": 1.3,', "[1]", "null", "\\x00"])
@@ -287,3 +288,46 @@ def test_the_context_has_other_names_in_some_architectures():
     assert (context_length(led), source_length(led)) == (48, 80)
     stale: Any = {"max_seq_len": 7}
     assert context_length(LlamaConfig(max_position_embeddings=64, **stale)) == 64
+
+
+LLAMA3 = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+ORIGINAL = {"original_max_position_embeddings": 32}
+LONG = {"short_factor": [1.0] * 48, "long_factor": [1.0] * 48}
+
+
+@pytest.mark.parametrize(
+    ("kind", "configured", "rope", "context"),
+    [  # max_model_len of vLLM, by hand from `_get_and_verify_max_len`
+        ("qwen2", 32, {"rope_type": "yarn", "factor": 4.0, **ORIGINAL}, 128),
+        ("qwen2", 128, {"rope_type": "yarn", "factor": 4.0, **ORIGINAL}, 128),
+        ("llama", 32, {"type": "yarn", "factor": 4.0}, 128),
+        ("llama", 32, {"rope_type": "linear", "factor": 2.5}, 80),
+        ("llama", 128, {"rope_type": "llama3", **LLAMA3, **ORIGINAL}, 128),
+        ("phi3", 128, {"rope_type": "longrope", **LONG}, 32),
+        ("gemma3_text", 128, {"full_attention": {"rope_type": "linear", "factor": 8.0}}, 128),
+        ("olmo3", 32, {"full_attention": {"rope_type": "yarn", "factor": 4.0, **ORIGINAL}}, 128),
+        # of vLLM 128: transformers rescales all positions behind 32
+        ("llama", 32, {"rope_type": "dynamic", "factor": 4.0}, 32),
+    ],
+)
+def test_the_context_of_scaled_positions_is_that_of_vllm(
+    kind: str, configured: int, rope: dict[str, Any], context: int
+):
+    given: dict[str, Any] = {"rope_scaling": rope, **(ORIGINAL if kind == "phi3" else {})}
+    if layers := rope.get("full_attention"):
+        plain = {"rope_type": "default", "rope_theta": 1e4}
+        given = {"rope_parameters": {"sliding_attention": plain, "full_attention": plain | layers}}
+    config = AutoConfig.for_model(kind, max_position_embeddings=configured, **given)
+    assert context_length(config) == context
+
+
+def test_text_fills_the_context_of_scaled_positions_as_generate_does():
+    rope = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, **ORIGINAL}
+    hf = tiny_hf("llama", max_position_embeddings=32, rope_parameters=rope)
+    hf.generation_config.eos_token_id = None
+    prompt = [5, 9, 23, 8]
+    for model in (wrap_model(hf), prepare_for_decoding(wrap_model(hf))):
+        decoder = AutoregressiveDecoder(model, SamplingParams(temperature=0))
+        (found,) = decoder.generate([prompt], 500, eos_token_ids=[])
+        assert (len(found.tokens), found.stop_reason) == (124, "context")
+        assert found.tokens == generated(hf, prompt, 124)

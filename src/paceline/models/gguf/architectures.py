@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig
 
+from paceline.models.hf.architectures import GGUF_CONTEXT
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -94,6 +96,8 @@ def read_config(file: GgufFile) -> PreTrainedConfig:
         file.own(key)
     flags = {name: _has(file, *tensors) for name, tensors in known.flags.items()}
     settings |= {**known.fixed, **flags, **known.more(file)}
+    if settings.get("rope_parameters", {}).get("factor"):
+        settings[GGUF_CONTEXT] = settings["max_position_embeddings"]
     config = AutoConfig.for_model(known.model_type, **settings)
     usual = int(file.required("embedding_length")) // heads
     if (getattr(config, "head_dim", None) or usual) != width:

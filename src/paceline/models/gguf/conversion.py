@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_FORMAT = 5  # increase when the conversion changes, so that old cache entries are not used
+_FORMAT = 6  # increase when the conversion changes, so that old cache entries are not used
 # general.file_type of unquantized files, and the type of a tensor; all others become bfloat16
 _PLAIN_TYPES = {0: torch.float32, 1: torch.float16}
 # names of llama.cpp that transformers does not share

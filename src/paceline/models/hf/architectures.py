@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 _CONTEXT_NAMES = ("max_seq_len", "max_decoder_position_embeddings")  # of MPT and LED
+GGUF_CONTEXT = "gguf_context_length"
+"""Setting of a model of a GGUF file."""
+_ORIGINAL = "original_max_position_embeddings"
 COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers")
 COUNTS += ("num_encoder_layers", "encoder_layers", "decoder_layers", "num_blocks")
 # attributes of modules that hold the number of their layer, by which caches are indexed
@@ -50,18 +53,28 @@ def refuse_by_name(config: PreTrainedConfig) -> None:
 
 
 def context_length(config: PreTrainedConfig) -> int | None:
-    """The context length, or None if there is no limit.
+    """The context length, or None if there is no limit: vLLM's default (max_model_len).
 
-    With rope_type longrope or dynamic it is the original context length: a longer text rescales all
-    positions, and the cache would differ from a pass without a cache.
+    yarn: factor x original length; llama3: as configured; longrope: the original length; other
+    scalings: factor x configured length, but of Gemma 3, which configures the product. Differs:
+    dynamic is the original length, too. As with longrope, a longer text rescales all positions in
+    transformers, and the cache would differ from a pass without a cache. A model of a GGUF file has
+    the file's context_length, as in llama.cpp (n_ctx_train).
+
+    Source: vLLM, `_get_and_verify_max_len` in vllm/config/model.py.
     """
     text = config.get_text_config(decoder=True)
-    limits: list[Any] = [first_size(text, "max_position_embeddings", *_CONTEXT_NAMES)]
+    length = first_size(text, GGUF_CONTEXT, "max_position_embeddings", *_CONTEXT_NAMES)
+    if length is None or hasattr(text, GGUF_CONTEXT):
+        return length
     for rope in ropes_of(text):
-        if rope.get("rope_type") in ("longrope", "dynamic"):
-            name = "original_max_position_embeddings"
-            limits += [rope.get(name), getattr(text, name, None)]
-    return min((limit for limit in limits if isinstance(limit, int) and limit > 0), default=None)
+        kind, factor, name = rope.get("rope_type"), rope.get("factor"), _ORIGINAL
+        original = rope.get(name) or getattr(text, name, None) or length
+        if kind in ("longrope", "dynamic"):
+            length = min(length, original)
+        elif factor and kind != "llama3" and "gemma3" not in text.model_type:
+            return int(factor * (original if kind == "yarn" else length))
+    return length
 
 
 def body_of(hf: PreTrainedModel) -> Any:
