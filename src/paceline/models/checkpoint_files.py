@@ -10,6 +10,7 @@ import contextlib
 import json
 import math
 import re
+import warnings
 import zipfile
 from collections import Counter
 from functools import cache, partial
@@ -27,10 +28,16 @@ from torch.nn.modules.module import (
 )
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.models.auto.modeling_auto import AutoModelForImageTextToText
+from transformers.utils import is_flash_attn_2_available
 
 from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.fingerprints import files_fingerprint
-from paceline.models.hf.architectures import is_encoder_decoder, is_quantized, refuse_by_name
+from paceline.models.hf.architectures import (
+    is_encoder_decoder,
+    is_quantized,
+    nested_configs,
+    refuse_by_name,
+)
 from paceline.places import TEMPLATES
 
 if TYPE_CHECKING:
@@ -56,6 +63,11 @@ _HEADS = re.compile(r"^(eagle|hydra)$|Eagle3|^Eagle\w*ForCausalLM|medusa|specula
 """Architectures of heads that draft."""
 _HEAD_KEYS = re.compile(r"medusa_num_heads|hydra_num_heads|speculators_")
 _FUSED = "fc.weight"  # of EAGLE: from an embedding and hidden states to one state
+_IMPLEMENTATIONS = {
+    "attn": ["eager", "sdpa", *(["flash_attention_2"] if is_flash_attn_2_available() else [])],
+    "experts": ["eager", "batched_mm", "grouped_mm"],
+}
+"""Those of PyTorch, and of a package that is installed; others may be code of the hub."""
 _PACKED = 8  # values in a stored one, of quantized weights
 _COPIES = 4  # of a tied embedding, and parts of a fused weight, while a model is built
 _MORE_TENSORS, _MORE_VALUES = 1000, 1 << 20
@@ -97,6 +109,7 @@ def read_config(location: ModelLocation) -> Any:
     _refuse_unreadable(location.name, directory)
     options = location.options
     config = AutoConfig.from_pretrained(location.source, **options, trust_remote_code=False)
+    _forget_kernels(location.name, config)
     config.return_dict = config.get_text_config().return_dict = True  # else passes give tuples
     return config
 
@@ -125,14 +138,23 @@ def _refuse_unreadable(name: str, directory: Path) -> None:
             f"{path} names other files of weights (transformers_weights), which are not read; name "
             "them as transformers does, such as model.safetensors, and remove the key"
         )
-    for key in ("attn_implementation", "_attn_implementation", "experts_implementation"):
-        if "/" in str(settings.get(key)):
-            raise ModelLoadError(
-                f"{path} names code of the hub ({key}: {settings[key]}), which is not run; remove "
-                "the key"
-            )
     _refuse_counts(path, settings)
     _refuse_broken(directory / "generation_config.json")
+
+
+def _forget_kernels(name: str, config: Any) -> None:
+    """Let transformers choose where a configuration asks for code of the hub or of a package."""
+    for kind, known in _IMPLEMENTATIONS.items():
+        for part in nested_configs(config):
+            asked = getattr(part, f"_{kind}_implementation", None)
+            if asked is None or asked in known:
+                continue
+            setattr(part, f"_{kind}_implementation", None)
+            warnings.warn(
+                f"the config.json of {name} asks for {kind}_implementation {asked!r}; PyTorch's is "
+                "used instead, so that no code is loaded from the hub: remove the key",
+                stacklevel=2,
+            )
 
 
 def _sign_of_head(settings: dict[str, Any]) -> str | None:
@@ -232,6 +254,10 @@ def with_weights(
         )
     if is_quantized(config) and not is_quantized(hf.config):
         hf._weight_conversions = None  # its weights are plain, and are saved as such
+        wide = "|".join(hf._get_dtype_plan(dtype)) or "$^"
+        for name, weight in hf.named_parameters():  # those without scales are as stored
+            if not re.search(wide, name):
+                weight.data = weight.data.to(dtype)
     return hf, info
 
 
