@@ -245,12 +245,8 @@ class Decoder(ABC):
             if "sums to 0" not in str(error):
                 raise
             self._check_finite(texts)
-            if isinstance(error, UsageError):  # a rule is at fault
-                raise
-            raise ModelLoadError(
-                "the logits of target or draft are NaN or infinite after tokens that were only "
-                "drafted; load both models in another dtype"
-            ) from None
+            said = "the logits of target or draft are NaN or infinite; load both in another dtype"
+            raise error if isinstance(error, UsageError) else ModelLoadError(said) from None
         # one of these tokens is drawn from logits that are NaN, if that is no error
         ends = {0, self.vocab_size - 1}
         if getattr(self.target, "dtype", None) == torch.float16:

@@ -7,6 +7,7 @@ damaged or of another model would give other texts without a word.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import re
@@ -63,11 +64,8 @@ _HEADS = re.compile(r"^(eagle|hydra)$|Eagle3|^Eagle\w*ForCausalLM|medusa|specula
 """Architectures of heads that draft."""
 _HEAD_KEYS = re.compile(r"medusa_num_heads|hydra_num_heads|speculators_")
 _FUSED = "fc.weight"  # of EAGLE: from an embedding and hidden states to one state
-_IMPLEMENTATIONS = {
-    "attn": ["eager", "sdpa", *(["flash_attention_2"] if is_flash_attn_2_available() else [])],
-    "experts": ["eager", "batched_mm", "grouped_mm"],
-}
-"""Those of PyTorch, and of a package that is installed; others may be code of the hub."""
+_OWN = (None, "eager", "sdpa", "batched_mm", "grouped_mm")
+"""Attention and products of experts that need no code of the hub."""
 _PACKED = 8  # values in a stored one, of quantized weights
 _COPIES = 4  # of a tied embedding, and parts of a fused weight, while a model is built
 _MORE_TENSORS, _MORE_VALUES = 1000, 1 << 20
@@ -143,18 +141,16 @@ def _refuse_unreadable(name: str, directory: Path) -> None:
 
 
 def _forget_kernels(name: str, config: Any) -> None:
-    """Let transformers choose where a configuration asks for code of the hub or of a package."""
-    for kind, known in _IMPLEMENTATIONS.items():
-        for part in nested_configs(config):
-            asked = getattr(part, f"_{kind}_implementation", None)
-            if asked is None or asked in known:
-                continue
-            setattr(part, f"_{kind}_implementation", None)
-            warnings.warn(
-                f"the config.json of {name} asks for {kind}_implementation {asked!r}; PyTorch's is "
-                "used instead, so that no code is loaded from the hub: remove the key",
-                stacklevel=2,
-            )
+    for part, kind in itertools.product(nested_configs(config), ("attn", "experts")):
+        asked = getattr(part, f"_{kind}_implementation", None)
+        if asked in _OWN or (asked == "flash_attention_2" and is_flash_attn_2_available()):
+            continue
+        setattr(part, f"_{kind}_implementation", None)
+        warnings.warn(
+            f"the config.json of {name} asks for {kind}_implementation {asked!r}; PyTorch's is "
+            "used instead, so that no code is loaded from the hub: remove the key",
+            stacklevel=2,
+        )
 
 
 def _sign_of_head(settings: dict[str, Any]) -> str | None:
@@ -255,9 +251,8 @@ def with_weights(
     if is_quantized(config) and not is_quantized(hf.config):
         hf._weight_conversions = None  # its weights are plain, and are saved as such
         wide = "|".join(hf._get_dtype_plan(dtype)) or "$^"
-        for name, weight in hf.named_parameters():  # those without scales are as stored
-            if not re.search(wide, name):
-                weight.data = weight.data.to(dtype)
+        for name, weight in hf.named_parameters():  # without scales, it is as it was stored
+            weight.data = weight.data if re.search(wide, name) else weight.data.to(dtype)
     return hf, info
 
 

@@ -180,7 +180,8 @@ def fp8(folder: Path, others: torch.dtype) -> torch.nn.Module:
 
     `others`: how the other weights are stored.
     """
-    hf = tiny_hf("llama", vocab_size=266).to(others).float()
+    hf: Any = tiny_hf("llama", vocab_size=266)
+    hf.to(others).float()
     hf.save_pretrained(folder)
     stored: dict[str, torch.Tensor] = {}
     for key, weight in hf.state_dict().items():

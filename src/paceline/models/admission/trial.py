@@ -203,18 +203,17 @@ def _first_not_finite(model: HfModel, batch: Texts) -> str:
         if isinstance(first, torch.Tensor) and not bool(first.isfinite().all()):
             found.append(names.get(module, ""))
 
-    with register_module_forward_hook(look), evaluating(model.hf):
+    with register_module_forward_hook(look):
         model.plain_logits(batch)
-    return next(filter(None, found), "the logits")
+    return next(iter(found), "the logits")
 
 
 def check_finite(
     models: Sequence[Any], texts: Sequence[tuple[Sequence[int], Sequence[int]]], *logits: Tensor
 ) -> None:
-    """Raise a ModelLoadError if `plain_logits` of a model are not finite in one of these texts.
+    """Raise a ModelLoadError if `plain_logits` are not finite in a text: prompt, and what follows.
 
     They are only computed if the largest of `logits` at a position is not finite, or without them.
-    A text is a prompt and the tokens behind it.
     """
     if logits and all(bool(each.amax(-1).isfinite().all()) for each in logits):
         return
