@@ -205,7 +205,8 @@ def _sample(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     # Rounding can lift the point to the total: take the first entry that reaches the total.
     below_B1 = cdf_BV[..., -1:].nextafter(cdf_BV.new_zeros(()))
     # The first entry above the point adds to the sum, so its token has mass.
-    return torch.searchsorted(cdf_BV, torch.minimum(points_B1, below_B1), right=True).squeeze(-1)
+    found_B1 = torch.searchsorted(cdf_BV, torch.minimum(points_B1, below_B1), right=True)
+    return found_B1.squeeze(-1).clamp(max=cdf_BV.shape[-1] - 1)  # NaN is beyond the last
 
 
 def spread(logits: Tensor, tokens_K: Tensor, vocab_size: int) -> Tensor:

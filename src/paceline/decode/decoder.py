@@ -20,6 +20,8 @@ from paceline.core.sampling import (
 from paceline.decode.arguments import check_models, instance, listed, several, whole
 from paceline.decode.text import Limits, start_texts
 from paceline.decode.text_prompts import as_tokens, is_text, pieces_of, with_text
+from paceline.errors import ModelLoadError, UsageError
+from paceline.models.admission.trial import check_finite
 from paceline.models.contract import (
     decoder_prompt_of,
     forced_eos_of,
@@ -113,7 +115,7 @@ class Decoder(ABC):
         single = is_text(prompts)
         given = [prompts] if single else listed(prompts)
         texts = self._start(given, max_new_tokens, seed, eos_token_ids)
-        for _ in self.blocks(texts, batch_size):
+        for _ in self._finite_blocks(texts, batch_size):
             pass
         found = [self._finished(*each) for each in zip(given, texts, strict=True)]
         return found[0] if single else found
@@ -159,7 +161,7 @@ class Decoder(ABC):
             UsageError: as `generate`, on the call itself, not at the first block.
         """
         texts = self._start([prompt], max_new_tokens, seed, eos_token_ids)
-        blocks = (block for _, block in self.blocks(texts))
+        blocks = (block for _, block in self._finite_blocks(texts))
         tokenizer = self.target.tokenizer
         if tokenizer is None or not is_text(prompt):
             return blocks
@@ -231,16 +233,36 @@ class Decoder(ABC):
     ) -> Iterator[tuple[Text, Block]]:
         """Generate until all texts have ended; yields each block with its text."""
 
+    def _finite_blocks(
+        self, texts: Sequence[Text], batch_size: int | None = None
+    ) -> Iterator[tuple[Text, Block]]:
+        """`blocks`; raises a ModelLoadError if logits are not finite, as some are in float16."""
+        try:
+            yield from self.blocks(texts, batch_size)
+        except (AssertionError, UsageError) as error:
+            if "sums to 0" not in str(error):
+                raise
+            self._check_finite(texts)
+            said = "the logits of target or draft are NaN or infinite; load both in another dtype"
+            raise error if isinstance(error, UsageError) else ModelLoadError(said) from None
+        # one of these tokens is drawn from logits that are NaN, if that is no error
+        ends = {0, self.vocab_size - 1}
+        if getattr(self.target, "dtype", None) == torch.float16:
+            self._check_finite([text for text in texts if ends & {*text.tokens[-2:]}])
+
+    def _check_finite(self, texts: Sequence[Text], *logits: Tensor) -> None:
+        written = [(text.prompt, text.tokens) for text in texts]
+        check_finite([each for each in self._models() if hasattr(each, "hf")], written, *logits)
+
     def _begin(
         self, slots: BatchSlots, target: ModelSession, *others: ModelSession
     ) -> Iterator[tuple[Text, Block]]:
         """Prefill the first batch of prompts."""
         prompts = [text.prompt for text in slots.texts]
-        logits_BV = target.prefill(prompts)
-        for session in others:
-            session.prefill(self._for_draft(slots.texts))
+        logits = [target.prefill(prompts)]
+        logits += [session.prefill(self._for_draft(slots.texts)) for session in others]
         rows = range(len(prompts))
-        yield from self._first_tokens(logits_BV, rows, slots.texts, target, *others)
+        yield from self._first_tokens(logits, rows, slots.texts, target, *others)
 
     def _refill(
         self, slots: BatchSlots, target: ModelSession, *others: ModelSession
@@ -254,23 +276,23 @@ class Decoder(ABC):
                         session.keep_rows(live)
                 return
             prompts = [text.prompt for text in texts]
-            logits_RV = target.refill(rows, prompts)
-            for session in others:
-                session.refill(rows, self._for_draft(texts))
-            yield from self._first_tokens(logits_RV, rows, texts, target, *others)
+            logits = [target.refill(rows, prompts)]
+            logits += [session.refill(rows, self._for_draft(texts)) for session in others]
+            yield from self._first_tokens(logits, rows, texts, target, *others)
 
     def _first_tokens(
         self,
-        logits_RV: Tensor,
+        logits: Sequence[Tensor],
         rows: Sequence[int],
         texts: Sequence[Text],
         *sessions: ModelSession,
     ) -> Iterator[tuple[Text, Block]]:
+        self._check_finite(texts, *logits)
         if self.verifies_first:
             for session in sessions:  # a block processes the last token of the prompt itself
                 session.rollback([int(row in rows) for row in range(len(session.lengths))])
             return
-        tokens = as_list(self._next_tokens(logits_RV, texts))
+        tokens = as_list(self._next_tokens(logits[0], texts))
         for text, token in zip(texts, tokens, strict=True):
             yield text, text.add_first(token)
 

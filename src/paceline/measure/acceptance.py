@@ -27,6 +27,7 @@ from paceline.core.text_scores import TextScores, score_tokens
 from paceline.data.collate import batches_of_like_length
 from paceline.decode.decoder import shared_context
 from paceline.errors import UsageError
+from paceline.models.admission.trial import check_finite
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.contract import decoder_contexts, decoder_prompt_of
 from paceline.progress import Progress, silent
@@ -247,7 +248,9 @@ def _forced_logits(model: Model, prompts: Sequence[Sequence[int]], tokens_BT: Te
     first_BV = session.prefill(prompts)
     if tokens_BT.shape[1] == 1:
         return first_BV[:, None]
-    return torch.cat([first_BV[:, None], session.extend(tokens_BT[:, :-1])], 1)
+    logits_BTV = torch.cat([first_BV[:, None], session.extend(tokens_BT[:, :-1])], 1)
+    check_finite([model], list(zip(prompts, as_list(tokens_BT), strict=True)), logits_BTV)
+    return logits_BTV
 
 
 def _seen(

@@ -17,6 +17,7 @@ from paceline.data.prompts import corpus_fingerprint, read_records
 from paceline.data.tokens import encode
 from paceline.errors import PromptError, UsageError
 from paceline.models import load_model, prepare_for_decoding
+from paceline.models.admission.trial import check_finite
 from paceline.models.answer_text import answer_text
 from paceline.models.loading import tokenizer_of
 from paceline.progress import Progress, silent
@@ -145,6 +146,7 @@ def _window_nats(model: Model, inputs: Sequence[int], following: Sequence[int]) 
             tokens_N = torch.tensor(inputs[start : start + _CHUNK])
             logits_NV = session.extend(tokens_N[None])[0]
             labels_N = torch.tensor(following[start : start + len(tokens_N)])
+            check_finite([model], [(inputs[: start + len(tokens_N)], ())], logits_NV)
             precise = torch.promote_types(logits_NV.dtype, torch.float32)
             parts.append(nats_of(logits_NV.to(precise).log_softmax(-1), labels_N))
     return math.fsum(parts)

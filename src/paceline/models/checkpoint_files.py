@@ -7,9 +7,11 @@ damaged or of another model would give other texts without a word.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import re
+import warnings
 import zipfile
 from collections import Counter
 from functools import cache, partial
@@ -27,11 +29,17 @@ from torch.nn.modules.module import (
 )
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.models.auto.modeling_auto import AutoModelForImageTextToText
+from transformers.utils import is_flash_attn_2_available
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.fingerprints import files_fingerprint
-from paceline.models.hf.architectures import is_encoder_decoder, is_quantized, refuse_by_name
+from paceline.models.hf.architectures import (
+    is_encoder_decoder,
+    is_quantized,
+    nested_configs,
+    refuse_by_name,
+)
 from paceline.places import TEMPLATES
 
 if TYPE_CHECKING:
@@ -57,6 +65,8 @@ _HEADS = re.compile(r"^(eagle|hydra)$|Eagle3|^Eagle\w*ForCausalLM|medusa|specula
 """Architectures of heads that draft."""
 _HEAD_KEYS = re.compile(r"medusa_num_heads|hydra_num_heads|speculators_")
 _FUSED = "fc.weight"  # of EAGLE: from an embedding and hidden states to one state
+_OWN = (None, "eager", "sdpa", "batched_mm", "grouped_mm")
+"""Attention and products of experts that need no code of the hub."""
 _PACKED = 8  # values in a stored one, of quantized weights
 _COPIES = 4  # of a tied embedding, and parts of a fused weight, while a model is built
 _MORE_TENSORS, _MORE_VALUES = 1000, 1 << 20
@@ -102,6 +112,7 @@ def read_config(location: ModelLocation) -> Any:
     _refuse_unreadable(location.name, directory)
     options = location.options
     config = AutoConfig.from_pretrained(location.source, **options, trust_remote_code=False)
+    _forget_kernels(location.name, config)
     config.return_dict = config.get_text_config().return_dict = True  # else passes give tuples
     return config
 
@@ -130,14 +141,21 @@ def _refuse_unreadable(name: str, directory: Path) -> None:
             f"{path} names other files of weights (transformers_weights), which are not read; name "
             "them as transformers does, such as model.safetensors, and remove the key"
         )
-    for key in ("attn_implementation", "_attn_implementation", "experts_implementation"):
-        if "/" in str(settings.get(key)):
-            raise ModelLoadError(
-                f"{path} names code of the hub ({key}: {settings[key]}), which is not run; remove "
-                "the key"
-            )
     _refuse_counts(path, settings)
     _refuse_broken(directory / "generation_config.json")
+
+
+def _forget_kernels(name: str, config: Any) -> None:
+    for part, kind in itertools.product(nested_configs(config), ("attn", "experts")):
+        asked = getattr(part, f"_{kind}_implementation", None)
+        if asked in _OWN or (asked == "flash_attention_2" and is_flash_attn_2_available()):
+            continue
+        setattr(part, f"_{kind}_implementation", None)
+        warnings.warn(
+            f"the config.json of {name} asks for {kind}_implementation {asked!r}; PyTorch's is "
+            "used instead, so that no code is loaded from the hub: remove the key",
+            stacklevel=2,
+        )
 
 
 def _sign_of_head(settings: dict[str, Any]) -> str | None:
@@ -237,6 +255,9 @@ def with_weights(
         )
     if is_quantized(config) and not is_quantized(hf.config):
         hf._weight_conversions = None  # its weights are plain, and are saved as such
+        wide = "|".join(hf._get_dtype_plan(dtype)) or "$^"
+        for name, weight in hf.named_parameters():  # without scales, it is as it was stored
+            weight.data = weight.data if re.search(wide, name) else weight.data.to(dtype)
     return hf, info
 
 

@@ -1,5 +1,6 @@
 """Where a text ends: stop tokens, budgets and contexts, inside blocks and at their edges."""
 
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -8,13 +9,23 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.core.backend import Backend, registered, using
 from paceline.core.rules import Chow, Diff
 from paceline.core.sampling import SamplingParams
 from paceline.core.stats import DecodeStats
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.decode.cascade import BigLittleDecoder, OracleCascade, SequenceCascade, TokenCascade
-from paceline.errors import ContextLengthError, PromptError, UsageError, VocabularyMismatchError
-from paceline.models import HfModel, prepare_for_decoding, wrap_model
+from paceline.errors import (
+    ContextLengthError,
+    ModelLoadError,
+    PromptError,
+    UsageError,
+    VocabularyMismatchError,
+)
+from paceline.measure.acceptance import forced_logits
+from paceline.measure.perplexity import document_nats
+from paceline.models import prepare_for_decoding, wrap_model
+from paceline.models.hf.base import HfModel
 from paceline.models.prepare import with_cuda_graphs
 from support.fakes import TableModel
 from support.models import generated, tiny_hf
@@ -366,3 +377,71 @@ def test_padding_that_one_model_alone_has_is_sliced_off(padded: str):
         for generation in decoder.generate([[1], [3, 2]], 40):
             assert max(generation.tokens) <= 3
             assert generation.stats.num_accepted > 0
+
+
+BAD = 58  # the only token behind which float16 overflows
+
+
+def overflowing(architecture: str = "llama", *, writes_it: bool = False) -> HfModel:
+    """Behind token BAD, a product in layer 2 is above 65,504.
+
+    `writes_it`: BAD is the most likely token, so the overflow begins behind a prompt without it.
+    """
+    hf: Any = tiny_hf(architecture)
+    table = hf.get_input_embeddings().weight.data
+    table[:, 0], table[BAD] = 0, 0
+    table[BAD, 0] = 5
+    for name, module in hf.named_modules():
+        if name.endswith((".o_proj", ".down_proj", ".o", ".wo")):
+            module.weight.data[0] = 0  # the first value of a hidden state tells BAD from others
+        if ".2." in name and name.endswith((".gate_proj", ".up_proj", ".wi_0", ".wi_1")):
+            module.weight.data[0, 0] = 8000
+    if writes_it:
+        hf.lm_head.bias = torch.nn.Parameter(3e3 * (torch.arange(len(table)) == BAD))
+    return wrap_model(hf.half())
+
+
+def names_layer(layer: str = "model.layers.2.mlp.down_proj") -> Any:
+    said = f"are NaN or infinite in float16 (first in {layer}"
+    return pytest.raises(ModelLoadError, match=re.escape(said))
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(), SamplingParams(top_p=0.9)])
+@pytest.mark.parametrize("writes_it", [False, True])
+@pytest.mark.parametrize("backend", [Backend(), registered()])
+def test_logits_that_are_not_finite_are_one_line_that_names_the_layer(
+    sampling: SamplingParams, backend: Backend, *, writes_it: bool
+):
+    bad, good = overflowing(writes_it=writes_it), wrap_model(tiny_hf().half())
+    prompts = [[5, 6, 7], [8, 9] if writes_it else [8, BAD, 9]]
+    with torch.inference_mode():
+        fine = [bool(bad.hf(torch.tensor([each])).logits.isfinite().all()) for each in prompts]
+    assert fine == [True, writes_it], "by transformers"
+    decoders: list[Any] = [AutoregressiveDecoder(bad, sampling)]
+    decoders.append(SpeculativeDecoder(bad, good, None, 3, sampling))
+    if not writes_it:  # the text that a draft proposes is not that of its target
+        decoders.append(SpeculativeDecoder(good, bad, None, 3, sampling))
+    for decoder in decoders:
+        with using(backend), names_layer():
+            decoder.generate(prompts, 8, eos_token_ids=[], batch_size=1)
+
+
+def test_a_draft_that_overflows_behind_its_own_tokens_is_one_line():
+    decoder = SpeculativeDecoder(wrap_model(tiny_hf().half()), overflowing(writes_it=True))
+    with pytest.raises(ModelLoadError, match="target or draft are NaN or infinite"):
+        decoder.generate([[5, 6, 7]], 8, eos_token_ids=[])
+
+
+def test_an_encoder_that_overflows_is_named():
+    model = overflowing("t5_v1_1")
+    AutoregressiveDecoder(model).generate([[5, 6, 7]], 4)
+    with names_layer("encoder.block.2.layer.1.DenseReluDense"):
+        AutoregressiveDecoder(model).generate([[5, BAD, 7]], 4)
+
+
+def test_text_that_is_scored_and_overflows_is_refused():
+    model = overflowing()
+    with names_layer():
+        document_nats(model, [8, BAD, 9])
+    with names_layer():
+        forced_logits(model, [8], [BAD, 9], SamplingParams(), model.vocab_size)

@@ -16,6 +16,7 @@ from paceline.errors import UnsupportedModelError
 from paceline.models import load, load_model
 from paceline.models.drafts.save import save_draft
 from paceline.train.initial_draft import DraftConfig, make_draft
+from support.checkpoints import edit
 from support.models import LLAMA_LIKE, generated, tiny_tokenizer
 
 PROMPTS = [[5, 6, 7, 9], [11, 4], [8, 5, 9, 30, 21, 7]]
@@ -60,6 +61,14 @@ def test_texts_are_those_of_generate_of_the_whole_model(kind: str, tmp_path: Pat
     texts = [text.tokens for text in decoder.generate(PROMPTS, 12, seed=1)]
     assert texts == [generated(hf, prompt, 12) for prompt in PROMPTS]
     assert model.num_parameters < hf.num_parameters(), "the tower reads no text"
+
+
+def test_attention_of_the_hub_is_not_used_by_the_part_that_reads_text_either(tmp_path: Path):
+    saved("llava", tmp_path)
+    edit(tmp_path / "config.json", attn_implementation={"text_config": "flash_attention_2"})
+    with pytest.warns(UserWarning, match="asks for attn_implementation 'flash_attention_2'"):
+        model = load(tmp_path, "float32")
+    assert model.hf.config.get_text_config()._attn_implementation == "sdpa"
 
 
 @pytest.mark.filterwarnings("ignore:.*tokenizer.json gives")  # the tests' one is not Qwen's

@@ -176,13 +176,17 @@ def test_numbers_that_need_scales_are_no_weights(
     fails(model_directory, f"stores model.layers.1.mlp.up_proj.weight as {name}", "quantization")
 
 
-def fp8(folder: Path) -> torch.nn.Module:
-    """A directory with layers in 8 bits, one scale for each matrix; the model of their values."""
-    hf = tiny_hf("llama", vocab_size=266)
+def fp8(folder: Path, others: torch.dtype) -> torch.nn.Module:
+    """A directory with layers in 8 bits, one scale for each matrix; the model of their values.
+
+    `others`: how the other weights are stored.
+    """
+    hf: Any = tiny_hf("llama", vocab_size=266)
+    hf.to(others).float()
     hf.save_pretrained(folder)
     stored: dict[str, torch.Tensor] = {}
     for key, weight in hf.state_dict().items():
-        stored[key] = weight
+        stored[key] = weight.to(others)
         if "_proj" in key:
             scale = weight.abs().max() / 448
             stored[key] = (weight / scale).to(torch.float8_e4m3fn)
@@ -194,8 +198,13 @@ def fp8(folder: Path) -> torch.nn.Module:
     return hf
 
 
-def test_weights_of_8_bits_are_unpacked_where_there_is_no_gpu(tmp_path: Path):
-    wanted = fp8(tmp_path / "model")
+@pytest.mark.parametrize("others", [torch.float32, torch.bfloat16, torch.float16])
+def test_weights_of_8_bits_are_unpacked_where_there_is_no_gpu(tmp_path: Path, others: torch.dtype):
+    wanted = fp8(tmp_path / "model", others)
+    for dtype in (torch.float16, torch.bfloat16):
+        rounded = {key: weight.to(dtype) for key, weight in wanted.state_dict().items()}
+        found = load_model(tmp_path / "model", dtype=dtype).hf
+        torch.testing.assert_close(found.state_dict(), rounded, rtol=0, atol=0)
     tiny_tokenizer().save_pretrained(tmp_path / "model")
     target = load_model(tmp_path / "model", dtype="float32")
     torch.testing.assert_close(target.hf.state_dict(), wanted.state_dict())
@@ -272,8 +281,34 @@ def test_models_of_images_and_code_that_comes_along_are_not_damage(model_directo
         said = "needs Python code that comes with it", "paceline.wrap_model"
         fails(model_directory, *said, error=UnsupportedModelError)
     assert not marker.exists()
-    edit(model_directory / "config.json", model_type="llama", attn_implementation="a/kernel")
-    fails(model_directory, "names code of the hub (attn_implementation: a/kernel)")
+
+
+@pytest.mark.parametrize(
+    ("key", "asked"),
+    [
+        ("attn_implementation", "flash_attention_2"),
+        ("_attn_implementation", "flash_attention_3"),
+        ("attn_implementation", "kernels-community/flash-attn2"),
+        ("attn_implementation", "a/kernel"),
+        ("attn_implementation", "paged|flash_attention_2"),
+        ("attn_implementation", "flex_attention"),
+        ("attn_implementation", {"": "flash_attention_2"}),
+        ("experts_implementation", "a/kernel"),
+        ("experts_implementation", "deepgemm"),
+    ],
+)
+def test_code_of_the_hub_or_of_a_package_gives_way_to_that_of_pytorch(
+    tmp_path: Path, key: str, asked: Any
+):
+    hf = tiny_hf()
+    hf.save_pretrained(tmp_path)
+    edit(tmp_path / "config.json", **{key: asked})
+    with torch.inference_mode():
+        wanted = hf(torch.tensor([[5, 6, 7]])).logits[:, -1]
+    with pytest.warns(UserWarning, match=r"asks for (attn|experts)_implementation '.*PyTorch"):
+        found = load_model(tmp_path, "float32")
+    assert found.hf.config._attn_implementation in ("sdpa", "eager")
+    torch.testing.assert_close(found.start_session().prefill([[5, 6, 7]]), wanted)
 
 
 @pytest.mark.parametrize("dtype", ["float8", "int8", torch.float8_e4m3fn, torch.int8])

@@ -9,11 +9,13 @@ Shape suffixes: N new tokens, T text, V vocabulary.
 from __future__ import annotations
 
 import inspect
+import itertools
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.modules.module import register_module_forward_hook
 
 from paceline.errors import ModelLoadError, PacelineError, first_line
 from paceline.models.contract import Texts
@@ -23,7 +25,7 @@ from paceline.rng import named_generator
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from paceline.models.hf.base import HfModel
 
@@ -174,7 +176,7 @@ def plain_logits(
     `masked` gives it an attention mask of ones.
 
     Raises:
-        ModelLoadError: They are not finite.
+        ModelLoadError: They are not finite; it names the first module whose output is not.
     """
     start = model.decoder_prompt or ()
     batch = model.trial_batch(list(text)[len(start) :], source or (1,))
@@ -184,11 +186,41 @@ def plain_logits(
         logits_TV = model.plain_logits(batch)[0, :, : model.vocab_size].float()
     if bool(logits_TV.isfinite().all()):
         return logits_TV
-    dtype = str(model.dtype).removeprefix("torch.")
+    dtype, path = str(model.dtype).removeprefix("torch."), model.hf.config._name_or_path
     raise ModelLoadError(
-        f"the logits of this {model.hf.config.model_type} are NaN or infinite in {dtype}; load it "
-        "in another dtype, or copy it again if its weights are damaged"
+        f"the logits of this {model.hf.config.model_type} are NaN or infinite in {dtype} "
+        f"({path and f'{path}, '}first in {_first_not_finite(model, batch)}); load it in another "
+        "dtype, or copy it again if its weights are damaged"
     )
+
+
+def _first_not_finite(model: HfModel, batch: Texts) -> str:
+    names = {module: name for name, module in model.hf.named_modules()}
+    found: list[str] = []
+
+    def look(module: nn.Module, _inputs: Any, output: Any) -> None:
+        first = output[0] if isinstance(output, tuple) else output
+        if isinstance(first, torch.Tensor) and not bool(first.isfinite().all()):
+            found.append(names.get(module, ""))
+
+    with register_module_forward_hook(look):
+        model.plain_logits(batch)
+    return next(iter(found), "the logits")
+
+
+def check_finite(
+    models: Sequence[Any], texts: Sequence[tuple[Sequence[int], Sequence[int]]], *logits: Tensor
+) -> None:
+    """Raise a ModelLoadError if `plain_logits` are not finite in a text: prompt, and what follows.
+
+    They are only computed if the largest of `logits` at a position is not finite, or without them.
+    """
+    if logits and all(bool(each.amax(-1).isfinite().all()) for each in logits):
+        return
+    for model, (prompt, tokens) in itertools.product(models, texts):
+        start = model.decoder_prompt
+        text, source = (prompt, ()) if start is None else (start, prompt)
+        plain_logits(model, [*text, *tokens][: model.max_length], source)
 
 
 @torch.inference_mode()
