@@ -192,8 +192,8 @@ class OracleCascade(SpeculativeDecoder):
         p_BV, p_raw_BV = self._distributions(target.extend(newest_B1)[:, -1], seen_BV)
         q_BV, q_raw_BV = self._distributions(draft.extend(newest_B1)[:, -1], seen_BV)
         q_BV, q_raw_BV = q_BV.to(p_BV.device), q_raw_BV.to(p_BV.device)
-        defers_B1 = self.rule.defers(Position(p_BV, q_BV, p_raw_BV, q_raw_BV))
-        defers_B1 |= torch.tensor(alone, device=defers_B1.device)[:, None]
+        alone_B1 = torch.tensor(alone, device=p_BV.device)[:, None]
+        defers_B1 = alone_B1 | self.rule.defers(Position(p_BV, q_BV, p_raw_BV, q_raw_BV))
         uniforms_B = torch.tensor([text.draw_choice() for text in texts], dtype=torch.float64)
         tokens_B = sample(torch.where(defers_B1, p_BV, q_BV), uniforms_B.to(p_BV.device))
         rows = zip(texts, as_list(tokens_B), as_list(defers_B1[:, 0]), strict=True)

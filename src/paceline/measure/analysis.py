@@ -159,9 +159,8 @@ def analyze_rules(
         means = zip(_MEANS, (part_BT.double().sum(-1) for part_BT in means_BT), strict=True)
         own = base.extended({name: part_B for name, part_B in means if part_B.isfinite().all()})
         parts = rejection_BT[:, first:], survival_BT[:, first:], mask_BT[:, first:]
-        found.append(
-            [own, *(_blocks(own, *parts, budget_B - first, gamma, beyond_B) for gamma in gammas)]
-        )
+        limits = budget_B - first, beyond_B
+        found.append([own, *(_blocks(own, *parts, *limits, gamma) for gamma in gammas)])
     return found
 
 
@@ -171,10 +170,10 @@ def _blocks(
     survival_BT: Tensor,
     mask_BT: Tensor,
     budget_B: Tensor,
-    gamma: int,
     beyond_B: Tensor,
+    gamma: int,
 ) -> Row:
-    """The row with the blocks of gamma tokens, and those without drafts behind them."""
+    """The row with the blocks of gamma tokens, and a block for each token beyond the context."""
     drafted, sums = 0.0, dict.fromkeys(_OF_BLOCKS, torch.zeros(len(mask_BT)))
     if mask_BT.any():
         blocks = survival_BT, mask_BT, gamma

@@ -201,8 +201,8 @@ def test_beyond_the_context_of_a_draft_that_writes_the_target_does(make: Any, to
 
 
 SHORT = {
-    **dict.fromkeys(["llama", "mistral", "opt", "bart"], {"max_position_embeddings": 24}),
-    "gpt2": {"n_positions": 24},
+    name: {"n_positions" if name == "gpt2" else "max_position_embeddings": 24}
+    for name in ("llama", "mistral", "opt", "bart", "gpt2")
 }
 
 
