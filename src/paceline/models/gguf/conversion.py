@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from paceline.cache import cached_directory, is_cached
 from paceline.errors import ModelLoadError, PacelineError, first_line
 from paceline.fingerprints import files_fingerprint, short_hash
+from paceline.models.admission.tokenizer import save_tokenizer
 from paceline.models.checkpoint_files import within
 from paceline.models.gguf.architectures import ROPE_TENSORS, check_frequencies, read_config
 from paceline.models.gguf.fields import GgufFile, checked_reader
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_FORMAT = 5  # increase when the conversion changes, so that old cache entries are not used
+_FORMAT = 6  # increase when the conversion changes, so that old cache entries are not used
 # general.file_type of unquantized files, and the type of a tensor; all others become bfloat16
 _PLAIN_TYPES = {0: torch.float32, 1: torch.float16}
 # names of llama.cpp that transformers does not share
@@ -104,7 +105,7 @@ def convert_gguf(path: Path, folder: Path, kind: torch.dtype | None = None) -> N
         hf.tie_weights()
         with quiet():
             hf.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        save_tokenizer(tokenizer, folder)
 
 
 def read_gguf_header(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
