@@ -17,8 +17,6 @@ from paceline.places import copy_files
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from transformers import PreTrainedModel
-
     from paceline.export.card import Launch
     from paceline.export.export_inputs import Sources
     from paceline.models.hf.base import HfModel
@@ -124,7 +122,6 @@ def set_rows(model: HfModel, num_rows: int, *, only: Tensor | None = None) -> No
     hf.vocab_size = num_rows
     text = hf.config.get_text_config(decoder=True)
     text.vocab_size = num_rows
-    _set_tied(hf, tied=tied)
 
 
 def _resized(weight: Tensor, num_rows: int, known: int) -> Tensor:
@@ -139,8 +136,3 @@ def _limited_to(weight: Tensor, tokens_K: Tensor) -> Tensor:
     limited = mean.expand_as(weight).clone()
     limited[tokens_K] = weight[tokens_K]
     return limited
-
-
-def _set_tied(hf: PreTrainedModel, *, tied: bool) -> None:
-    for config in (hf.config, hf.config.get_text_config(decoder=True)):
-        config.tie_word_embeddings = tied

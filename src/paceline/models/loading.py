@@ -52,7 +52,7 @@ from paceline.models.hf.architectures import (
 from paceline.models.hf.causal import CausalModel
 from paceline.models.hf.draft_vocabulary import is_draft_vocabulary, read_draft_vocabulary
 from paceline.models.hf.seq2seq import Seq2SeqModel
-from paceline.models.hf.settings import refuse_malformed, warn_of_ends, warn_of_unused
+from paceline.models.hf.settings import refuse_malformed, warn_of_ends, warn_of_head, warn_of_unused
 from paceline.models.hf.spreading import SHARE, device_map, join_ends, num_bytes
 from paceline.models.precision import choose_precision, shapes_of
 from paceline.models.silence import quiet
@@ -116,8 +116,10 @@ def load_model(
             tokenizer = read_tokenizer(location)
         # hooks move what a spread model reads: it stays where it is
         model = unchecked((hf if spread else hf.to(found_device)).eval(), tokenizer)
-        draft_vocabulary = read_draft_vocabulary(_directory_of(location), model.vocab_size)
+        directory = _directory_of(location)
+        draft_vocabulary = read_draft_vocabulary(directory, model.vocab_size)
         warn_of_unused(hf, stacklevel=2)
+        warn_of_head(hf, read_json_mapping(directory / "config.json"), stacklevel=2)
         warn_of_ends(hf, tokenizer, model.eos_token_ids, model.vocab_size, stacklevel=2)
         try:
             return admitted(model, draft_vocabulary, files_of(model, location.source))

@@ -3,7 +3,8 @@
 transformers 5 builds the classes of many models anew from vocabulary and merges, and ignores the
 normalizer, the pre-tokenizer and the decoder of tokenizer.json. Engines and earlier versions of
 transformers read that file, and so does Paceline: where a class gives other tokens, the file is
-read without the class, and a warning names the difference.
+read without the class, and a warning names the difference. A class that gives the same tokens, but
+has other parts than the file, gets those of the file.
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ from paceline.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from transformers import PreTrainedTokenizerBase
+
     from paceline.models.checkpoint_files import ModelLocation
 
-_FORMAT = 3  # increase when the comparison changes, so that kept results are not used
+_FORMAT = 4  # increase when the comparison changes, so that kept results are not used
 _PACKAGES = ("transformers", "tokenizers", "sentencepiece")
 _FILES = ("*.json", "*.model", "*.spm", "*.txt", "*.tiktoken")
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*")
@@ -41,6 +44,7 @@ TOKENIZER_FILES += ("merges.txt", "*.model", "*.spm", "target_vocab.json", "chat
 TOKENIZER_FILES += (TEMPLATES,)
 _WEIGHTS = ".index.json"  # ends the name of a list of weight files
 _CLASS_SETTINGS = ("padding_side", "truncation_side", "model_input_names")
+_PARTS = ("model", "normalizer", "pre_tokenizer", "decoder")
 _CHECK = "_paceline_check"  # attribute of a tokenizer that was compared
 _MOST_SHOWN = 8  # tokens of an example in a message
 _NO_VOCABULARY = (
@@ -52,6 +56,7 @@ TOKENIZER_FILE, _SETTINGS = "tokenizer.json", "tokenizer_config.json"
 PROBES = (
     *("2024", "a 1234567890", "3.14, 1,000,000 and 007; x1y22z333 ²½"),
     *(" a", "a ", "a  b   c    d     e", "\ta\t\tb", "   ", "a\u200bb\u00a0c\u3000d"),
+    "a  1   23    4\t5\n6\n\n  78",
     *("a\nb\n\nc\n\n\nd", "a\r\nb \n c", " \n  \n", "a\n    b\n        c"),
     "def f(x):\n    return x**2 + 1  # note\n\n\nclass A: pass",
     "if(a!=b){c->d[0]+=1;} http://a.b/c?d=e&f=%20 snake_case HTTPServer",
@@ -91,7 +96,7 @@ class TokenizerCheck(StrictModel):
             if there is no such file.
         transformers_class: Class that transformers chooses; None if it cannot be built.
         used: What reads texts: that class; tokenizer.json without it ("file"); or that class with
-            the parts of tokenizer.json, if it has languages ("parts").
+            the parts of tokenizer.json, if it has languages or no text differs ("parts").
         settings: What `used` = "file" takes from the class, such as default special tokens.
         num_probes: Compared texts, those of the added tokens included.
         num_differing: Texts that the class reads otherwise than the reference.
@@ -190,7 +195,7 @@ def _first(directory: Path, location: ModelLocation) -> tuple[Any, TokenizerChec
         check = _compare(tokenizer, reference)
         if converted:  # whatever class the architecture has in transformers
             check = check.model_copy(update={"used": "file"})
-        elif check.num_differing and isinstance(reference, TokenizerFile):
+        elif isinstance(reference, TokenizerFile):
             tokenizer, check = _replaced(tokenizer, check, reference, location)
         if check.example is not None:
             faults.append(_difference(check, check.example))
@@ -207,7 +212,9 @@ def _replaced(
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         return tokenizer, check
     settings: dict[str, Any] = {}
-    if hasattr(tokenizer, "src_lang"):
+    if not check.num_differing and _parts(tokenizer.backend_tokenizer) == _parts(reference.plain):
+        return tokenizer, check
+    if not check.num_differing or hasattr(tokenizer, "src_lang"):  # other texts may differ
         used, found = "parts", copy.deepcopy(tokenizer)
         _take_parts(found, reference)
     else:  # what a class sets by itself, and tokenizer_config.json may leave out
@@ -219,7 +226,7 @@ def _replaced(
         settings |= {name: getattr(tokenizer, name) for name in _CLASS_SETTINGS}
         used, found = "file", _by_file(location, **settings)
     again = _compare(found, reference)
-    if again.num_differing >= check.num_differing:
+    if again.num_differing and again.num_differing >= check.num_differing:
         return tokenizer, check
     update = {"used": used, "settings": settings, "num_restored": again.num_restored}
     return found, check.model_copy(update=update)
@@ -227,10 +234,14 @@ def _replaced(
 
 def _take_parts(tokenizer: Any, reference: TokenizerFile) -> None:
     """Give a class the parts of tokenizer.json that read texts; its languages stay."""
-    backend, plain = tokenizer.backend_tokenizer, reference.plain
-    backend.model = plain.model
-    for part in ("normalizer", "pre_tokenizer", "decoder"):
-        setattr(backend, part, getattr(plain, part))
+    for part in _PARTS:
+        setattr(tokenizer.backend_tokenizer, part, getattr(reference.plain, part))
+
+
+def _parts(backend: Tokenizer) -> dict[str, Any]:
+    """What reads texts, as in tokenizer.json."""
+    settings = json.loads(backend.to_str())
+    return {part: settings[part] for part in _PARTS}
 
 
 def _compare(tokenizer: Any, reference: Reference | None) -> TokenizerCheck:
@@ -297,6 +308,13 @@ def _key(directory: Path) -> str:
 def tokenizer_paths(directory: Path) -> list[Path]:
     """What a directory holds of a tokenizer."""
     return [path for pattern in TOKENIZER_FILES for path in sorted(directory.glob(pattern))]
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write a tokenizer without a class of its own; transformers 4 does not know 5's name of it."""
+    tokenizer.save_pretrained(folder)
+    settings = _read(folder / _SETTINGS) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / _SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
 
 
 def has_vocabulary(directory: Path) -> bool:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import TYPE_CHECKING, Any
+
+from transformers import PreTrainedConfig
 
 from paceline.errors import ModelLoadError
 from paceline.models.admission.tokenizer import TOKENIZER_FILES, tokenizer_paths
+from paceline.models.hf.architectures import is_encoder_decoder, stores_head
 from paceline.models.hf.draft_vocabulary import write_draft_vocabulary
 from paceline.models.loading import model_directory
 from paceline.models.silence import quiet
@@ -26,6 +30,19 @@ if TYPE_CHECKING:
 _MODEL_FILES = ("config.json", "generation_config.json", "draft_vocabulary.json", *TOKENIZER_FILES)
 _MODEL_FILES += ("*.safetensors", "*.safetensors.index.json")
 """Files that `save_draft` may write."""
+
+_LENGTH = "original_max_position_embeddings"
+_THETA, _PART, _LOCAL = "rope_theta", "partial_rotary_factor", "rope_local_base_freq"
+_OLD_NAMES: dict[str, dict[str, str]] = {
+    "gpt_neox": {_THETA: "rotary_emb_base", _PART: "rotary_pct"},
+    "gpt_neox_japanese": {_THETA: "rotary_emb_base", _PART: "rotary_pct"},
+    "gemma3_text": {},
+    "gemma3n_text": {},
+    "olmo3": {},
+    "modernbert-decoder": {_THETA: "global_rope_theta", _LOCAL: "local_rope_theta"},
+    "qwen3_moe": {"num_local_experts": "num_experts"},
+}
+"""Keys that are not called as elsewhere in transformers 4, and its models with local rotations."""
 
 
 def other_file(directory: Path, *more: str) -> str | None:
@@ -66,12 +83,61 @@ def write_model(
     """Write a model into an empty folder, with these files beside it."""
     with quiet():
         hf.save_pretrained(folder)
+    path = folder / "config.json"
+    settings = json.loads(path.read_text("utf-8"))
+    if stores_head(hf):
+        _untie(hf, settings)
+    _add_old_keys(hf.config, settings)
+    path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", "utf-8")
     for weights in folder.glob("*.safetensors"):
         # safetensors makes them private, but another user may serve them
         weights.chmod((folder / "config.json").stat().st_mode)
     if draft_vocabulary is not None:
         write_draft_vocabulary(folder, draft_vocabulary)
     copy_files(files, folder)
+
+
+def _untie(hf: PreTrainedModel, settings: dict[str, Any]) -> None:
+    """Let a config.json say that the head is stored: most readers drop it otherwise.
+
+    Where encoder and decoder share embeddings by the same key, only those of T5 are read without.
+    """
+    if is_encoder_decoder(hf.config) and not hasattr(hf.config, "d_kv"):
+        return
+    settings["tie_word_embeddings"] = False
+    for part in settings.values():
+        if isinstance(part, dict) and "tie_word_embeddings" in part:
+            part["tie_word_embeddings"] = False
+
+
+def _add_old_keys(config: PreTrainedConfig, settings: dict[str, Any]) -> None:
+    """Add the names that transformers 4, and engines of its time, read to a config.json.
+
+    They read other values for what they do not find, without an error.
+    """
+    for key, part in vars(config).items():
+        if isinstance(part, PreTrainedConfig) and isinstance(settings.get(key), dict):
+            _add_old_keys(part, settings[key])
+    names = _OLD_NAMES.get(config.model_type, {})
+    found = {names.get(key, key): settings[key] for key in ("num_local_experts",) if key in names}
+    if "dtype" in settings:
+        found["torch_dtype"] = settings["dtype"]
+    rope = settings.get("rope_parameters") or {}
+    if any(isinstance(each, dict) for each in rope.values()):
+        if config.model_type not in _OLD_NAMES:
+            rope = {}  # of transformers 5 alone, which would read the old keys first
+        else:
+            found[names.get(_LOCAL, _LOCAL)] = rope["sliding_attention"][_THETA]
+            rope = rope["full_attention"]
+    scaling = dict(rope)
+    for key in {_THETA, _PART} & rope.keys():
+        found[names.get(key, key)] = scaling.pop(key)
+    if _LENGTH in settings and scaling.get("rope_type") == "longrope":
+        scaling = {"type": "longrope"} | scaling  # Phi-3 reads it by this name alone
+        scaling.pop(_LENGTH), scaling.pop("rope_type")
+    if rope:
+        found["rope_scaling"] = None if scaling == {"rope_type": "default"} else scaling
+    settings |= {key: value for key, value in found.items() if key not in settings}
 
 
 def tokenizer_files(source: str | Path) -> list[Path]:

@@ -12,6 +12,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 
 from paceline.config import StrictModel
+from paceline.models.admission.tokenizer import save_tokenizer
 from paceline.models.drafts.save import tokenizer_files, write_model
 from paceline.models.hf.architectures import is_tied, untie_head
 from paceline.models.loading import load_tokenizer
@@ -157,7 +158,7 @@ def write_new_model(
     with quiet(), atomic_directory(out) as scratch:
         write_model(hf, None, files, scratch)
         if not files:
-            loaded.save_pretrained(scratch)
+            save_tokenizer(loaded, scratch)
 
 
 def _new_tokenizer(

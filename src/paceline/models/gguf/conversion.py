@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from paceline.cache import cached_directory, is_cached
 from paceline.errors import ModelLoadError, PacelineError, first_line
 from paceline.fingerprints import files_fingerprint, short_hash
+from paceline.models.admission.tokenizer import save_tokenizer
 from paceline.models.checkpoint_files import within
 from paceline.models.gguf.architectures import ROPE_TENSORS, check_frequencies, read_config
 from paceline.models.gguf.fields import GgufFile, checked_reader
@@ -104,7 +105,7 @@ def convert_gguf(path: Path, folder: Path, kind: torch.dtype | None = None) -> N
         hf.tie_weights()
         with quiet():
             hf.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        save_tokenizer(tokenizer, folder)
 
 
 def read_gguf_header(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -108,6 +108,13 @@ def is_tied(hf: Any) -> bool:
     return getattr(hf.get_output_embeddings(), "weight", None) is hf.get_input_embeddings().weight
 
 
+def stores_head(hf: Any) -> bool:
+    """True if the weight of the head is that of no other module."""
+    weight = getattr(hf.get_output_embeddings(), "weight", None)
+    weights = [each for _, each in hf.named_parameters(remove_duplicate=False)]
+    return sum(each is weight for each in weights) == 1
+
+
 def untie_head(hf: Any) -> None:
     """Give a model whose head is tied a head of its own, with the same weights."""
     if is_tied(hf):
