@@ -270,9 +270,10 @@ def template_kwargs_of(value: Any, where: str) -> dict[str, Any]:
             f"{where} has {taken[0]} in chat_template_kwargs, which Paceline sets; remove it"
         )
     try:
-        datetime.fromisoformat(str(found.get("strftime_now") or "2026-11-28"))
-    except ValueError as error:
-        raise PromptError(f"{where}: strftime_now: {error}; wanted one as 2026-11-28") from None
+        datetime.fromisoformat(now := str(found.get("strftime_now") or "2026-11-28"))
+    except ValueError:
+        wanted = "as strftime_now; wanted a date such as 2026-11-28"
+        raise PromptError(f"{where} has {shorten(now)} {wanted}") from None
     return found
 
 

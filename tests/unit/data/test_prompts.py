@@ -396,7 +396,7 @@ def broken(**call: Any) -> dict[str, Any]:
         ({"messages": [USER], "chat_template_kwargs": {"tokenize": True}}, "which Paceline sets"),
         (
             {"messages": [USER], "chat_template_kwargs": {"strftime_now": "28 Nov"}},
-            "strftime_now: Invalid isoformat string: '28 Nov'; wanted one as 2026-11-28",
+            "has 28 Nov as strftime_now; wanted a date such as 2026-11-28",
         ),
     ],
 )
