@@ -269,8 +269,9 @@ def template_kwargs_of(value: Any, where: str) -> dict[str, Any]:
         raise PromptError(
             f"{where} has {taken[0]} in chat_template_kwargs, which Paceline sets; remove it"
         )
+    now = str(found.get("strftime_now") or "2026-11-28")
     try:
-        datetime.fromisoformat(now := str(found.get("strftime_now") or "2026-11-28"))
+        datetime.fromisoformat(now)
     except ValueError:
         wanted = "as strftime_now; wanted a date such as 2026-11-28"
         raise PromptError(f"{where} has {shorten(now)} {wanted}") from None
