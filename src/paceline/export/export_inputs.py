@@ -122,10 +122,9 @@ class ExportConfig(StrictModel):
         """What Paceline knows of the engine."""
         return KINDS[self.to]
 
-    def check(self) -> InputChecks:
+    def check(self, checks: InputChecks) -> None:
         """Check the inputs, and that `out` may be written; raises UsageError."""
         _check_place(self)
-        checks = InputChecks()
         if self.check_engine:
             checks.engine(self.engine or EngineChoice(engine=self.to))
         model = checks.model("model", self.model)
@@ -136,7 +135,6 @@ class ExportConfig(StrictModel):
         if self.push is not None:
             account = check_push(self.push, private=self.private)
             checks.lines.append(f"push: {self.push} on the hub, as {account}")
-        return checks
 
 
 def _check_place(config: ExportConfig) -> None:
