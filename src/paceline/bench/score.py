@@ -59,14 +59,12 @@ class ScoreConfig(StrictModel):
             raise ValueError("servers compute other penalties; leave sampling.repetition_penalty 1")
         return self
 
-    def check(self) -> InputChecks:
+    def check(self, checks: InputChecks) -> None:
         """Check the inputs; raises UsageError."""
-        checks = InputChecks()
         checks.tokenizer("tokenizer", self.tokenizer)
         checks.key(self.writer)
         self.task.versions()
         checks.output(self.output)
-        return checks
 
 
 class AnswerRow(StrictModel):

@@ -110,19 +110,17 @@ class TuneConfig(WithCosts, ModelsConfig):
         """The engine that serves the setting; None: Paceline's decoder."""
         return KINDS.get(self.served_by)
 
-    def check(self) -> InputChecks:
+    def check(self, checks: InputChecks) -> None:
         """Check the inputs, and note why few settings can be confirmed; raises UsageError."""
         if self.shortage is not None:
             note(self.shortage)
         RunDirectory(self.output).check_kind(self)
-        checks = InputChecks()
         checks.device(self.device)
         check_costs(checks, self, self.block_lengths)
         checks.pair(self.target, self.draft)
         checks.drafting(self.target, self.draft)
         check_task(checks, "task", self.task, self.num_examples, self.seed)
         checks.output(self.output)
-        return checks
 
     @property
     def block_lengths(self) -> tuple[int, ...]:

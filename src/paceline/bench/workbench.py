@@ -15,7 +15,6 @@ from paceline.bench.settings import setting_of
 from paceline.config import HomePath, StrictModel
 from paceline.core.rule_base import Bonus
 from paceline.core.sampling import SamplingParams
-from paceline.data.input_checks import InputChecks
 from paceline.decode.draft_policies import FixedLength, PolicyChoice
 from paceline.decode.strategies import AnyStrategy, Autoregressive, DecodingConfig, Speculative
 from paceline.engines.commands import EngineChoice
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from paceline.bench.answers import Answer
     from paceline.core.rule_base import Rule
     from paceline.core.stats import Times
+    from paceline.data.input_checks import InputChecks
     from paceline.models import HfModel
     from paceline.models.contract import Tokenizer
     from paceline.tasks import Task
@@ -189,10 +189,9 @@ class BenchConfig(ModelsConfig):
                 raise ValueError("an engine serves one target; leave reference out")
         return self
 
-    def check(self) -> InputChecks:
+    def check(self, checks: InputChecks) -> None:
         """Check the inputs; raises UsageError."""
         RunDirectory(self.output).check_kind(self)
-        checks = InputChecks()
         checks.device(self.device)
         checks.pair(self.target, self.draft)
         if self.engine is None and any(cell.needs_rollback for cell in self.grid.cells()):
@@ -203,7 +202,6 @@ class BenchConfig(ModelsConfig):
             checks.engine(self.engine)
         check_task(checks, "task", self.task, self.num_examples, self.seed)
         checks.output(self.output)
-        return checks
 
 
 class TaskPrompts(Protocol):

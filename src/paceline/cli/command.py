@@ -71,12 +71,13 @@ class Call:
         Raises:
             UsageError: an input cannot be used, or there is no run to resume.
         """
-        from paceline.data.input_checks import checked
+        from paceline.data.input_checks import InputChecks, checked
 
         if resume:
             options.check_resumable(config.output)
         if dry_run:
-            end_dry_run(config.check(**({"resume": True} if resume else {})), as_json=as_json)
+            config.check(checks := InputChecks(resume=resume))
+            end_dry_run(checks, as_json=as_json)
         checked(config, resume=resume)
 
 

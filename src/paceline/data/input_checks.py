@@ -1,8 +1,8 @@
 """Checks a configuration's inputs before expensive work starts.
 
 They take seconds: they read configurations, tokenizers, weight headers and texts, and test paths.
-Each configuration of a long command has a method `check` that runs them. The function that does
-the work calls it by `checked`, so a Python program gets the same errors as the command line.
+Each configuration of a long command is `Checkable`. The function that does the work checks it by
+`checked`, so a Python program gets the same errors as the command line.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tempfile
 import warnings
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from paceline.data.prompts import CorpusConfig, count_records
 from paceline.engines.client import api_key, root_of
@@ -34,16 +34,23 @@ _STREAMED = 1_000  # of a text that is streamed, maybe from the hub
 FLOAT32_BYTES = 4
 
 
-_passed: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_passed: weakref.WeakValueDictionary[int, Checkable] = weakref.WeakValueDictionary()
 
 
-def checked(config: Any, *, resume: bool = False) -> None:
+class Checkable(Protocol):
+    """A configuration whose inputs can be checked."""
+
+    def check(self, checks: InputChecks) -> None:
+        """Check the inputs by `checks`; raises UsageError."""
+
+
+def checked(config: Checkable, *, resume: bool = False) -> None:
     """Check a configuration's inputs, unless this object passed before.
 
     Warnings other than notes are left to the work itself.
 
     Args:
-        config: A configuration with a method `check`.
+        config: The configuration.
         resume: The run directory may hold a run of this configuration.
 
     Raises:
@@ -56,7 +63,7 @@ def checked(config: Any, *, resume: bool = False) -> None:
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            config.check(**({"resume": True} if resume else {}))
+            config.check(InputChecks(resume=resume))
     finally:
         for each in caught:
             if issubclass(each.category, InputNote):
@@ -73,12 +80,14 @@ class InputChecks:
     """Runs checks of a configuration's inputs. Each model and text is checked once.
 
     Attributes:
+        resume: The run directory may hold a run of this configuration.
         lines: A line per result.
         headers: Headers of the models by path.
         example: The first training text with its tokenizer, if there is one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, resume: bool = False) -> None:
+        self.resume = resume
         self.lines: list[str] = []
         self.headers: dict[str, Header] = {}
         self.example: tuple[Example, Any] | None = None

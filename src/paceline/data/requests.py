@@ -17,7 +17,6 @@ from pydantic import AliasChoices, Field, field_validator, model_validator
 
 from paceline.config import HomePath, StrictModel
 from paceline.data.chats import warn_of_unused
-from paceline.data.input_checks import InputChecks
 from paceline.data.prompts import CorpusConfig, Record, read_records
 from paceline.data.tokens import encode_prompt, truncated, warn_of_cut_prompts
 from paceline.engines.texts import EngineWriter, OpenAIWriter
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from transformers import PreTrainedTokenizerBase
+
+    from paceline.data.input_checks import InputChecks
 
 
 Temperature = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -121,9 +122,8 @@ class GenerateDataConfig(StrictModel):
             raise ValueError("draft is for a target that is loaded here; give it to the server")
         return self
 
-    def check(self) -> InputChecks:
+    def check(self, checks: InputChecks) -> None:
         """Check the inputs; raises UsageError."""
-        checks = InputChecks()
         models: list[Any] = []
         match self.writer:
             case OpenAIWriter() as writer:
@@ -141,7 +141,6 @@ class GenerateDataConfig(StrictModel):
         for model in models[:1]:  # the target goes on behind a draft's context
             check_fits(model, *lengths, ("max_prompt_tokens", "max_new_tokens"), str(model.path))
         checks.output(self.output)
-        return checks
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

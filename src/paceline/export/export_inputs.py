@@ -117,10 +117,9 @@ class ExportConfig(StrictModel):
         """What Paceline knows of the engine."""
         return KINDS[self.to]
 
-    def check(self) -> InputChecks:
+    def check(self, checks: InputChecks) -> None:
         """Check the inputs, and that `out` may be written; raises UsageError."""
         _check_place(self)
-        checks = InputChecks()
         if self.check_engine:
             checks.engine(self.engine or EngineChoice(engine=self.to))
         model = checks.model("model", self.model)
@@ -128,7 +127,6 @@ class ExportConfig(StrictModel):
         for each in models:
             check_block(self.num_speculative_tokens or 1, each.max_length)
         checks.output(self.out, FLOAT32_BYTES * model.num_parameters)
-        return checks
 
 
 def _check_place(config: ExportConfig) -> None:

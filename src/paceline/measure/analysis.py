@@ -229,14 +229,12 @@ class AnalyzeConfig(PairConfig):
     gammas: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(1, 2, 3, 4, 5), min_length=1)
     pass_repeats: int = Field(default=15, ge=1)
 
-    def check(self) -> InputChecks:
+    def check(self, checks: InputChecks) -> None:
         """Check the inputs; raises UsageError."""
-        checks = InputChecks()
         checks.device(self.device)
         models = checks.pair(self.target, self.draft)
         self.note_defaults(checks)
         self.check_prompts(checks, models, new_tokens=1)
-        return checks
 
 
 class PredictedFrontier(Result):

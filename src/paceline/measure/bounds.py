@@ -98,17 +98,15 @@ class BoundsConfig(PairConfig):
             raise ValueError("the theorem is for a draft that samples as the target; remove it")
         return self
 
-    def check(self) -> InputChecks:
+    def check(self, checks: InputChecks) -> None:
         """Check the inputs; raises UsageError."""
         RunDirectory(self.output).check_kind(self)
-        checks = InputChecks()
         checks.device(self.device)
         models = checks.pair(self.target, self.draft)
         if self.truth is not None:
             models.append(_check_truth(checks, self.truth, models[0]))
         self.check_prompts(checks, models, new_tokens=1, skip=self.skip_prompts)
         checks.output(self.output)
-        return checks
 
 
 def _check_truth(checks: InputChecks, path: str, target: ModelFacts) -> ModelFacts:

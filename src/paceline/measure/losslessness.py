@@ -86,14 +86,12 @@ class VerifyConfig(PairConfig):
             return self.tolerance
         return TIE_FLOAT32 if self.dtype == "float32" else TIE_16_BITS
 
-    def check(self) -> InputChecks:
+    def check(self, checks: InputChecks) -> None:
         """Check the inputs; raises UsageError."""
-        checks = InputChecks()
         checks.device(self.device)
         models = checks.pair(self.target, self.draft)
         checks.drafting(self.target, self.draft)
         self.check_prompts(checks, models[:1], new_tokens=1)
-        return checks
 
 
 class GreedyCheck(StrictModel):

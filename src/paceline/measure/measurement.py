@@ -105,9 +105,8 @@ class MeasureConfig(WithCosts, PairConfig):
         """All drafts."""
         return [self.draft, *self.other_drafts]
 
-    def check(self) -> InputChecks:
+    def check(self, checks: InputChecks) -> None:
         """Check the inputs; raises UsageError."""
-        checks = InputChecks()
         checks.device(self.device)
         check_costs(checks, self, self.gammas)
         models = [model for draft in self.drafts for model in self._checked_pair(checks, draft)]
@@ -119,7 +118,6 @@ class MeasureConfig(WithCosts, PairConfig):
         # a timed request is decoded in full
         timed = num_timed, self.max_new_tokens
         self.check_prompts(checks, models, new_tokens=1, timed=timed)
-        return checks
 
     def _checked_pair(self, checks: InputChecks, draft: str) -> list[ModelFacts]:
         """Check target and draft; of several, an error names the draft."""

@@ -45,13 +45,11 @@ class PerplexityConfig(StrictModel):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
 
-    def check(self) -> InputChecks:
+    def check(self, checks: InputChecks) -> None:
         """Check the inputs; raises UsageError."""
-        checks = InputChecks()
         checks.device(self.device)
         checks.model("model", self.model)
         checks.text("text", self.text, skip_empty=True)
-        return checks
 
 
 class Perplexity(StrictModel):

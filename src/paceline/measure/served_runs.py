@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from pydantic import Field, model_validator
 
 from paceline.config import Options
-from paceline.data.input_checks import InputChecks
 from paceline.engines.commands import EngineChoice, Setup
 from paceline.engines.kinds import Capacity, Drafting, DraftSampling, names_of
 from paceline.engines.process import client_of, connect, started
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
     from paceline.core.sampling import SamplingParams
+    from paceline.data.input_checks import InputChecks
     from paceline.engines.contract import Engine, Request, Served
     from paceline.measure.pair import Pair
     from paceline.progress import Progress
@@ -56,9 +56,8 @@ class ServedConfig(PairConfig):
     starts: int = Field(default=2, ge=1)
     write_costs: Annotated[WriteCosts | None, Options(write_costs="file")] = None
 
-    def check(self) -> InputChecks:
+    def check(self, checks: InputChecks) -> None:
         """Check the inputs; raises UsageError."""
-        checks = InputChecks()
         checks.engine(self.engine)
         checks.device(self.device)
         models = checks.pair(self.target, self.draft)
@@ -67,7 +66,6 @@ class ServedConfig(PairConfig):
         if self.write_costs is not None:
             checks.file(self.write_costs.file)
             check_replaceable(self.write_costs.file)
-        return checks
 
     @model_validator(mode="after")
     def _fits_the_engine(self) -> ServedConfig:

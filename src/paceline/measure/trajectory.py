@@ -109,9 +109,8 @@ class TrajectoryConfig(StrictModel):
             raise ValueError(f"tasks and scored_tasks both have {min(twice)}; rename one")
         return self
 
-    def check(self) -> InputChecks:
+    def check(self, checks: InputChecks) -> None:
         """Check the inputs; raises UsageError."""
-        checks = InputChecks()
         for run in all_runs(self.runs):
             list(checkpoints_of(run))
         checks.model("target", self.target)
@@ -120,7 +119,6 @@ class TrajectoryConfig(StrictModel):
         for name, task in self.scored_tasks.items():
             check_task(checks, name, task, self.skip_prompts + self.num_prompts, self.seed)
         checks.output(self.output)
-        return checks
 
 
 class Checkpoint(NamedTuple):

@@ -408,12 +408,10 @@ class AlignConfig(TrainSettings):
             )
         return self
 
-    def check(self, *, resume: bool = False) -> InputChecks:
-        """Check the inputs; `resume`: the output may hold this run. Raises UsageError."""
-        check_run_directory(RunDirectory(self.output), self, resume=resume)
-        checks = InputChecks()
+    def check(self, checks: InputChecks) -> None:
+        """Check the inputs; raises UsageError."""
+        check_run_directory(RunDirectory(self.output), self, resume=checks.resume)
         self.check_output(checks, self.check_inputs(checks))
-        return checks
 
     def check_inputs(self, checks: InputChecks) -> ModelFacts:
         """Check all but the output. -> the draft."""

@@ -17,7 +17,6 @@ from pydantic import Field, model_validator
 
 from paceline.config import HomePath, StrictModel
 from paceline.core.sampling import SamplingParams
-from paceline.data.input_checks import InputChecks
 from paceline.data.sources import rows_of, sample_completions
 from paceline.data.tokens import read_prompts, read_texts
 from paceline.errors import ConfigError, UsageError
@@ -36,6 +35,7 @@ from paceline.train.evaluation import AgreementEvaluator
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from paceline.data.input_checks import InputChecks
     from paceline.models.hf.base import HfModel
     from paceline.progress import Progress
 
@@ -137,10 +137,9 @@ class DraftConfig(StrictModel):
             )
         return self
 
-    def check(self) -> InputChecks:
+    def check(self, checks: InputChecks) -> None:
         """Check the inputs, and that the draft may be written to `out`; raises UsageError."""
         check_place(self)
-        checks = InputChecks()
         target = checks.model("target", self.target)
         if self.layers is not None:
             check_layers(self.layers, target.num_layers)
@@ -149,7 +148,6 @@ class DraftConfig(StrictModel):
         if self.text is not None:
             checks.text("text", self.text, skip_empty=True)
         checks.output(self.out)
-        return checks
 
 
 def check_place(config: DraftConfig) -> None:

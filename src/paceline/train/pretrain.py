@@ -17,7 +17,6 @@ from paceline.core.fused import chunks
 from paceline.core.text_scores import nats_of
 from paceline.data.collate import TokenRow, collate
 from paceline.data.examples import build_examples
-from paceline.data.input_checks import InputChecks
 from paceline.data.prompts import (
     CorpusConfig,
     corpus_fingerprint,
@@ -54,6 +53,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.data.examples import Example
+    from paceline.data.input_checks import InputChecks
     from paceline.data.prompts import Record
     from paceline.models.hf.base import HfModel
     from paceline.progress import Progress
@@ -120,10 +120,9 @@ class PretrainConfig(TrainSettings):
             )
         return self
 
-    def check(self, *, resume: bool = False) -> InputChecks:
-        """Check the inputs; `resume`: the output may hold this run. Raises UsageError."""
-        check_run_directory(RunDirectory(self.output), self, resume=resume)
-        checks = InputChecks()
+    def check(self, checks: InputChecks) -> None:
+        """Check the inputs; raises UsageError."""
+        check_run_directory(RunDirectory(self.output), self, resume=checks.resume)
         start = checks.model("model", self.model) if isinstance(self.model, str) else None
         if start is None and isinstance(self.tokenizer, str):
             checks.model("tokenizer", self.tokenizer)
@@ -131,7 +130,6 @@ class PretrainConfig(TrainSettings):
         if start is not None:
             check_trained(checks, self.data, start.tokenizer, start, self.lengths)
         self.check_output(checks, start)
-        return checks
 
 
 def pretrain(config: PretrainConfig, *, resume: bool = False, progress: Progress = silent) -> Path:

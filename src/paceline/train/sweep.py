@@ -89,13 +89,11 @@ class SweepConfig(StrictModel):
                 raise ConfigError(f"{self.figure} needs evaluation.rule in base")
         return self
 
-    def check(self) -> InputChecks:
+    def check(self, checks: InputChecks) -> None:
         """Check the inputs of all runs; raises UsageError."""
-        checks = InputChecks()
         for cell in cells_of(self):
             cell.config.check_inputs(checks)
         checks.output(self.output)
-        return checks
 
 
 class Cell(NamedTuple):

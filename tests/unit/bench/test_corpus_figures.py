@@ -8,6 +8,7 @@ import sacrebleu
 
 from paceline.bench import BenchConfig, bench, read_rows
 from paceline.bench.answers import context_of, key_of, read_texts
+from paceline.data.input_checks import InputChecks
 from paceline.errors import PromptError, UsageError
 from paceline.models import load_model
 from paceline.tasks import Translation
@@ -91,6 +92,6 @@ def test_a_figure_that_cannot_be_computed_fails_the_cell_in_one_line(
 
 
 def test_a_check_before_the_start_reads_the_columns_of_a_task(folder: Path, tmp_path: Path):
-    settings(folder, tmp_path / "run").check()
+    settings(folder, tmp_path / "run").check(InputChecks())
     with pytest.raises(PromptError, match="line 1 has no column topic"):
-        settings(folder, tmp_path / "run", prompt="{topic}: {source}").check()
+        settings(folder, tmp_path / "run", prompt="{topic}: {source}").check(InputChecks())

@@ -15,6 +15,7 @@ from paceline.bench import BenchConfig, bench
 from paceline.bench.tune import TuneConfig, tune
 from paceline.config import validate
 from paceline.data.distillation_data import generate_data
+from paceline.data.input_checks import InputChecks
 from paceline.data.requests import GenerateDataConfig
 from paceline.errors import InputNote, PromptError, StorageError, UsageError
 from paceline.measure import MeasureConfig, VerifyConfig, measure, verify_losslessness
@@ -102,7 +103,7 @@ def test_a_draft_larger_than_its_target_is_noted(folder: Path, tmp_path: Path):
     config = config_of(measure, folder, tmp_path, folder / "corpus.jsonl")
     swapped = config.model_copy(update={"target": config.draft, "draft": config.target})
     with pytest.warns(InputNote, match="are target and draft swapped"):
-        swapped.check()
+        swapped.check(InputChecks())
 
 
 @pytest.mark.parametrize("verb", [measure, verify_losslessness, generate_data])
@@ -128,7 +129,7 @@ def test_repeated_prompts_are_counted_as_they_are_cut(folder: Path, tmp_path: Pa
         config = config_of(measure, folder, tmp_path, text)
         config = config.model_copy(update={"max_prompt_tokens": limit, "timed_prompts": 0})
         with pytest.warns(InputNote, match=f"^{len(texts) - len(cut)} of 5 prompts repeat"):
-            config.check()
+            config.check(InputChecks())
 
 
 SERVED = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 1.0, "min_p": None}
@@ -144,10 +145,10 @@ def test_sampling_that_engines_take_from_the_model_is_noted_unless_it_is_chosen(
     edit(target / "generation_config.json", **SERVED)
     noted = "sets temperature=0.6, top_k=20, which .* as --temperature 0.6 --top-k 20$"
     with pytest.warns(InputNote, match=noted):
-        validate(VERBS[verb], values).check()
+        validate(VERBS[verb], values).check(InputChecks())
     for changes, sampling in ({"do_sample": False}, {}), ({"do_sample": True}, {"temperature": 1}):
         edit(target / "generation_config.json", **changes)
         chosen = {"sampling": sampling} if sampling else {}
         with warnings.catch_warnings(record=True) as caught:
-            validate(VERBS[verb], values | chosen).check()
+            validate(VERBS[verb], values | chosen).check(InputChecks())
         assert not [each for each in caught if "generation config" in str(each.message)]

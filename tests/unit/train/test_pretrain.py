@@ -13,6 +13,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
 from paceline.config import validate
+from paceline.data.input_checks import InputChecks
 from paceline.errors import ConfigError, ContextLengthError, PromptError
 from paceline.models import load_model, wrap_model
 from paceline.models.drafts.save import save_draft
@@ -173,7 +174,7 @@ def test_a_check_of_a_streamed_data_set_does_not_convert_it(
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "train.csv").write_text("text\n" + "\n".join(TEXTS))
     data = {"train": {"path": str(tmp_path / "set"), "split": "train"}, "streaming": True}
-    checks = settings(tmp_path, tmp_path / "run", data=data).check()
+    settings(tmp_path, tmp_path / "run", data=data).check(checks := InputChecks())
     assert f"data.train: {tmp_path / 'set'}, {len(TEXTS)} texts" in checks.lines
     assert not list(tmp_path.glob("cache/**/*.arrow"))
 
