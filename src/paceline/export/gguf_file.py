@@ -101,8 +101,8 @@ _TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"
 def refuse_unknown(config: Any) -> None:
     """Raise an UnsupportedModelError if llama.cpp would compute otherwise than transformers."""
     # Llama applies no window, whatever its configuration says
-    window: Any = None if config.model_type == "llama" else getattr(config, "sliding_window", None)
-    windowed = window is not None and getattr(config, "use_sliding_window", True)
+    window = getattr(config, "sliding_window", None) or math.inf
+    windowed = config.model_type != "llama" and getattr(config, "use_sliding_window", True)
     advice = _ALTERNATIVE
     if config.model_type not in FAMILIES:
         fault = f"{config.model_type} is none of the families supported as GGUF"
