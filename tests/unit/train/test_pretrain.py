@@ -200,7 +200,7 @@ def test_a_text_that_cannot_be_read_in_the_middle_of_a_run_loses_no_step(tmp_pat
 
     def spoil(stage: str, *_: object) -> None:
         if stage == "training":
-            corpus(tmp_path, [*rows[:3], {"text": ""}, *rows[3:]])
+            corpus(tmp_path, [*rows[:3], {"text": 3}, *rows[3:]])
 
     with pytest.raises(PromptError, match=r"line 4.* after step (\d+) is saved: correct") as error:
         pretrain(settings(tmp_path, tmp_path / "run", **changes), progress=spoil)
