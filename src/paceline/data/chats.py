@@ -69,7 +69,7 @@ def chat_answer(
 def thoughts_end(answer: str, prompt: str, tokenizer: PreTrainedTokenizerBase) -> int:
     """Length of the thoughts in front of an answer; both texts have their special tokens.
 
-    The last mark counts, as in lm-evaluation-harness. Thoughts that a prompt opens may not end.
+    The last mark counts. Thoughts that a prompt opens may not end.
     """
     opened, closed = _thought_marks(tokenizer, str(tokenizer.chat_template))
     if closed in answer:

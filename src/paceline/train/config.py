@@ -5,6 +5,7 @@ Paper: Zhou et al. 2023, Table 1 and appendix B.3: `RECIPES`.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -153,6 +154,10 @@ class TrainSettings(StrictModel):
                 "lower it, or use warmup_fraction"
             )
         return self
+
+    @abstractmethod
+    def check(self, checks: InputChecks) -> None:
+        """Check the inputs; raises UsageError."""
 
     def check_output(self, checks: InputChecks, model: ModelFacts | None) -> None:
         """Check the disk space for the checkpoints of a model, and the trackers.
