@@ -29,7 +29,7 @@ from torch.nn.modules.module import (
 )
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.models.auto.modeling_auto import AutoModelForImageTextToText
-from transformers.utils import is_flash_attn_2_available
+from transformers.utils.import_utils import is_flash_attn_2_available
 
 from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.fingerprints import files_fingerprint
