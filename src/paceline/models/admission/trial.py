@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+    from paceline.models.contract import Batch
     from paceline.models.hf.base import HfModel
 
 _LONGEST = 26  # tokens: beyond every window and scaling of a tiny twin
@@ -194,7 +195,7 @@ def plain_logits(
     )
 
 
-def _first_not_finite(model: HfModel, batch: Texts) -> str:
+def _first_not_finite(model: HfModel, batch: Batch) -> str:
     names = {module: name for name, module in model.hf.named_modules()}
     found: list[str] = []
 
