@@ -41,7 +41,7 @@ class TuneConfig(WithCosts, ModelsConfig):
         quality_floor: Minimum mean score, relative to the target's.
         absolute_quality: Minimum mean score.
         max_latency: Maximum seconds per token, relative to the target's.
-        output: Run directory; its `decoding.yaml` is for `decode --config`.
+        output: Run directory; resumes if it exists. Its `decoding.yaml` is for `decode --config`.
         sampling: Sampling parameters.
         rules: Candidate rules; lists of parameters are expanded. With `costs`, the default is
             lossless decoding alone, since engines have no other rule.

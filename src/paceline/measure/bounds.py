@@ -78,7 +78,7 @@ class BoundsConfig(PairConfig):
     """Configuration of `bounds`.
 
     Attributes:
-        output: Run directory.
+        output: Run directory; resumes if it exists.
         truth: Model whose distribution counts as the true one in the regret; None: no regret.
         alphas: Costs of deferral at which the regret is measured.
         num_prompts: Maximum number of prompts, after `skip_prompts`.

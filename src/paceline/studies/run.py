@@ -71,8 +71,10 @@ def _refuse_other_files(output: Path) -> None:
         with suppress(ConfigError):
             if "digest" in read_json_mapping(path):
                 return
-    scales = {name for name in SCALES if (output / name / "stages").is_dir()}
-    there = [p for p in output.iterdir() if not p.name.startswith(".") and p.name not in scales]
+    ours = {name for name in SCALES if (output / name / "stages").is_dir()}
+    if not any(output.glob("stages/[!.]*")):  # of a study that was stopped at its first mark
+        ours.add("stages")
+    there = [p for p in output.iterdir() if not p.name.startswith(".") and p.name not in ours]
     if there:
         raise ConfigError(
             f"output {output} holds {min(there).name} and no stage of a study; choose another "

@@ -51,7 +51,7 @@ class SweepConfig(StrictModel):
     """Configuration of a sweep.
 
     Attributes:
-        output: Directory of all runs.
+        output: Directory of all runs; resumes if it exists.
         base: Configuration of `align`, shared by all runs.
         rows: Changes to `base` by row name.
         columns: Changes to `base` by column name; a row's changes override them.
