@@ -10,6 +10,7 @@ import json
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import torch
 from pydantic import ValidationError
 from rich.table import Table
 
@@ -82,7 +83,9 @@ class Demo:
     @cached_property
     def _common(self) -> dict[str, Any]:
         """Settings of all measurements."""
-        weights = "int8" if can_read_int8(self.loaded) else "auto"
+        # the drafts are stored as the target is, and int8 is for weights of bfloat16
+        stored = stored_dtype(self.target) is torch.bfloat16
+        weights = "int8" if stored and can_read_int8(self.loaded) else "auto"
         models = {"target": self.target, "prompts": str(self.docs.prompts)}
         return {**models, **_LENGTHS, "draft_weights": weights}
 

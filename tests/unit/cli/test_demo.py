@@ -14,6 +14,7 @@ from paceline.decode import Generation
 from paceline.errors import UsageError
 from paceline.measure.verdict import best_code
 from paceline.progress import Progress
+from support.runs import write_pair
 
 
 class Question(StrictModel):
@@ -112,3 +113,9 @@ def test_a_draft_of_other_layers_is_not_taken_for_that_of_these(
     first.made.unlink()  # as older versions left it
     with pytest.raises(UsageError, match="does not say its target and layers, as those of older"):
         first.check()
+
+
+def test_drafts_that_are_stored_in_float32_are_not_measured_with_int8_weights(tmp_path: Path):
+    """A trained one has weights that bfloat16 does not hold, though the target's are such."""
+    target = str(write_pair(tmp_path) / "target")
+    assert Demo(target, tmp_path / "demo", [0])._common["draft_weights"] == "auto"
