@@ -251,9 +251,11 @@ def test_a_stopped_command_ends_as_one_that_was_not(ended: Ended, name: str, sha
     (code,) = ended.codes[f"{folder / 'whole'}"]
     assert ended.codes[f"{folder / str(share)}"] == [stopped, -signal.SIGKILL, code], ended.errors
     assert code in ((1, 3) if name == "demo" else (0,)), ended.errors  # of drafts without use
-    whole = contents(folder / "whole/out")
+    whole, out = contents(folder / "whole/out"), folder / str(share) / "out"
     assert whole
-    assert contents(folder / str(share) / "out") == whole
+    assert contents(out) == whole
+    half = [*out.rglob("checkpoints/.*"), *out.rglob(".writing.*"), *out.rglob(".partial/*")]
+    assert not half, "nothing half-written stays"
 
 
 def test_a_server_is_asked_for_no_answer_twice(ended: Ended):
