@@ -22,6 +22,8 @@ LLAMA_CPP := 0.3.36
 COMPAT := .compat
 OLDEST := 5.17.0 2.9.1
 NEWEST := 5.24.0 2.13.0
+READER := 4.57.6 2.13.0
+READER_PYTHON := $(COMPAT)/$(word 1,$(READER))/bin/python
 COMPAT_TESTS := tests/unit/models tests/equivalence tests/property/test_session.py tests/unit/decode tests/unit/data \
 	tests/unit/export
 
@@ -30,15 +32,15 @@ SHELL := bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help install test unit gpu-test lint style types layers spelling collect format report-test demo engines vllm \
-	llamacpp garden direct study $(STUDIES:%=study-%) rows publish-drafts compat oldest newest docs docs-serve wheels clean
+	llamacpp garden direct study $(STUDIES:%=study-%) rows publish-drafts compat oldest newest readers docs docs-serve wheels clean
 
 help: ## list these targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 16
 
 # The models of the tests are tiny: a second thread costs them more than it brings, and one that
 # spins while it waits slows every other program down.
-test unit report-test collect oldest newest: export OMP_NUM_THREADS := 1
-test unit report-test collect oldest newest: export OMP_WAIT_POLICY := passive
+test unit report-test collect oldest newest readers: export OMP_NUM_THREADS := 1
+test unit report-test collect oldest newest readers: export OMP_WAIT_POLICY := passive
 # Every process of the tests would else compile the package again.
 test unit report-test collect: export PYTHONDONTWRITEBYTECODE :=
 # One process more than there are cores, as tests wait for the programs that they start.
@@ -122,11 +124,19 @@ engines: $(VENV)/.dev vllm llamacpp ## both engines, then the demo's draft in th
 	test -d $(DEMO_RUN)/align/draft || { echo "make demo makes the draft that is checked" >&2; exit 2; }
 	$(BIN)/pytest -m engines tests/engines
 
-compat: oldest newest ## tests of models, sessions and tokenizers with the oldest and newest transformers and torch
+compat: oldest newest readers ## tests with the oldest and newest transformers and torch; exports, read by transformers 4
 
 oldest: ; $(call tested_with,$(OLDEST))
 
 newest: ; $(call tested_with,$(NEWEST))
+
+readers: $(VENV)/.dev ## drafts and exports of many families, read by transformers 4
+	test -x $(READER_PYTHON) || { $(PYTHON) -m venv $(COMPAT)/$(word 1,$(READER)); \
+		$(READER_PYTHON) -m pip install --disable-pip-version-check --no-compile \
+		transformers==$(word 1,$(READER)) torch==$(word 2,$(READER)) numpy sentencepiece; }
+	rm -rf build/readers; mkdir -p build/readers
+	$(BIN)/python tools/read_exports.py write build/readers
+	$(READER_PYTHON) tools/read_exports.py read build/readers
 
 # In an environment of its own, with the pinned versions of all packages that do not depend on these two.
 define tested_with

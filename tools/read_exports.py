@@ -81,9 +81,12 @@ def write(folder: Path) -> None:
         target: Any = load_model(parts["target"], dtype="float32")
         draft = subset_layers(target, [0, 3])
         save_draft(draft, parts["target"], parts["draft"])
-        found = {"model": str(parts["draft"]), "target": str(parts["target"])}
-        to: Any = "transformers" if kind == "t5" else "vllm"
-        export_draft(ExportConfig(**found, to=to, out=parts["export"]))
+        paths = {name: str(path) for name, path in parts.items()}
+        to = "transformers" if "d_model" in settings else "vllm"
+        config = ExportConfig(
+            model=paths["draft"], target=paths["target"], to=to, out=parts["export"]
+        )
+        export_draft(config)
         tokens_T = (torch.arange(LENGTH) * 37) % target.vocab_size
         given = {"ids": torch.tensor(target.tokenizer(TEXT)["input_ids"]), "tokens": tokens_T}
         save_file(

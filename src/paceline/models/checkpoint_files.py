@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from torch import nn
+    from transformers import PreTrainedTokenizerBase
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _READ = (".json", ".safetensors", ".bin", ".jinja", ".model", ".spm", ".txt")  # of a model
@@ -449,6 +450,14 @@ def stored_tensor(directory: Path, names: Sequence[str]) -> Tensor | None:
             if tensor is not None:
                 return tensor
     return None
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write a tokenizer without a class of its own; transformers 4 does not know 5's name of it."""
+    tokenizer.save_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text("utf-8")) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    path.write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
 
 
 def _ignored_masks(directory: Path | None, hf: Any) -> list[str]:

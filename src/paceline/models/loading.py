@@ -48,11 +48,12 @@ from paceline.models.hf.architectures import (
     is_encoder_decoder,
     is_quantized,
     refuse_by_name,
+    warn_of_head,
 )
 from paceline.models.hf.causal import CausalModel
 from paceline.models.hf.draft_vocabulary import is_draft_vocabulary, read_draft_vocabulary
 from paceline.models.hf.seq2seq import Seq2SeqModel
-from paceline.models.hf.settings import refuse_malformed, warn_of_ends, warn_of_head, warn_of_unused
+from paceline.models.hf.settings import refuse_malformed, warn_of_ends, warn_of_unused
 from paceline.models.hf.spreading import SHARE, device_map, join_ends, num_bytes
 from paceline.models.precision import choose_precision, shapes_of
 from paceline.models.silence import quiet

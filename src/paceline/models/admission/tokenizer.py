@@ -32,8 +32,6 @@ from paceline.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from transformers import PreTrainedTokenizerBase
-
     from paceline.models.checkpoint_files import ModelLocation
 
 _FORMAT = 4  # increase when the comparison changes, so that kept results are not used
@@ -308,13 +306,6 @@ def _key(directory: Path) -> str:
 def tokenizer_paths(directory: Path) -> list[Path]:
     """What a directory holds of a tokenizer."""
     return [path for pattern in TOKENIZER_FILES for path in sorted(directory.glob(pattern))]
-
-
-def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write a tokenizer without a class of its own; transformers 4 does not know 5's name of it."""
-    tokenizer.save_pretrained(folder)
-    settings = _read(folder / _SETTINGS) | {"tokenizer_class": "PreTrainedTokenizerFast"}
-    (folder / _SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
 
 
 def has_vocabulary(directory: Path) -> bool:

@@ -32,17 +32,16 @@ MODEL_FILES += ("*.safetensors", "*.safetensors.index.json")
 """Files that `save_draft` may write."""
 
 _LENGTH = "original_max_position_embeddings"
-_THETA, _PART, _LOCAL = "rope_theta", "partial_rotary_factor", "rope_local_base_freq"
+_THETA, _PART = "rope_theta", "partial_rotary_factor"
 _OLD_NAMES: dict[str, dict[str, str]] = {
     "gpt_neox": {_THETA: "rotary_emb_base", _PART: "rotary_pct"},
     "gpt_neox_japanese": {_THETA: "rotary_emb_base", _PART: "rotary_pct"},
     "gemma3_text": {},
     "gemma3n_text": {},
     "olmo3": {},
-    "modernbert-decoder": {_THETA: "global_rope_theta", _LOCAL: "local_rope_theta"},
     "qwen3_moe": {"num_local_experts": "num_experts"},
 }
-"""Keys that are not called as elsewhere in transformers 4, and its models with local rotations."""
+"""Keys that transformers 4 calls otherwise, and its models with two kinds of rotations."""
 
 
 def other_file(directory: Path, *more: str) -> str | None:
@@ -87,7 +86,7 @@ def write_model(
     settings = json.loads(path.read_text("utf-8"))
     if stores_head(hf):
         _untie(hf, settings)
-    _add_old_keys(hf.config, settings)
+    add_old_keys(hf.config, settings)
     path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", "utf-8")
     for weights in folder.glob("*.safetensors"):
         # safetensors makes them private, but another user may serve them
@@ -110,31 +109,30 @@ def _untie(hf: PreTrainedModel, settings: dict[str, Any]) -> None:
             part["tie_word_embeddings"] = False
 
 
-def _add_old_keys(config: PreTrainedConfig, settings: dict[str, Any]) -> None:
+def add_old_keys(config: PreTrainedConfig, settings: dict[str, Any]) -> None:
     """Add the names that transformers 4, and engines of its time, read to a config.json.
 
     They read other values for what they do not find, without an error.
     """
     for key, part in vars(config).items():
         if isinstance(part, PreTrainedConfig) and isinstance(settings.get(key), dict):
-            _add_old_keys(part, settings[key])
+            add_old_keys(part, settings[key])
     names = _OLD_NAMES.get(config.model_type, {})
-    found = {names.get(key, key): settings[key] for key in ("num_local_experts",) if key in names}
-    if "dtype" in settings:
-        found["torch_dtype"] = settings["dtype"]
+    renamed = {"dtype": "torch_dtype"} | names
+    found = {old: settings[new] for new, old in renamed.items() if new in settings}
     rope = settings.get("rope_parameters") or {}
     if any(isinstance(each, dict) for each in rope.values()):
-        if config.model_type not in _OLD_NAMES:
-            rope = {}  # of transformers 5 alone, which would read the old keys first
-        else:
-            found[names.get(_LOCAL, _LOCAL)] = rope["sliding_attention"][_THETA]
+        if config.model_type in _OLD_NAMES:
+            found["rope_local_base_freq"] = rope["sliding_attention"][_THETA]
             rope = rope["full_attention"]
+        else:
+            rope = {}  # of transformers 5 alone, which would read the old keys first
     scaling = dict(rope)
     for key in {_THETA, _PART} & rope.keys():
         found[names.get(key, key)] = scaling.pop(key)
     if _LENGTH in settings and scaling.get("rope_type") == "longrope":
-        scaling = {"type": "longrope"} | scaling  # Phi-3 reads it by this name alone
-        scaling.pop(_LENGTH), scaling.pop("rope_type")
+        scaling |= {"type": scaling.pop("rope_type")}  # Phi-3 reads no other names
+        del scaling[_LENGTH]
     if rope:
         found["rope_scaling"] = None if scaling == {"rope_type": "default"} else scaling
     settings |= {key: value for key, value in found.items() if key not in settings}

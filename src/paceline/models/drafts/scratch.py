@@ -12,7 +12,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 
 from paceline.config import StrictModel
-from paceline.models.admission.tokenizer import save_tokenizer
+from paceline.models.checkpoint_files import save_tokenizer
 from paceline.models.drafts.save import tokenizer_files, write_model
 from paceline.models.hf.architectures import is_tied, untie_head
 from paceline.models.loading import load_tokenizer

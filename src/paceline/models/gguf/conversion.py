@@ -18,8 +18,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from paceline.cache import cached_directory, is_cached
 from paceline.errors import ModelLoadError, PacelineError, first_line
 from paceline.fingerprints import files_fingerprint, short_hash
-from paceline.models.admission.tokenizer import save_tokenizer
-from paceline.models.checkpoint_files import within
+from paceline.models.checkpoint_files import save_tokenizer, within
 from paceline.models.gguf.architectures import ROPE_TENSORS, check_frequencies, read_config
 from paceline.models.gguf.fields import GgufFile, checked_reader
 from paceline.models.gguf.vocabulary import read_vocabulary

@@ -10,7 +10,6 @@ import warnings
 from typing import TYPE_CHECKING, Any, cast
 
 from paceline.errors import ModelLoadError, shorten
-from paceline.models.hf.architectures import stores_head
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -121,18 +120,6 @@ def warn_of_unused(hf: PreTrainedModel, stacklevel: int) -> None:
         f"apply these settings, so texts may differ from those of generate(){advice}",
         stacklevel=stacklevel + 1,
     )
-
-
-def warn_of_head(hf: PreTrainedModel, settings: dict[str, Any], stacklevel: int) -> None:
-    """Warn if a config.json says that the head is the embedding, and another head is stored."""
-    tied = settings.get("tie_word_embeddings", hf.config.tie_word_embeddings)
-    if tied and stores_head(hf):
-        warnings.warn(
-            f"config.json of this {hf.config.model_type} has tie_word_embeddings: true, but a head "
-            "that differs from the embedding is stored; the stored head is used, as by "
-            "transformers 5, and other engines may use the embedding: make file and weights agree",
-            stacklevel=stacklevel + 1,
-        )
 
 
 def warn_of_ends(
