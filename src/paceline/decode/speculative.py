@@ -211,7 +211,8 @@ def unread_tokens(
     Rows that lack fewer roll back the rest and process it again. While one of them is too short to
     do so, the rows that lack more process one token here instead.
     """
-    draft.rollback([held * gone for held, gone in zip(draft.lengths, alone, strict=True)])
+    if any(alone):
+        draft.rollback([held * gone for held, gone in zip(draft.lengths, alone, strict=True)])
     rows = zip(texts, draft.lengths, alone, strict=True)
     lacking = [0 if gone else text.decoded - held for text, held, gone in rows]
     lacking = [number or max(lacking) for number in lacking]
