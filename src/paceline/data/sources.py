@@ -104,7 +104,7 @@ class ExampleStream:
     def my_uniforms(self, num_rows: int, num_tokens: int, rng: torch.Generator) -> Tensor:
         """This process's rows of [rows, tokens] float64 uniforms.
 
-        Every process draws all rows, so a row's text does not depend on the number of processes.
+        Every process draws all rows, so a row's numbers do not depend on the number of processes.
         """
         return torch.rand(num_rows, num_tokens, generator=rng, dtype=torch.float64)[self.mine]
 
@@ -275,7 +275,7 @@ def sample_completions(
 ) -> list[list[int]]:
     """Sample up to N new tokens for each prompt; the completion includes the end-of-text token.
 
-    Row b uses only row b of the uniforms, so its text does not depend on the rest of the batch.
+    Row b uses only row b of the uniforms: its text depends on the rest of the batch by rounding only.
     Finished rows are removed from the batch. Unlike decoders, it does not apply `forced_eos`,
     because a forced token is not a sample of the model's distribution.
 

@@ -1,7 +1,7 @@
 """A text during generation (token budget, random streams, blocks so far), and its results.
 
 Each text has its own random streams, and each block takes a fixed number of values from them.
-The result therefore does not depend on the other texts of the batch.
+The result depends on the other texts of the batch by rounding only.
 """
 
 from __future__ import annotations

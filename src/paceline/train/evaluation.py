@@ -116,7 +116,7 @@ def _text(
     seed: int,
     progress: Progress,
 ) -> str:
-    """JSON lines of prompt and completion; the text does not depend on batching."""
+    """JSON lines of prompt and completion; of batching, the text depends on rounding only."""
     completions: dict[int, list[int]] = {}
     for group in batches_of_like_length(list(map(len, prompts)), _ROWS):
         generators = [named_generator(seed, "held-out text", index) for index in group]

@@ -73,7 +73,7 @@ _VALUES: dict[str, int] = {
                      "unpadded_vocab_size"), VOCABULARY),
 }  # fmt: skip
 _LISTED = {"intermediate_size": 48, "attention_window": 4}  # of each layer
-# logits of a random model are about 1, so a larger cap would not show
+# logits of a random model are 1 to 7: a larger cap would not show, a smaller one makes them equal
 _CAPS = {"final_logit_softcapping", "attn_logit_softcapping", "attention_logit_cap"}
 _CAPS |= {"attn_logit_cap", "logits_soft_cap", "final_logits_soft_cap"}
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
@@ -161,7 +161,7 @@ def _shrink_values(config: Any, found: dict[str, Any]) -> None:
     ids["forced_bos_token_id"] = 3
     for name, value in found.items():
         if name in _CAPS and value:
-            setattr(config, name, 1.0)
+            setattr(config, name, 4.0)
         if isinstance(value, list) and name in _LISTED:
             setattr(config, name, [_LISTED[name]] * len(value))
         if not isinstance(value, int) or isinstance(value, bool):
