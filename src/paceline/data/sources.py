@@ -275,7 +275,7 @@ def sample_completions(
 ) -> list[list[int]]:
     """Sample up to N new tokens for each prompt; the completion includes the end-of-text token.
 
-    Row b uses only row b of the uniforms: its text depends on the rest of the batch by rounding only.
+    Row b uses only row b of the uniforms: of the batch, its text depends on rounding only.
     Finished rows are removed from the batch. Unlike decoders, it does not apply `forced_eos`,
     because a forced token is not a sample of the model's distribution.
 
