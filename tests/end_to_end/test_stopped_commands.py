@@ -195,7 +195,7 @@ def planned(folder: Path, settings: dict[str, Any], *shares: float, url: str) ->
     return [str(folder), [command, *ARGUMENTS.get(command, FILE)], added, stops]
 
 
-_CLOCK = re.compile("seconds|_s$|speedup|time|cost|lower_limit")
+_CLOCK = re.compile("seconds|_s$|speedup|time|cost|lower_limit|began")
 
 
 def timeless(value: Any) -> Any:

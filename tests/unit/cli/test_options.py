@@ -90,7 +90,7 @@ def test_an_option_sets_its_key(
     words: tuple[str, ...], key: str, value: Any, monkeypatch: pytest.MonkeyPatch
 ):
     built: list[Any] = []
-    monkeypatch.setattr("paceline.measure.MeasureConfig.check", lambda self: built.append(self))
+    monkeypatch.setattr("paceline.measure.MeasureConfig.check", lambda self, _: built.append(self))
     monkeypatch.setattr("paceline.cli.command.end_dry_run", lambda *_, **__: sys.exit(0))
     given = ("measure", "--target", "t", "--draft", "d", "--prompts", "p", "--dry-run", *words)
     assert CliRunner().invoke(app, given).exit_code == 0

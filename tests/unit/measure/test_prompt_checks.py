@@ -115,7 +115,7 @@ def test_a_draft_with_a_shorter_context_is_noted_and_not_refused(
     edit(short / "config.json", max_position_embeddings=9)
     config = config.model_copy(update={"draft": str(short), "max_new_tokens": 30})
     with pytest.warns(InputNote, match="short has a context of 9 tokens; beyond it the target"):
-        config.check()
+        config.check(InputChecks())
 
 
 def test_repeated_prompts_are_counted_as_they_are_cut(folder: Path, tmp_path: Path):

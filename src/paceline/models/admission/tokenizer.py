@@ -315,8 +315,8 @@ def has_vocabulary(directory: Path) -> bool:
 
 def _reads_nothing(tokenizer: Any) -> bool:
     """True if English and about 100 of its tokens are unknown to it: it has no vocabulary."""
-    own = sorted({*tokenizer.get_vocab().values()} - {*tokenizer.get_added_vocab().values()})
-    text = tokenizer.decode(own[:: len(own) // 100 + 1])
+    own = sorted(tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys())
+    text = tokenizer.convert_tokens_to_string(own[:: len(own) // 100 + 1])
     ids = tokenizer(f"the quick brown fox {text}", add_special_tokens=False, verbose=False)
     return not set(ids["input_ids"]) - {tokenizer.unk_token_id}
 

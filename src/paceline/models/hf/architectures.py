@@ -117,9 +117,12 @@ def stores_head(hf: Any) -> bool:
 
 
 def warn_of_head(hf: Any, settings: dict[str, Any], stacklevel: int) -> None:
-    """Warn if a config.json says that the head is the embedding, and another head is stored."""
+    """Warn if a config.json says that the head is the embedding, and another head is stored.
+
+    Encoder-decoders say so of the embeddings that encoder and decoder share.
+    """
     tied = settings.get("tie_word_embeddings", hf.config.tie_word_embeddings)
-    if tied and stores_head(hf):
+    if tied and not is_encoder_decoder(hf.config) and stores_head(hf):
         warnings.warn(
             f"config.json of this {hf.config.model_type} has tie_word_embeddings: true, but a head "
             "that differs from the embedding is stored; the stored head is used, as by "
