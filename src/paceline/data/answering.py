@@ -211,7 +211,7 @@ class ShardStore:
         return parquet.read_table(self.directory / name, columns=list(columns)).to_pylist()
 
     def sweep(self) -> None:
-        """Remove what workers that were killed left: incomplete files, journals of complete ones."""
+        """Remove what killed workers left: incomplete files, journals of complete ones."""
         for scratch in self.directory.glob(".writing.*"):
             shutil.rmtree(scratch, ignore_errors=True)
         for name in self.written():
