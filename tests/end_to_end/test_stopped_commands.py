@@ -208,6 +208,7 @@ def timeless(value: Any) -> Any:
 def contents(folder: Path) -> dict[str, Any]:
     """What the files of a run hold, by name; hidden ones are of stopped processes."""
     found: dict[str, Any] = {}
+    held: Any
     for path in folder.rglob("*.*"):
         if "/." in f"/{(name := str(path.relative_to(folder)))}":
             continue
