@@ -159,6 +159,8 @@ def locked(directory: Path, *, wait: bool = False) -> Iterator[None]:
     finally:
         with contextlib.suppress(OSError):  # not empty
             directory.rmdir()
+        with contextlib.suppress(OSError):  # no locks
+            fcntl.flock(handle, fcntl.LOCK_UN)  # closing leaves it to copies of this process
         os.close(handle)
 
 

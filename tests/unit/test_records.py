@@ -413,6 +413,20 @@ def test_a_directory_that_is_removed_while_it_is_created_is_created_again(
         assert (tmp_path / "folder").is_dir()
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_lock_ends_though_a_copy_of_the_process_lives(tmp_path: Path):
+    ours, theirs = os.pipe()
+    with locked(tmp_path / "folder"):
+        (tmp_path / "folder" / "file").touch()
+        if not (copy := os.fork()):
+            os.close(theirs)
+            os.read(ours, 1)  # until the test ends
+            os._exit(0)
+    with locked(tmp_path / "folder"):
+        os.close(theirs)
+    os.waitpid(copy, 0)
+
+
 def test_a_lock_on_a_file_is_refused(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError), locked(tmp_path / "file"):
