@@ -415,7 +415,7 @@ def refused(run: Run, *words: Any) -> str:
     return one_line(err)
 
 
-_PROGRESS = re.compile(r"starting|[a-z ]+ \d+%.*")
+_PROGRESS = re.compile(r"starting|[a-z ()]+ \d+%.*")
 
 
 def one_line(err: str) -> str:
