@@ -14,8 +14,6 @@ DIRECT_RUN := runs/direct
 DIRECT := $(DIRECT_RUN)/data
 RELEASE := runs/release
 DICTIONARY := $(CACHE)/trans-de-en/usr/share/trans/de-en
-STUDIES := distillspec_divergences distillspec_recipes cascades_t5 cascades_sums distillspec_transfer \
-	distillspec_quality distillspec_lenience bounds
 ENGINES := .engines
 VLLM := 0.32.0
 LLAMA_CPP := 0.3.36
@@ -32,7 +30,7 @@ SHELL := bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help install test unit gpu-test lint style types layers spelling collect format report-test demo engines vllm \
-	llamacpp garden direct study $(STUDIES:%=study-%) rows publish-drafts compat oldest newest readers docs docs-serve wheels clean
+	llamacpp garden direct publish-drafts compat oldest newest readers docs docs-serve wheels clean
 
 help: ## list these targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 16
@@ -62,32 +60,15 @@ gpu-test: $(VENV)/.dev ## the tests that need a GPU
 demo: $(VENV)/.demo $(DEMO_MODEL) ## set up, fetch SmolLM2-135M, then draft, measure, align, verify, decode
 	$(BIN)/paceline demo --target $(DEMO_MODEL) --out $(DEMO_RUN)
 
-# Two trainings or studies at a time, each with half of the cores: models of this size gain little from a second one.
+# Two trainings at a time, each with half of the cores: models of this size gain little from a second one.
 HALF := $(shell $(PYTHON) -c 'import os; print(max(1, (os.cpu_count() or 1) // 2))')
 
 garden: export OMP_NUM_THREADS := $(HALF)
-garden: $(VENV)/.dev ## text and models of the studies (about an hour)
+garden: $(VENV)/.dev ## text and models of docs/guides/garden.md, and of sums (about an hour)
 	$(MAKE) --no-print-directory --jobs=2 $(GARDEN)/target/model/config.json \
 		runs/arithmetic/draft/model/config.json $(GARDEN)/medium/model/config.json
 
-direct: $(DEMO_MODEL) $(DIRECT)/prompts.jsonl ## model and text of the study of direct alignment
-
-study: garden direct ## the papers' figures and verdicts on their claims (about two hours)
-	$(MAKE) --no-print-directory --jobs=2 $(STUDIES:%=study-%)
-	$(BIN)/paceline study run direct_alignment # by itself: its models gain from all cores
-	$(BIN)/paceline study run distillspec_garden # by itself: it is timed
-	$(BIN)/paceline claims --save docs/studies
-
-study-distillspec_quality: study-distillspec_divergences
-study-distillspec_lenience: study-distillspec_recipes
-$(STUDIES:%=study-%): study-%:
-	OMP_NUM_THREADS=$(HALF) $(BIN)/paceline study run $* --workers 1
-
-rows: ## rows of the studies as one release file in dist, and its checksum
-	mkdir -p dist
-	tar --sort=name --owner=0 --group=0 --numeric-owner --mtime='UTC 2020-01-01' -czf dist/paceline-rows.tar.gz \
-		-C runs/studies $$(cd runs/studies; ls */rows.jsonl)
-	cd dist; sha256sum paceline-rows.tar.gz > ../docs/studies/rows.sha256
+direct: $(DEMO_MODEL) $(DIRECT)/prompts.jsonl ## model and text of docs/guides/direct_alignment.md
 
 # Sorted names and fixed times and rights: the same files give the same archive.
 publish-drafts: $(VENV)/.demo ## drafts of make demo and of docs/guides/direct_alignment.md as release files in runs/release

@@ -23,7 +23,6 @@ from paceline.cli.make import MAKE
 from paceline.cli.measure import MEASURE
 from paceline.cli.options import SCHEMAS, Setting, settings_of
 from paceline.cli.other import OTHER
-from paceline.cli.study import STUDY
 from paceline.config import fields_of, models_in
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 BESIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")  # pages of the site, outside docs/
-GROUPS = (MAKE, MEASURE, DECODE, STUDY, OTHER)
+GROUPS = (MAKE, MEASURE, DECODE, OTHER)
 KEYS = "reference/keys.md"
 NOTEBOOK = ROOT / "docs/tutorial_python.ipynb"
 _OPTION = r"--[a-z][a-z-]*(?: (?:\d+|[\w./]*[/=][\w./=]*\w))?"

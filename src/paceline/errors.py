@@ -69,10 +69,6 @@ class GenerationError(PacelineError, RuntimeError):
     """Generation of distillation data failed."""
 
 
-class StudyError(PacelineError, RuntimeError):
-    """A stage of a study failed."""
-
-
 class EngineError(PacelineError, RuntimeError):
     """A serving engine failed."""
 

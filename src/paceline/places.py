@@ -36,8 +36,7 @@ PathPart = Annotated[str, AfterValidator(_one_part)]
 def shipped(path: Path) -> Path:
     """The path; if there is nothing here, the file at this path that comes with Paceline.
 
-    These are `configs/`, `docs/claims.yaml` and `docs/studies/verdicts.json`, so that commands of
-    the guides need no clone.
+    These are `configs/`, so that commands of the guides need no clone.
     """
     own = SHIPPED / path
     return own if not path.exists() and own.exists() else path

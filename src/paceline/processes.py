@@ -113,7 +113,7 @@ class _Pool:
             yield item, result
 
     def end(self) -> None:
-        # SIGTERM even if busy: a training worker saves its state on it
+        # even if busy: work may save its state on SIGTERM
         everyone = self._everyone()
         for worker in everyone:
             worker.process.terminate()
@@ -126,7 +126,7 @@ class _Pool:
     def _start(self) -> _Worker:
         import torch  # the command line must answer --help without it
 
-        context = _context(getattr(self.work, "func", type(self.work)).__module__)
+        context = _context(type(self.work).__module__)
         mine, theirs = context.Pipe()
         threads = max(1, torch.get_num_threads() // self.workers)
         taken = {worker.number for worker in self._everyone()}
@@ -175,7 +175,7 @@ def _run(
 
     os.environ.clear()  # the process that this one was copied from may have an older one
     os.environ.update(environment)
-    # Only the main process handles Ctrl-C. Blocked, not ignored: training installs its own handler.
+    # Only the main process handles Ctrl-C. Blocked, not ignored: work may install its own handler.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     _stop_with_main_process()
     keep_freed_memory()
@@ -202,10 +202,7 @@ def _run(
 
 
 def _stop_with_main_process() -> None:
-    """Get SIGTERM if the main process dies, on which training saves its state.
-
-    Without it a worker would notice only after its item, which may take hours.
-    """
+    """Get SIGTERM if the main process dies; else a worker would notice only after its item."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "called in a worker"
 
@@ -297,9 +294,9 @@ def _signal_group(process: subprocess.Popen[Any], number: signal.Signals) -> Non
         os.killpg(process.pid, number)
 
 
-def last_lines(log: Path, num_bytes: int, begin: int = 0) -> list[str]:
-    """The lines that are not blank in the last bytes of a log, and behind its byte `begin`."""
+def last_lines(log: Path, num_bytes: int) -> list[str]:
+    """The lines that are not blank in the last bytes of a log."""
     with log.open("rb") as stream:
-        stream.seek(max(begin, log.stat().st_size - num_bytes))
+        stream.seek(max(0, log.stat().st_size - num_bytes))
         lines = stream.read().decode("utf-8", errors="replace").splitlines()
     return [line.strip() for line in lines if line.strip()]

@@ -143,17 +143,17 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def locked(directory: Path, *, wait: bool = False) -> Iterator[None]:
+def locked(directory: Path) -> Iterator[None]:
     """Hold an exclusive lock on a directory, which is created; released if the process dies.
 
     Without effect on file systems that have no locks. An empty directory is removed afterwards.
 
     Raises:
-        BlockingIOError: another process holds the lock, and `wait` is false.
+        BlockingIOError: another process holds the lock.
         StorageError: the directory cannot be created.
     """
     with storage_errors(directory):
-        handle = _lock(directory, wait=wait)
+        handle = _lock(directory)
     try:
         yield
     finally:
@@ -164,7 +164,7 @@ def locked(directory: Path, *, wait: bool = False) -> Iterator[None]:
         os.close(handle)
 
 
-def _lock(directory: Path, *, wait: bool) -> int:
+def _lock(directory: Path) -> int:
     """Lock the directory and return its descriptor; retry if the path was removed or recreated."""
     while True:
         try:
@@ -177,7 +177,7 @@ def _lock(directory: Path, *, wait: bool) -> int:
                 raise
             continue  # mkdir found it, and then the previous owner removed it
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(handle), directory.stat()):
                 return handle
         except BlockingIOError:

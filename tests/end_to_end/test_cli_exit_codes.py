@@ -21,8 +21,8 @@ from support.texts import Run, one_line
 # For each command, arguments that get it going and something that it then calls.
 BUILD = "paceline.cli.options.build"
 CONFIGURED = (
-    "draft pretrain generate-data align measure analyze verify bounds trajectory sweep perplexity "
-    "score bench tune"
+    "draft pretrain generate-data align measure analyze verify trajectory perplexity score bench "
+    "tune"
 )
 STARTS = {
     **{name: ((name,), BUILD) for name in CONFIGURED.split()},
@@ -35,8 +35,6 @@ STARTS = {
     "validate": (("validate", "align", "x.yaml"), BUILD),
     "corpus": (("corpus", "--out", "x"), "paceline.data.python_docs.write_python_docs"),
     "task": (("task", "arithmetic", "--out", "x.jsonl"), "paceline.tasks.build_task"),
-    "study": (("study", "list"), "paceline.studies.study_file.find_studies"),
-    "claims": (("claims",), "paceline.studies.session.current_verdicts"),
     "report": (("report", "x"), "paceline.config.as_written"),
     "demo": (("demo", "--target", "t"), "paceline.data.input_checks.InputChecks.model"),
     "env": (("env",), "paceline.environment.environment"),
@@ -87,7 +85,7 @@ def test_a_crash_in_any_command_is_one_line_with_code_3_and_a_log(
 def test_a_command_that_is_interrupted_exits_with_130(run: Run, raising: Any, command: str):
     code, _, err = run(*raising(command, KeyboardInterrupt()))
     assert code == 130
-    wanted = "interrupted; training, benches and studies keep what they have written"
+    wanted = "interrupted; training and benches keep what they have written"
     assert wanted in one_line(err)
 
 

@@ -23,7 +23,7 @@ def pair(folder: Path) -> tuple[Any, ...]:
     return (*models, "--prompts", folder / "corpus.jsonl")
 
 
-PAGED = ("measure", "verify", "decode", "claims", "align", "bench", "tune", "trajectory")
+PAGED = ("measure", "verify", "decode", "align", "bench", "tune", "trajectory")
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,6 @@ def test_an_export_has_a_gamma_that_fits_the_context(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("claims --rows nope", "nope does not exist"),
         ("report nope --html a.html", "nope does not exist"),
         ("report notes", "notes is not JSON"),
         ("report other.json", "is not a result that has a report"),
@@ -143,9 +142,7 @@ def test_an_export_has_a_gamma_that_fits_the_context(
         ("decode --target  --prompt x", "got '' as a model"),
         ("perplexity --model m --text ", "--text is empty"),
         ("align --target t --draft d --output ", "--output is empty"),
-        ("study show empty.yaml", "empty.yaml: title, "),
         ("validate measure empty.yaml", "empty.yaml: target, "),
-        ("claims --file empty.yaml --rows rows.jsonl", "empty.yaml: claims is missing; give it"),
         ("perplexity --model {model} --text empty.parquet", "empty.parquet holds no text"),
         ("measure --engine vllm --url word --target t --draft d --prompts p", "'word' is not the"),
         (f"task arithmetic --out x.jsonl --count {10**20}", "is too large"),
@@ -169,7 +166,6 @@ def test_what_is_missing_or_empty_is_named(
     Path("notes").write_text("text")
     Path("other.json").write_text("{}")
     Path("empty.yaml").touch()
-    Path("rows.jsonl").touch()
     pyarrow.parquet.write_table(
         pyarrow.table({"text": pyarrow.array([], "string")}), "empty.parquet"
     )
@@ -197,14 +193,11 @@ def test_an_unknown_bound_is_null_in_json(run: Run, pair_folder: Path):
     assert (speedup["low"], speedup["high"]) == (0, None)
 
 
-@pytest.mark.parametrize("command", ["measure", "verify", "analyze", "bounds", "perplexity"])
-def test_a_dry_run_prints_json_if_asked(run: Run, pair_folder: Path, tmp_path: Path, command: str):
+@pytest.mark.parametrize("command", ["measure", "verify", "analyze", "perplexity"])
+def test_a_dry_run_prints_json_if_asked(run: Run, pair_folder: Path, command: str):
     given = (*pair(pair_folder), "--set", "max_prompt_tokens=8", "--set", "max_new_tokens=8")
     if command == "perplexity":
         given = ("--model", pair_folder / "target", "--text", pair_folder / "corpus.jsonl")
-    if command == "bounds":
-        given = (*pair(pair_folder), "--output", tmp_path / "out")
-        given += ("--set", "max_prompt_tokens=8")
     out = succeeded(run, command, *given, "--dry-run")
     *lines, _ = out.splitlines()
     code, out, _ = run(command, *given, "--dry-run", "--json")

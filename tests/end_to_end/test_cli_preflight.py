@@ -22,17 +22,12 @@ def arguments(command: str, folder: Path, tmp_path: Path, **places: Any) -> list
     pair = ["--target", target, "--draft", draft]
     run = ["--output", output]
     smoke = ["--set", "num_steps=1", "--set", "batch_size=2", "--set", f"data.train={corpus}"]
-    data = f"{{train: {corpus}, held_out: {corpus}}}"
-    base = f"{{target: {target}, draft: {draft}, num_steps: 1, data: {data}}}"
-    grid = ["--set", "rows={a: {}}", "--set", "columns={b: {}}", "--set", f"base={base}"]
     bench = ["--set", f"task={{task: text, corpus: {corpus}}}", *run, *SHORT]
     return {
         **{name: [*pair, "--prompts", corpus, *SHORT] for name in ("measure", "analyze", "verify")},
-        "bounds": [*pair, "--prompts", corpus, *run, *SHORT],
         "align": [*pair, *run, *smoke],
         "pretrain": [*run, *smoke, "--set", f"model={target}"],
         "generate-data": [*pair[:2], "--prompts", corpus, *run, *SHORT],
-        "sweep": [*run, *grid],
         "bench": [*pair, *bench],
         "tune": [*pair, *bench, "--max-latency", "0.9"],
         "perplexity": ["--model", target, "--text", corpus],
@@ -42,8 +37,8 @@ def arguments(command: str, folder: Path, tmp_path: Path, **places: Any) -> list
 
 
 LONG_RUNNING = (
-    *("measure", "analyze", "verify", "align", "pretrain", "generate-data", "sweep", "bench"),
-    *("tune", "draft", "demo", "perplexity", "bounds"),
+    *("measure", "analyze", "verify", "align", "pretrain", "generate-data", "bench", "tune"),
+    *("draft", "demo", "perplexity"),
 )
 
 
@@ -72,7 +67,7 @@ def test_a_text_that_is_not_there_is_said_before_weights_are_read(
 
 
 @pytest.mark.usefixtures("no_weights")
-@pytest.mark.parametrize("command", ["measure", "align", "verify", "bench", "tune", "sweep"])
+@pytest.mark.parametrize("command", ["measure", "align", "verify", "bench", "tune"])
 def test_a_wrong_draft_is_said_before_the_target_is_loaded(
     run: Run, pair_folder: Path, tmp_path: Path, command: str
 ):
@@ -140,35 +135,6 @@ def test_a_disk_without_room_for_checkpoints_is_said_first(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.usefixtures("no_weights")
-def test_bounds_checks_truth_output_and_skipped_prompts_before_weights_are_read(
-    run: Run, pair_folder: Path, tmp_path: Path
-):
-    file = tmp_path / "file"
-    file.touch()
-    other = tmp_path / "other"
-    shutil.copytree(pair_folder / "target", other)
-    vocabulary = json.loads((other / "tokenizer.json").read_text())
-    ids = vocabulary["model"]["vocab"]
-    ids["a"], ids["b"] = ids["b"], ids["a"]
-    (other / "tokenizer.json").write_text(json.dumps(vocabulary))
-    given = arguments("bounds", pair_folder, tmp_path)
-    below = arguments("bounds", pair_folder, tmp_path, output=file / "out")
-    for command, code, said in (
-        ([*given, "--set", "truth=no/where"], 2, "no/where"),
-        ([*given, "--set", f"truth={other}"], 2, f"the truth {other} has another vocabulary"),
-        ([*given, "--set", "skip_prompts=7"], 2, "has 7 prompts and skip_prompts is 7; lower it"),
-        (below, 2, f"output {file / 'out'} cannot be created"),
-    ):
-        found, _, err = run("bounds", *command)
-        *_, line = err.splitlines()  # notes come first
-        assert (found, said in line) == (code, True), err
-    assert not (tmp_path / "out").exists()
-    code, out, _ = run("bounds", *given, "--set", f"truth={pair_folder / 'target'}", "--dry-run")
-    assert code == 0
-    assert f"output: {tmp_path / 'out'} can be written" in out
-
-
 def test_texts_that_are_cut_to_prompts_are_said(run: Run, pair_folder: Path, tmp_path: Path):
     given = arguments("measure", pair_folder, tmp_path)
     given += ["--set", "max_prompt_tokens=5", "--dry-run"]
@@ -182,8 +148,8 @@ OPEN = "has a prompt but no completion"
 @pytest.mark.parametrize(
     ("command", "messages", "says"),
     [
-        *((name, ("user",), OPEN) for name in ("align", "pretrain", "sweep")),
-        *((name, ("user", "assistant"), None) for name in ("align", "pretrain", "sweep")),
+        *((name, ("user",), OPEN) for name in ("align", "pretrain")),
+        *((name, ("user", "assistant"), None) for name in ("align", "pretrain")),
         ("align", ("user", "user"), OPEN),
         ("align", ("user", "assistant", "user"), OPEN),
         ("align", ("user", "assistant", "user", "assistant"), None),
@@ -207,9 +173,8 @@ def test_a_dry_run_refuses_chats_that_the_run_refuses(
     assert (code, out) == (2, "")
     assert "chats.jsonl line 1" in one_line(err)
     assert says in err
-    allowed = {"align": ["--set", "fixed_fraction=0"], "sweep": ["--set", "base.fixed_fraction=0"]}
-    if command in allowed:
-        assert run(command, *given, *allowed[command], "--dry-run")[0] == 0
+    if command == "align":
+        assert run(command, *given, "--set", "fixed_fraction=0", "--dry-run")[0] == 0
 
 
 @pytest.mark.filterwarnings("default:1 of 1 prompts")

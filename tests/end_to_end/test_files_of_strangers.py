@@ -38,11 +38,6 @@ def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return found
 
 
-STAGE = {
-    "command": "bench",
-    "outputs": ["$output/x/rows.jsonl"],
-    "minutes": {"cpu": 1, "gpu": 1},
-}
 CONFIGURED = {
     "decode": {"strategy": {"rule": RULE}},
     "analyze": {"rules": [{"rule": "runs.tuned.notes:Rule"}]},
@@ -50,7 +45,6 @@ CONFIGURED = {
     "tune": {"task": {"import": "runs.tuned.notes:Rule"}},
     "score": {"task": {"task": "pairs", "corpus": "x", "metric": "runs.tuned.notes:Rule"}},
     "align": {"objective": RULE},
-    "sweep": {"base": {"objective": RULE}, "rows": {"a": {}}, "columns": {"b": {}}, "output": "s"},
 }
 
 
@@ -60,15 +54,6 @@ def test_a_configuration_imports_nothing_by_itself(command: str, run: Run, marke
     said = refused(run, "validate", command, file)
     assert "runs.tuned.notes:Rule is code" in said
     assert "--allow-import runs.tuned.notes" in said
-    assert not marker.exists()
-
-
-def test_a_study_imports_nothing_by_itself(run: Run, marker: Path):
-    stage = STAGE | {"disk_mb": 1, "set": {"grid.rules": [RULE], "output": "$output/x"}}
-    file = write_yaml(
-        marker.with_name("study.yaml"), {"title": "t", "output": "s", "stages": {"x": stage}}
-    )
-    assert "is code" in refused(run, "study", "run", file, "--dry-run")
     assert not marker.exists()
 
 
@@ -194,15 +179,12 @@ SHADOWS = ["yaml", "multiprocessing", "torch", "typer"]
 
 
 def test_processes_import_nothing_from_the_working_directory(tmp_path: Path):
-    """A stage of a study, and a worker of multiprocessing; the parent's path is without it."""
+    """A worker of multiprocessing; the parent's path is without it."""
     for name in SHADOWS:
         (tmp_path / f"{name}.py").write_text(f"open('marker_{name}', 'w')")
     program = (
         "import multiprocessing, os, sys\n"
-        "from pathlib import Path\n"
         "from paceline.cli import main\n"
-        "from paceline.studies.execute import LocalRunner\n"
-        "if LocalRunner()(['--version'], Path('log')): sys.exit(Path('log').read_text())\n"
         "sys.argv = ['paceline', '--version']\n"
         "try: main.main()\n"
         "except SystemExit: pass\n"

@@ -76,7 +76,8 @@ def test_the_command_of_a_decoded_page_gives_its_text_again(
     given = pair if with_draft else pair[:2]
     out = succeeded(run, "decode", *given, *prompt, "--temperature", "0", "--json")
     first = json.loads(out)
-    source = decode_page(first).sources[0]
+    source = decode_page(first).source
+    assert source is not None
     file = tmp_path / "decode.yaml"
     file.write_text(yaml.safe_dump(source.config))
     words = shlex.split(source.command.replace("decode.yaml", str(file)))[1:]

@@ -112,17 +112,15 @@ parts:
       target_rounds: {rows: 8, uses: 2, train_prompts: true},
       finish: {objective: negative_log_acceptance, begin: 0.5}}
   - &prompts {target: pair/target, prompts: pair/questions.jsonl, dtype: float32, shard_size: 2,
-      temperatures: [0, 1], max_prompt_tokens: 20, max_new_tokens: 8, output: $output/data}
+      temperatures: [0, 1], max_prompt_tokens: 20, max_new_tokens: 8}
   - &writer {kind: openai, url: URL, concurrency: 2}
 pretrain: [{model: pair/draft, data: {train: pair/corpus.jsonl}, <<: *steps}, 0.5]
 align: [*align, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95]
 align t5: [{<<: *align, target: t5/target, draft: t5/draft, target_rounds: {rows: 8, uses: 2},
   data: {train: pair/questions.jsonl, held_out: pair/questions.jsonl}}, 0.3, 0.6]
-generate-data: [{<<: *prompts, output: out}, 0.2, 0.5, 0.8]
-generate-data served: [{<<: *prompts, output: out, shard_size: 5,
+generate-data: [*prompts, 0.2, 0.5, 0.8]
+generate-data served: [{<<: *prompts, shard_size: 5,
   writer: {<<: *writer, top_logprobs: 2}}, 0.3, 0.4, 0.7]
-sweep: [{base: {<<: [*pair, *steps], num_steps: 3, data: *held_out, evaluation: *evaluation},
-  rows: {kl: {objective: forward_kl}}, columns: {fixed: {}}, seeds: [0, 1]}, 0.5]
 trajectory: [{<<: *few, target: pair/target, runs: [../../align/whole/out],
   tasks: {text: pair/corpus.jsonl}, samplings: [{temperature: 0}], gammas: [1]}, 0.5]
 bench: [{<<: *pair, task: *task, num_examples: 3, num_timed: 1, max_new_tokens: 6,
@@ -133,9 +131,6 @@ tune: [{<<: *pair, task: *task, max_latency: 100, rules: [{rule: chow, alpha: [0
   max_new_tokens: 6}, 0.3, 0.7]
 score: [{task: *task, tokenizer: pair/target, writer: *writer, num_examples: 6,
   max_new_tokens: 6}, 0.3, 0.6]
-bounds: [{<<: [*pair, *few], prompts: pair/corpus.jsonl, num_samples: 1}, 0.5]
-study: [{title: Tiny, prepare: none, stages: {data: {command: generate-data, set: *prompts,
-  outputs: [$output/data/result.json], minutes: {cpu: 1, gpu: 1}, disk_mb: 1}}}, 0.3]
 demo: [*align, 0.5]
 """
 CASES: dict[str, list[Any]] = yaml.safe_load(_CASES)
@@ -143,8 +138,7 @@ del CASES["parts"]
 STOPS = [(name, share) for name, (_, *shares) in CASES.items() for share in shares]
 INTERRUPTED = 0.4  # at this share by Ctrl-C, else by SIGKILL
 FILE = ["--config", "settings.yaml"]
-ARGUMENTS = {"study": ["run", FILE[1]]}
-ARGUMENTS["demo"] = [*FILE, *"--target pair/stored --layers 0 --minutes 9 --out out".split()]  # noqa: SIM905
+DEMO = [*FILE, *"--target pair/stored --layers 0 --minutes 9 --out out".split()]  # noqa: SIM905
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # pyright: ignore
 RESUMED = [name for name in COMMANDS if any(o.name == "resume" for o in COMMANDS[name].params)]
 
@@ -192,7 +186,7 @@ def planned(folder: Path, settings: dict[str, Any], *shares: float, url: str) ->
             write_corpus(new / f"out/data/{name}.jsonl", rows)
     stops = [[share, signal.SIGINT if share == INTERRUPTED else signal.SIGKILL] for share in shares]
     added = ["--resume"] if command in RESUMED else []
-    return [str(folder), [command, *ARGUMENTS.get(command, FILE)], added, stops]
+    return [str(folder), [command, *(DEMO if command == "demo" else FILE)], added, stops]
 
 
 _CLOCK = re.compile("seconds|_s$|speedup|time|cost|lower_limit|began")

@@ -1,7 +1,6 @@
 """The wheels: what they hold, and that the library of the processor's level is used."""
 
 import ctypes
-import gzip
 import json
 import os
 import shutil
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 import paceline
 from paceline import processor
@@ -24,6 +24,7 @@ from paceline.native.structures import DivergenceKind, Term
 from paceline.processor import GENERIC, LEVELS
 from support.models import tiny_hf
 from support.processes import LEVEL_FLAGS
+from support.reports import trajectory_run
 from surface.test_house import PROJECT
 
 ROOT = Path(__file__).parents[2]
@@ -92,7 +93,7 @@ def test_the_wheel_of_paceline_is_python_the_sources_in_c_and_the_configurations
     package = {name for name in files_in(content) if ".dist-info/" not in name}
     sources = {name for name in files_in(tree / "src") if "__pycache__/" not in name}
     assert package == {name for name in sources if ".egg-info/" not in name}
-    kinds = {".py", ".c", ".h", ".typed", ".j2", ".html", ".js", ".css", ".yaml", ".json"}
+    kinds = {".py", ".c", ".h", ".typed", ".j2", ".html", ".js", ".css", ".yaml"}
     assert {Path(name).suffix for name in package} == kinds
     assert {"paceline/py.typed", "paceline/native/products.c"} < package
 
@@ -124,27 +125,20 @@ def test_a_type_checker_finds_all_public_names_in_the_wheel_and_no_other(
     assert any('"not_there" is not a known attribute' in one["message"] for one in found)
 
 
-def test_outside_a_clone_the_wheel_lists_studies_judges_rows_and_makes_reports(
+def test_outside_a_clone_the_wheel_finds_configurations_and_makes_reports(
     wheel: Path, tmp_path: Path
 ):
-    (tmp_path / "bounds").mkdir()
-    rows = gzip.decompress((ROOT / "tests/unit/studies/rows.jsonl.gz").read_bytes())
-    own = [line for line in rows.splitlines() if json.loads(line)["study"] == "bounds"]
-    (tmp_path / "bounds/rows.jsonl").write_bytes(b"\n".join(own))
-
-    commands = ["study list --json", "study show bounds", "claims --rows bounds --json"]
-    commands.append("report bounds")
+    trajectory_run(tmp_path / "taus")
+    commands = ["validate align configs/align/demo.yaml", "report taus"]
     done = with_wheel(wheel, tmp_path, sys.executable, "-c", COMMANDS, *commands)
     assert done.returncode == 0, done.stderr
-    studies, shown, verdicts, _ = json.loads(done.stdout)
-    configs = ROOT / "configs/studies"
-    assert json.loads(studies).keys() == {path.stem for path in configs.iterdir()}
-    assert "first-tokens" in shown
-    judged = json.loads(verdicts)
-    published = json.loads((ROOT / "docs/studies/verdicts.json").read_text())
-    assert [one["id"] for one in judged] == [one["id"] for one in published]
-    assert {one["verdict"] for one in judged} > {"no violation", "no rows yet"}
-    assert "paceline claims" in (tmp_path / "bounds/report.html").read_text()
+    shown, said = json.loads(done.stdout)
+    known = yaml.safe_load((ROOT / "configs/align/demo.yaml").read_text("utf-8"))
+    read = yaml.safe_load(shown)
+    for key in ("target_rounds", "loss_vocabulary", "max_seconds"):
+        assert read[key] == known[key]
+    assert "taus/report.html" in said
+    assert "paceline trajectory" in (tmp_path / "taus/report.html").read_text()
 
 
 def test_the_extra_names_the_version_of_this_release():

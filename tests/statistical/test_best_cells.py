@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
 
-from paceline.core.rules import Chow, Opt
-from paceline.results.comparison import SPEEDUP, AtQuality, Group, compare
+from paceline.core.rules import Chow
 from paceline.results.frontier import Frontier
 from support.results import ALONE, steady, with_sums
 
@@ -90,50 +88,3 @@ def test_the_interval_of_the_fastest_cell_holds_its_true_speedup(name: str, coun
     assert covered / NUM_BENCHES >= 0.88
     assert abs(above / NUM_BENCHES - 0.5) < 0.2, "as often too slow as too fast"
     assert name not in {"equal", "many"} or by_mutant / NUM_BENCHES < 0.2
-
-
-def fixed_choice(frontier: Frontier) -> None:
-    """The mutant: the qualities that choose are not resampled; both halves choose by turns."""
-
-    def fix(half: Frontier) -> None:
-        original = half.resampled
-
-        def resampled(figure: str, cell: Row) -> Tensor:
-            found_R = original(figure, cell)
-            return found_R[:1].expand_as(found_R) if figure == "relative_quality" else found_R
-
-        half.resampled = resampled
-
-    for half in frontier.halves:
-        fix(half)
-
-
-@pytest.mark.slow
-def test_which_family_reaches_a_floor_by_luck_is_in_the_interval_of_their_difference():
-    """Both families have two cells with the target's accuracy and 1.5 times its speed.
-
-    Whether a cell reaches the target's quality on 40 examples is luck. The difference of the
-    families is 0 in truth; of 100 benches, fewer than 90% hold it once in 30 seeds if 95% do.
-    """
-    rng = torch.Generator().manual_seed(2)
-    statistic = AtQuality(SPEEDUP, 1.0)
-    covered, by_mutant = 0, 0
-    for _ in range(100):
-        right_CN = (torch.rand(5, 80, generator=rng) < 0.8).float().tolist()
-        seconds_CN = ((1 + 0.1 * torch.randn(4, 80, generator=rng)) / 1.5).tolist()
-        cells = [
-            with_sums(cell(rule(place / 10), 80), score=right_CN[place], seconds=seconds_CN[place])
-            for place, rule in enumerate((Opt, Opt, Chow, Chow))
-        ]
-        alone = with_sums(cell(ALONE, 80), score=right_CN[4])
-        for is_mutant in (False, True):
-            frontier = Frontier([alone, *cells], num_resamples=500)
-            if is_mutant:
-                fixed_choice(frontier)
-            found = compare(frontier, Group("opt"), Group("chow"), statistic)
-            assert found is not None
-            holds = found.difference().low <= 0 <= found.difference().high
-            covered += holds and not is_mutant
-            by_mutant += holds and is_mutant
-    assert covered >= 90
-    assert by_mutant < 85

@@ -293,37 +293,6 @@ def tune_run(folder: Path) -> Path:
     return folder
 
 
-def sweep_run(folder: Path, *, diverged: bool = False) -> Path:
-    """Two objectives by two texts by two seeds."""
-    rows: list[Row] = []
-    for place, objective in enumerate(("forward_kl", "tvd")):
-        for column in ("fixed", "mixed"):
-            base = 0.5 + 0.1 * place + (0.05 if column == "mixed" else 0.0)
-            figures: list[float | None] = [base, base + 0.01]
-            is_last = (objective, column) == ("tvd", "mixed")
-            if diverged and is_last:
-                figures[1] = None
-            sums = {
-                "num_steps": [None if value is None else 9 for value in figures],
-                "elapsed_s": [None if value is None else 3.0 for value in figures],
-                "expected_acceptance": figures,
-                "block_efficiency": [None if value is None else 1 + value for value in figures],
-            }
-            rows.append(
-                Row(
-                    population="seeds of training",
-                    units=(0, 1),
-                    setting={"row": objective, "column": column},
-                    sums={name: tuple(values) for name, values in sums.items()},
-                    source=Source(command="paceline sweep"),
-                )
-            )
-    folder.mkdir(parents=True, exist_ok=True)
-    write_result_rows(folder / "rows.jsonl", rows)
-    manifest(folder, "Sweep", output="runs/sweep", figure="expected_acceptance", reference=None)
-    return folder
-
-
 def decoded(folder: Path) -> Path:
     """The output of `decode --json`."""
     blocks = [
@@ -361,6 +330,5 @@ RUNS: dict[str, Callable[[Path], Path]] = {
     "align": training_run,
     "trajectory": trajectory_run,
     "tune": tune_run,
-    "sweep": sweep_run,
     "decode": decoded,
 }

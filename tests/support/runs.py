@@ -1,4 +1,4 @@
-"""Tiny runs of align, bench and study: models and texts on disk, and configurations of them."""
+"""Tiny runs of align and bench: models and texts on disk, and configurations of them."""
 
 import json
 import socket
@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from paceline.bench import BenchConfig
 from paceline.config import validate
 from paceline.records import read_jsonl
-from paceline.results.row import Row
 from paceline.train import AlignConfig
 from support.models import tiny_pair
 from support.processes import finish, start
@@ -166,117 +164,3 @@ def bench_config(folder: Path, output: Path, grid: dict[str, Any], **changes: An
         "device": "cpu",
     }
     return validate(BenchConfig, values | changes)
-
-
-CLOCKS = (
-    *("seconds", "first_seconds", "target_seconds", "target_first_seconds", "elapsed_s"),
-    "predicted_decoding_speedup",
-)
-MODELS = {"target": "$data/target", "draft": "$data/draft"}
-WEIGHTS = ["$data/target/model.safetensors", "$data/draft/model.safetensors"]
-ALIGNED = "$output/align/draft/model.safetensors"
-COST = {"minutes": {"cpu": 0.01, "gpu": 0.01}, "disk_mb": 1}
-
-
-def write_study(folder: Path, **changes: Any) -> Path:
-    """`folder/tiny.yaml`, whose paths are relative to the folder, and its models and texts."""
-    write_pair(folder / "data")
-    rows = [{"prompt": f"number {number}", "completion": f"{number}"} for number in range(24)]
-    write_corpus(folder / "data/prompts.jsonl", rows)
-    file = folder / "tiny.yaml"
-    file.write_text(yaml.safe_dump(tiny_study() | changes, sort_keys=False), encoding="utf-8")
-    return file
-
-
-def tiny_study() -> dict[str, Any]:
-    return {
-        "title": "Tiny",
-        "output": "runs/tiny",
-        "prepare": "make the tiny models",
-        "variables": {"data": "data"},
-        "stages": {"align": alignment(), "tau": taus(), "cells": cells()},
-    }
-
-
-def alignment() -> dict[str, Any]:
-    """Six steps with a checkpoint after each."""
-    return COST | {
-        "command": "align",
-        "set": MODELS
-        | {
-            "output": "$output/align",
-            "data": {"train": "$data/corpus.jsonl"},
-            "num_steps": 6,
-            "batch_size": 2,
-            "max_prompt_tokens": 5,
-            "max_completion_tokens": 11,
-            "checkpoints": {"every_steps": 1},
-            "optimizer": {"kind": "adamw", "learning_rate": 0.003},
-            "precision": "float32",
-            "device": "cpu",
-        },
-        "inputs": [*WEIGHTS, "$data/corpus.jsonl"],
-        "outputs": [ALIGNED],
-    }
-
-
-def taus() -> dict[str, Any]:
-    """Both drafts on two samplings."""
-    return COST | {
-        "command": "trajectory",
-        "set": {
-            "target": "$data/target",
-            "runs": ["$output/align"],
-            "tasks": {"numbers": "$data/prompts.jsonl"},
-            "samplings": [{"temperature": 0}, {"temperature": 1.0}],
-            "gammas": [2],
-            "num_prompts": 12,
-            "max_prompt_tokens": 8,
-            "max_new_tokens": 8,
-            "output": "$output/tau",
-        },
-        "inputs": [WEIGHTS[0], ALIGNED, "$data/prompts.jsonl"],
-        "outputs": ["$output/tau/rows.jsonl"],
-        "covers": ["DistillSpec Table C.1"],
-    }
-
-
-def cells() -> dict[str, Any]:
-    """Lossless decoding."""
-    return COST | {
-        "command": "bench",
-        "set": MODELS
-        | {
-            "task": {
-                "task": "pairs",
-                "corpus": "$data/prompts.jsonl",
-                "metric": "exact_match",
-            },
-            "grid": {
-                "rules": [{"rule": "lossless"}],
-                "temperatures": [0],
-                "num_speculative_tokens": [2],
-            },
-            "num_examples": 8,
-            "num_timed": 2,
-            "max_new_tokens": 6,
-            "device": "cpu",
-            "output": "$output/cells",
-        },
-        "inputs": [*WEIGHTS, "$data/prompts.jsonl"],
-        "outputs": ["$output/cells/rows.jsonl"],
-        "labels": {"pair": "tiny"},
-    }
-
-
-def comparable(rows: list[Row]) -> list[dict[str, Any]]:
-    """The rows without clocks and the machine."""
-    return [
-        {
-            **row.model_dump(mode="json", exclude={"source"}),
-            "sums": {name: values for name, values in row.sums.items() if name not in CLOCKS},
-            "totals": {name: value for name, value in row.totals.items() if name not in CLOCKS},
-            "source": (row.source.stage, row.source.command, row.source.fingerprints),
-        }
-        for row in rows
-    ]

@@ -24,7 +24,6 @@ PROGRAMS = sorted(
 )
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
-STUDIES = [path for path in CONFIGS if path.parent.name == "studies"]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -59,8 +58,7 @@ def test_no_function_is_longer_than_80_lines():
 
 
 PACKAGES = (
-    "cli|view|export|play|studies|bench|measure|train|tasks|results|engines|decode|models|native"
-    "|core"
+    "cli|view|export|play|bench|measure|train|tasks|results|engines|decode|models|native|core"
 )
 
 
@@ -165,7 +163,7 @@ def kind_of(config: Path) -> str:
     return next(word for word in words if word in SCHEMAS)
 
 
-@pytest.mark.parametrize("config", [c for c in CONFIGS if c not in STUDIES], ids=name_of)
+@pytest.mark.parametrize("config", CONFIGS, ids=name_of)
 def test_configurations_fit_their_schema_and_say_what_they_cost(config: Path):
     permissions.allow(permissions.PROGRAMS, ".engines/vllm/bin/vllm")  # as the guide's command does
     build(schema_of(kind_of(config)), config, None)

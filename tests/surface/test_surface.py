@@ -49,7 +49,6 @@ NAMES = {
     "paceline.measure.perplexity": "perplexity PerplexityConfig Perplexity",
     "paceline.bench": "bench BenchConfig Grid read_rows",
     "paceline.bench.tune": "tune TuneConfig Tuned",
-    "paceline.studies.session": "run_and_judge judge_all study_rows",
     "paceline.view": "write_report Report",
 }
 
@@ -133,10 +132,6 @@ OPTIONS = {
         "--config --set --json --html"
     ),
     "trajectory": "--target --run --output --plot --config --set --html",
-    "sweep": "--output --config --set --html",
-    "study": "--scale --workers --output --set --dry-run --json",
-    "claims": "--rows --file --details --json --html",
-    "bounds": "--target --draft --prompts --output --temperature --config --set --json",
     "demo": "--target --out",
     "validate": "--set",
     "env": "",

@@ -9,7 +9,6 @@ from paceline.config import read_yaml, validate
 from paceline.errors import ConfigError, UsageError
 from paceline.measure.trajectory import TrajectoryConfig
 from paceline.places import TEMPLATES, copy_files, leads_out, shipped
-from paceline.train.sweep import SweepConfig
 
 ROOT = Path(__file__).parents[2]
 NAMES = [
@@ -112,20 +111,19 @@ def test_blobs_that_are_themselves_a_link_are_not_the_hubs(tmp_path: Path, home:
 @pytest.mark.parametrize(
     ("key", "name"),
     [
-        *(("rows", name) for name in NAMES),
-        *((key, NAMES[0]) for key in ("columns", "tasks", "scored_tasks")),
+        *(("tasks", name) for name in NAMES),
+        ("scored_tasks", NAMES[0]),
     ],
 )
 def test_a_name_of_a_configuration_is_one_part_of_a_path(tmp_path: Path, key: str, name: str):
     values = {"output": str(tmp_path / "out"), key: {name: {}}}
-    kind = SweepConfig if key in ("rows", "columns") else TrajectoryConfig
     with pytest.raises(ConfigError, match=r"is not the name of a file|is longer than") as caught:
-        validate(kind, values)
+        validate(TrajectoryConfig, values)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["1e-4", "top 5", "temperature 0.3", "größer"])
 def test_ordinary_names_are_names(name: str):
     with pytest.raises(ConfigError) as caught:  # for other keys
-        validate(SweepConfig, {"rows": {name: {}}})
-    assert "rows" not in str(caught.value)
+        validate(TrajectoryConfig, {"tasks": {name: {"path": "x.jsonl"}}})
+    assert "tasks" not in str(caught.value)

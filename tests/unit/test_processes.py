@@ -60,7 +60,7 @@ _LEFT = textwrap.dedent("""
 
 @pytest.mark.slow
 def test_a_worker_whose_main_process_is_killed_saves_its_work_and_ends(tmp_path: Path):
-    """Else a killed sweep would go on training, in directories that the next one needs."""
+    """Else a killed command would go on writing, in directories that the next one needs."""
     (tmp_path / "left.py").write_text(_LEFT)
     files = [tmp_path / "one", tmp_path / "two"]
     begin = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"

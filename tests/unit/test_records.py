@@ -389,12 +389,17 @@ import sys, time
 from pathlib import Path
 from paceline.records import locked
 folder = Path(sys.argv[1])
-for _ in range(60):
-    with locked(folder, wait=True):
-        mark = folder.with_name("inside")
-        mark.touch(exist_ok=False)
-        time.sleep(0.001)
-        mark.unlink()
+done = 0
+while done < 60:
+    try:
+        with locked(folder):
+            mark = folder.with_name("inside")
+            mark.touch(exist_ok=False)
+            time.sleep(0.001)
+            mark.unlink()
+            done += 1
+    except BlockingIOError:
+        time.sleep(0.0001)
 """
 
 

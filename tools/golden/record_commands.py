@@ -231,7 +231,7 @@ def alignments() -> dict[str, Any]:
 
 
 def benches() -> dict[str, Any]:
-    """Pretraining, tasks, grids, tuning, sweeps and trajectories."""
+    """Pretraining, tasks, grids, tuning and trajectories."""
     found: dict[str, Any] = {}
     for split, count in (("train", 300), ("test", 40)):
         run(
@@ -260,36 +260,8 @@ def benches() -> dict[str, Any]:
     run("report", "runs/bench")
     run("tune", "--config", SMOKE / "tune.yaml", *CPU, code=None)
     found["tune"] = files(Path("runs/tune"))
-    found["sweep"], found["trajectory"] = sweep(), trajectory()
+    found["trajectory"] = trajectory()
     return found
-
-
-def sweep() -> dict[str, Any]:
-    base = {
-        "target": "runs/target/model",
-        "draft": "runs/draft/model",
-        "data": {"train": "train.jsonl", "held_out": "test.jsonl"},
-        "num_steps": 3,
-        "batch_size": 4,
-        "max_prompt_tokens": 8,
-        "max_completion_tokens": 8,
-        "device": "cpu",
-        "precision": "float32",
-        "evaluation": {"num_prompts": 4, "max_new_tokens": 8},
-        "optimizer": {"kind": "adamw", "learning_rate": 0.001},
-        "checkpoints": {"every_steps": 1},
-    }
-    swept = {
-        "output": "runs/sweep",
-        "base": base,
-        "seeds": [0, 1],
-        "reference": "forward_kl",
-        "rows": {name: {"objective": name} for name in ("forward_kl", "tvd")},
-        "columns": {"fixed": {"fixed_fraction": 1.0}, "own": {"fixed_fraction": 0.0}},
-    }
-    Path("sweep.yaml").write_text(yaml.safe_dump(swept), "utf-8")
-    run("sweep", "--config", "sweep.yaml")
-    return files(Path("runs/sweep"))
 
 
 def trajectory() -> dict[str, Any]:

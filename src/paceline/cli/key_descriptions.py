@@ -27,8 +27,6 @@ MEANINGS = {
     "grid": "Decoding settings to compare.",
     "skip_examples": "Skip the first N examples of the task.",
     "skip_prompts": "Skip the first N prompts.",
-    "Minutes.cpu": "On two CPU cores.",
-    "Minutes.gpu": "On a GPU of the H200 class.",
     "optimizer": "Optimizer, with learning rate and schedule.",
     "checkpoints": "How often to save checkpoints, and how many to keep.",
     "data": "Training and evaluation texts.",

@@ -17,7 +17,6 @@ from paceline.cli.make import MAKE
 from paceline.cli.measure import MEASURE
 from paceline.cli.options import SCHEMAS, schema_of
 from paceline.cli.other import OTHER
-from paceline.cli.study import STUDY
 from paceline.errors import INTERRUPTED, PacelineError
 from paceline.processes import ignore_working_directory, keep_freed_memory
 from paceline.processor import level
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["SCHEMAS", "app", "main", "schema_of"]
 
 _INTERRUPTED = (
-    "interrupted; training, benches and studies keep what they have written: run the same command "
+    "interrupted; training and benches keep what they have written: run the same command "
     "again to continue, with --resume if the command has that option"
 )
 _HELP = """\
@@ -72,7 +71,7 @@ class _Program(typer.core.TyperGroup):
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
-        groups = (MAKE, MEASURE, DECODE, STUDY, OTHER)
+        groups = (MAKE, MEASURE, DECODE, OTHER)
         commands = [command for group in groups for command in group.commands]
         self.commands = {command.name: _Command(command) for command in commands}
 

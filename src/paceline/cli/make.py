@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from paceline.models import HfModel
     from paceline.train import AlignConfig, PretrainConfig
     from paceline.train.initial_draft import KeptLayers
-    from paceline.train.sweep import Sweep, SweepConfig
 
 MAKE = Group("Make drafts and data")
 
@@ -159,20 +158,6 @@ def align(folder: Path, config: "AlignConfig") -> "Shown":
     else:
         yield "no evaluation: set data.held_out or data.held_out_from_train to compare drafts"
     yield f"{folder / 'draft'}: the aligned draft; metrics are in {folder}/result.json"
-
-
-@MAKE.verb("paceline.train.sweep:SweepConfig", "paceline.train.sweep:sweep", page="run")
-def sweep(result: "Sweep", config: "SweepConfig") -> "Shown":
-    """Compare many alignment runs in a table.
-
-    Runs `align` once for each row, column and seed of the file. Intervals are over seeds. Needs a
-    file; see configs/sweep.
-    """
-    from paceline.cli.tables import printed
-    from paceline.view.tables import sweep_tables
-
-    yield printed(*sweep_tables(result))
-    yield f"metrics are in {config.output}/rows.jsonl"
 
 
 @MAKE.verb("paceline.export:ExportConfig", "paceline.export:export", as_json=True)

@@ -22,11 +22,9 @@ if TYPE_CHECKING:
         VerifyConfig,
     )
     from paceline.measure.analysis import AnalyzeConfig, PredictedFrontier
-    from paceline.measure.bounds import BoundsConfig
     from paceline.measure.perplexity import Perplexity, PerplexityConfig
     from paceline.measure.served import ServedMeasurement
     from paceline.measure.served_runs import ServedConfig
-    from paceline.results.row import Row
 
 MEASURE = Group("Measure drafts and models")
 
@@ -223,22 +221,6 @@ def perplexity(result: "Perplexity", _config: "PerplexityConfig") -> "Shown":
         f"on {result.num_tokens:,} tokens, {result.num_bytes:,} bytes, {result.num_documents:,} "
         "documents; 95% intervals over documents"
     )
-
-
-@MEASURE.verb(
-    "paceline.measure.bounds:BoundsConfig", "paceline.measure.bounds:bounds", as_json=True
-)
-def bounds(result: "list[Row]", config: "BoundsConfig") -> "Shown":
-    """Compare acceptance and regret with their bounds.
-
-    Acceptance with theorem 4.1 of DistillSpec, as proven and as printed. With a third model as the
-    truth (--truth MODEL), also the regret of Diff, Chow and OPT and of their variants for log loss,
-    by lemmas 1 and 5 to 7 of speculative cascades.
-    """
-    from paceline.cli.study_tables import bounds_table
-
-    yield bounds_table(result)
-    yield f"rows are in {config.output}/rows.jsonl"
 
 
 @MEASURE.verb(

@@ -9,6 +9,7 @@ import typer
 from paceline.cli import options
 from paceline.cli.command import Group, end_dry_run
 from paceline.cli.console import echo, stdout
+from paceline.cli.report import report
 from paceline.errors import UsageError
 
 OTHER = Group("Inspect and try")
@@ -116,6 +117,9 @@ def _rows(prefix: str, values: dict[str, Any]) -> list[tuple[str, str]]:
             words = {None: "none", True: "yes", False: "no"}
             rows.append((label, str(words.get(value, value))))
     return rows
+
+
+OTHER.command()(report)
 
 
 @OTHER.command()

@@ -21,8 +21,8 @@ def report(
 
     The page has a verdict, charts, tables and definitions.
 
-    Writes report.html into the directory of a study, bench, tune, trajectory, sweep, align or
-    pretrain; next to a file that measure, verify or decode wrote with --json. Loads no model.
+    Writes report.html into the directory of a bench, tune, trajectory, align or pretrain; next to
+    a file that measure, verify or decode wrote with --json. Loads no model.
     """
     from paceline.config import as_written
     from paceline.view import write_report

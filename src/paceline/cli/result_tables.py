@@ -1,4 +1,4 @@
-"""Tables and lines that print measurements, tests and sweeps."""
+"""Tables and lines that print measurements and tests."""
 
 from __future__ import annotations
 

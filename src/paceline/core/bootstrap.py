@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 LEAST_UNITS = 8
 # Relative spread that can be rounding error.
 _ROUNDING = 1e-12
-# Resamples beyond a bound that are too few for a quantile.
-_FEW = 5
 # Part of the sample's spread that is rounding in a resample without spread.
 DEGENERATE = 1e-6
 # Degrees of freedom from which the series of Student's t is exact.
@@ -235,8 +233,7 @@ def resample_counts(num_units: int, num_resamples: int, rng: torch.Generator) ->
     return counts_RN.double()
 
 
-# Results of equal size share their seed, and to draw takes most of the time of an interval. Each
-# claim asks in turn for dozens of blocks of 2 MB.
+# Results of equal size share their seed, and to draw takes most of the time of an interval.
 @functools.lru_cache(maxsize=64)
 def _drawn_counts(num_units: int, num_resamples: int, state: bytes) -> tuple[Tensor, Tensor]:
     """Counts [R, N] from this state of a generator, and its state afterwards.
@@ -262,26 +259,6 @@ def resampled_means(columns_NP: Tensor, num_resamples: int, rng: torch.Generator
     at_once = max(1, _NUM_AT_ONCE // size)
     parts = [min(at_once, num_resamples - begun) for begun in range(0, num_resamples, at_once)]
     return torch.cat([resample_counts(size, part, rng) @ columns_NP / size for part in parts])
-
-
-def percentile_interval(values_R: Tensor, tail: float = 0.025) -> Interval:
-    """The first value with quantiles of the other finite ones; NaN bounds if there are none.
-
-    If fewer than five resamples lie beyond a bound, it is at least that of a normal distribution:
-    resamples do not show what is rarer than themselves.
-
-    Shapes: [1 + R], the estimate first, then one value per resample.
-    """
-    others_R = values_R[1:][values_R[1:].isfinite()].double()
-    if not len(others_R):
-        return Interval(float(values_R[0]), math.nan, math.nan)
-    bounds = torch.quantile(others_R, others_R.new_tensor([tail, 1 - tail]))
-    low, high = float(bounds[0]), float(bounds[1])
-    if tail * len(others_R) < _FEW:
-        mean = float(others_R.mean())
-        half = NormalDist().inv_cdf(1 - tail) * float(others_R.std(correction=0))
-        low, high = min(low, mean - half), max(high, mean + half)
-    return Interval(float(values_R[0]), low, high)
 
 
 def _intervals(

@@ -35,7 +35,7 @@ from torch import Tensor
 from paceline.core.bootstrap import DEGENERATE, Interval, resampled_means, student_quantile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 _NUM_AT_ONCE = 2_000_000
 _LEAST_DRAWS = 4000
@@ -45,73 +45,58 @@ _ROUNDING = 1e-12  # a spread that can be rounding
 
 
 def mean_bounds(
-    groups: Sequence[Tensor],
+    values_N: Tensor,
     tail: float,
     rng: torch.Generator,
-    extremes: Sequence[tuple[float, float] | None],
+    extremes: tuple[float, float] | None = None,
 ) -> tuple[float, float]:
-    """Bounds of the error of a sum of means of independent groups: add them to the sum.
+    """Bounds of the error of a mean of independent values: add them to the mean.
 
     Args:
-        groups: Values of each group, [N] each, 2 or more.
+        values_N: The values, [N], 2 or more.
         tail: Probability beyond either bound.
         rng: Random numbers.
-        extremes: Least and largest possible value in each group; None: not known.
+        extremes: Least and largest possible value; None: not known.
     """
-    groups = [values_N.double() for values_N in groups]
-    if any(bounds is not None for bounds in extremes):
-        return _within_extremes(groups, tail, rng, extremes)
-    low, high = _studentised(groups, tail, rng)
+    values_N = values_N.double()
+    if extremes is not None:
+        return _within_extremes(values_N, tail, rng, extremes)
+    low, high = _studentised(values_N, tail, rng)
     if not math.isfinite(high - low):  # resamples without spread are too frequent
-        least, most = _within_extremes(groups, tail, rng, extremes)
+        least, most = _within_extremes(values_N, tail, rng, None)
         low, high = max(low, least), min(high, most)
-    variance = sum(float(values_N.var()) / len(values_N) for values_N in groups)
-    student = variance**0.5 * student_quantile(1 - 2 * tail, min(map(len, groups)) - 1)
+    error = float(values_N.std()) / len(values_N) ** 0.5
+    student = error * student_quantile(1 - 2 * tail, len(values_N) - 1)
     return min(low, -student), max(high, student)
 
 
 def _within_extremes(
-    groups: Sequence[Tensor],
-    tail: float,
-    rng: torch.Generator,
-    extremes: Sequence[tuple[float, float] | None],
+    values_N: Tensor, tail: float, rng: torch.Generator, extremes: tuple[float, float] | None
 ) -> tuple[float, float]:
-    num_draws = _num_draws(tail)
-    low_R, high_R = (torch.zeros(num_draws, dtype=torch.float64) for _ in range(2))
-    for values_N, bounds in zip(groups, extremes, strict=True):
-        mean = float(values_N.mean())
-        errors_N = values_N - mean
-        farthest = _FARTHER * float(errors_N.abs().max())
-        least, most = (-farthest, farthest) if bounds is None else (one - mean for one in bounds)
-        begun = 0
-        for weights_RN in _weights(len(values_N) + 1, num_draws, rng):
-            part = slice(begun, begun + len(weights_RN))
-            sums_R, shared_R = weights_RN[:, 1:] @ errors_N, weights_RN.sum(-1)
-            low_R[part] += (sums_R + weights_RN[:, 0] * least) / shared_R
-            high_R[part] += (sums_R + weights_RN[:, 0] * most) / shared_R
-            begun = part.stop
-    low, high = _quantiles(low_R, high_R, tail)
+    mean = float(values_N.mean())
+    errors_N = values_N - mean
+    farthest = _FARTHER * float(errors_N.abs().max())
+    least, most = (-farthest, farthest) if extremes is None else (one - mean for one in extremes)
+    lows, highs = list[Tensor](), list[Tensor]()
+    for weights_RN in _weights(len(values_N) + 1, _num_draws(tail), rng):
+        sums_R, shared_R = weights_RN[:, 1:] @ errors_N, weights_RN.sum(-1)
+        lows.append((sums_R + weights_RN[:, 0] * least) / shared_R)
+        highs.append((sums_R + weights_RN[:, 0] * most) / shared_R)
+    low, high = _quantiles(torch.cat(lows), torch.cat(highs), tail)
     return min(low, 0.0), max(high, 0.0)
 
 
-def _studentised(
-    groups: Sequence[Tensor], tail: float, rng: torch.Generator
-) -> tuple[float, float]:
+def _studentised(values_N: Tensor, tail: float, rng: torch.Generator) -> tuple[float, float]:
     """Bootstrap-t bounds; infinite if too many resamples lack spread."""
-    num_draws, variance = max(_LEAST_DRAWS // 2, math.ceil(_BEYOND / tail)), 0.0
-    errors_R, variances_R = (torch.zeros(num_draws, dtype=torch.float64) for _ in range(2))
-    for values_N in groups:
-        size = len(values_N)
-        errors_N = values_N - values_N.mean()
-        variance += float(errors_N.square().mean()) / (size - 1)
-        columns_N2 = torch.stack([errors_N, errors_N.square()], 1)
-        means_R, squares_R = resampled_means(columns_N2, num_draws, rng).unbind(1)
-        errors_R += means_R
-        variances_R += (squares_R - means_R.square()).clamp(min=0) / (size - 1)
-    spread, spreads_R = variance**0.5, variances_R.sqrt()
+    num_draws, size = max(_LEAST_DRAWS // 2, math.ceil(_BEYOND / tail)), len(values_N)
+    errors_N = values_N - values_N.mean()
+    spread = (float(errors_N.square().mean()) / (size - 1)) ** 0.5
     if spread < _ROUNDING:
         return 0.0, 0.0
-    scores_R = errors_R / spreads_R.where(spreads_R > DEGENERATE * spread, 0.0)
+    columns_N2 = torch.stack([errors_N, errors_N.square()], 1)
+    means_R, squares_R = resampled_means(columns_N2, num_draws, rng).unbind(1)
+    spreads_R = ((squares_R - means_R.square()).clamp(min=0) / (size - 1)).sqrt()
+    scores_R = means_R / spreads_R.where(spreads_R > DEGENERATE * spread, 0.0)
     scores_R = scores_R[~scores_R.isnan()]
     low, high = _quantiles(scores_R, scores_R, tail)
     return -high * spread, -low * spread
@@ -141,7 +126,7 @@ def bounded_mean_interval(
     """
     values_N = _checked(values_N, least, most)
     value = float(values_N.mean())
-    low, high = mean_bounds([values_N], (1 - confidence) / 2, rng, [(least, most)])
+    low, high = mean_bounds(values_N, (1 - confidence) / 2, rng, (least, most))
     # without rounding errors
     return Interval(value, max(value + low, least), min(value + high, most))
 
@@ -190,7 +175,7 @@ def _weights(width: int, num_draws: int, rng: torch.Generator) -> Iterator[Tenso
         yield weights_RN
 
 
-# Groups of equal size share their seed, and to draw takes most of the time of an interval.
+# Samples of equal size share their seed, and to draw takes most of the time of an interval.
 @functools.lru_cache(maxsize=4)
 def _drawn_weights(shape: tuple[int, int], state: bytes) -> tuple[Tensor, Tensor]:
     """The numbers from this state of a generator, and its state afterwards."""

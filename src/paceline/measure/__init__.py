@@ -13,7 +13,6 @@ agreement.py    an engine's counters and their prediction; whether they agree
 served.py       `measure --engine`: counters of an engine beside the prediction
 analysis.py     quality and speedup of rules, predicted from the same scores
 trajectory.py   checkpoints of training runs on the same texts
-bounds.py       theoretical bounds beside what they bound
 perplexity.py   how well one model predicts plain text
 losslessness.py tests of greedy and sampled speculative text against the target
 results.py      figures of a measurement by name, from its rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Protocol
 
 from pydantic import Field, model_validator
 
@@ -13,7 +13,7 @@ from paceline.data.collate import batches_of_like_length
 from paceline.data.input_checks import note
 from paceline.data.tokens import encode_prompt, truncated
 from paceline.decode import AutoregressiveDecoder
-from paceline.errors import ContextLengthError, UsageError
+from paceline.errors import ContextLengthError
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.loading import tokenizer_of
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from paceline.models.inspection import ModelFacts
     from paceline.results.row import Label
 
-Text = TypeVar("Text")
 
 SampledBy = Annotated[SamplingParams, Options("temperature", "top_p", "top_k")]
 DraftedBy = Annotated[SamplingParams | None, Options(draft_temperature="temperature")]
@@ -81,20 +80,18 @@ class PairConfig(ModelsConfig):
         """The sampling parameters of both models and the maximum length, as in `PairTexts`."""
         return self.sampling, self.draft_sampling, self.max_new_tokens
 
-    def read_prompts(self, pair: Pair, skip: int = 0) -> list[list[int]]:
-        """Read the `num_prompts` prompts after the first `skip` as tokens; later ones are not read.
+    def read_prompts(self, pair: Pair) -> list[list[int]]:
+        """Read the first `num_prompts` prompts as tokens; later ones are not read.
 
         Raises:
-            UsageError: there are no prompts after `skip`.
             PromptError: there are no prompts, or one is malformed.
         """
-        prompts = read_prompts(
-            self.prompts.first(skip + self.num_prompts),
+        return read_prompts(
+            self.prompts.first(self.num_prompts),
             pair.tokenizer,
             max_tokens=self.max_prompt_tokens,
             encoder=pair.target.decoder_prompt is not None,
         )
-        return after_skipped(prompts, skip, self.prompts.path)
 
     def note_defaults(self, checks: InputChecks) -> None:
         """Say if `sampling` is not set, and engines would sample otherwise by default."""
@@ -121,15 +118,13 @@ class PairConfig(ModelsConfig):
         *,
         new_tokens: int,
         timed: tuple[int, int] = (0, 0),
-        skip: int = 0,
     ) -> None:
-        """Check that the prompts after `skip` and their `new_tokens` fit the models' context.
+        """Check that the prompts and their `new_tokens` fit the models' context.
 
         `timed`: number of the first prompts that the target, the first model, continues by another
         number of tokens, and this number.
 
         Raises:
-            UsageError: there are no prompts after `skip`.
             PromptError: a prompt cannot be read; the message names the line.
             ContextLengthError: a prompt does not fit; the message names the line.
         """
@@ -138,8 +133,7 @@ class PairConfig(ModelsConfig):
         limit = _least(model.max_length for model in models)
         source_limit = _least(model.max_source_length for model in models)
         tokenizer = next((m.tokenizer for m in models if m.tokenizer is not None), None)
-        found = read_records(self.prompts.first(skip + self.num_prompts))
-        records = after_skipped(found, skip, self.prompts.path)
+        records = read_records(self.prompts.first(self.num_prompts))
         most, lengths, num_cut = self.max_prompt_tokens, list[int](), 0
         different = set[tuple[int, ...]]()
         needs = [(new_tokens, limit), (timed[1], models[0].max_length)]
@@ -254,19 +248,6 @@ def load_beside(target: HfModel, path: str | Path, device: str = "auto") -> HfMo
     model = load_model(path, dtype=target.dtype, device=device)
     check_same_vocabulary(target, model)
     return model
-
-
-def after_skipped(texts: list[Text], skip_prompts: int, path: str) -> list[Text]:
-    """The texts after the first `skip_prompts`.
-
-    Raises:
-        UsageError: none is left; the message names `path`.
-    """
-    if skip_prompts >= len(texts):
-        raise UsageError(
-            f"{path} has {len(texts):,} prompts and skip_prompts is {skip_prompts:,}; lower it"
-        )
-    return texts[skip_prompts:]
 
 
 def sample_texts(

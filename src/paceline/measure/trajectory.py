@@ -23,7 +23,7 @@ from paceline.data.input_checks import InputChecks, checked
 from paceline.errors import UnsupportedModelError, UsageError
 from paceline.measure.acceptance import PairTexts, score_texts
 from paceline.measure.measurement import ScoredTexts
-from paceline.measure.pair import after_skipped, load_beside, sample_texts
+from paceline.measure.pair import load_beside, sample_texts
 from paceline.measure.prompt_checks import check_task
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.contract import decoder_contexts, decoder_prompt_of, pad
@@ -41,7 +41,6 @@ from paceline.results.row import Row, Source, as_values, rounded
 from paceline.tasks import TaskChoice
 from paceline.tasks.base import ExamplePrompts, example_prompts
 from paceline.train.checkpoint import saved_model
-from paceline.train.sweep import drafts_of_sweep, setting_in_sweep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -74,8 +73,8 @@ class TrajectoryConfig(StrictModel):
 
     Attributes:
         target: Target model: directory, .gguf file or hub name.
-        runs: Run directories of `pretrain`, `align` or `sweep`, in the order of training. The
-            initial draft, the checkpoints and the final draft of each run are measured.
+        runs: Run directories of `pretrain` or `align`, in the order of training. The initial draft,
+            the checkpoints and the final draft of each run are measured.
         tasks: Prompts by task name; include a task that differs from the training text.
         scored_tasks: Tasks with a metric by name. Their examples are prompts too, of any length,
             and each draft's own answers to them are scored.
@@ -111,7 +110,7 @@ class TrajectoryConfig(StrictModel):
 
     def check(self, checks: InputChecks) -> None:
         """Check the inputs; raises UsageError."""
-        for run in all_runs(self.runs):
+        for run in names_of(self.runs):
             list(checkpoints_of(run))
         checks.model("target", self.target)
         for name, task in self.tasks.items():
@@ -153,33 +152,19 @@ class Checkpoint(NamedTuple):
         return "" if self.is_start else str(self.run), self.label, self.fingerprint
 
 
-def all_runs(paths: Sequence[Path]) -> dict[Path, dict[str, Label]]:
-    """The runs themselves, and those of sweeps that did not diverge, in the order given.
-
-    -> settings of each run's drafts: `draft`, a name; in sweeps also `trained_on` and `seed`.
+def names_of(runs: Sequence[Path]) -> dict[Path, str]:
+    """The names of the runs: their directories without the parents that all of them share.
 
     Raises:
         UsageError: a run is named twice.
     """
-    alone: dict[Path, dict[str, Label]]
-    alone = {path: {"draft": name} for path, name in _short_names(paths).items()}
-    runs: dict[Path, dict[str, Label]] = {}
     known: dict[Path, Path] = {}
-    for path in paths:
-        for run, setting in drafts_of_sweep(path) or [
-            (path, setting_in_sweep(path) or alone[path])
-        ]:
-            place = run.resolve()
-            if place in known:
-                raise UsageError(f"{known[place]} and {run} are the same run; leave one out")
-            known[place] = run
-            runs[run] = setting
-    return runs
-
-
-def _short_names(runs: Sequence[Path]) -> dict[Path, str]:
-    """The directories without the parents that all of them share."""
-    if len(set(runs)) == 1:
+    for run in runs:
+        place = run.resolve()
+        if place in known:
+            raise UsageError(f"{known[place]} and {run} are the same run; leave one out")
+        known[place] = run
+    if len(runs) == 1:
         return {run: run.name for run in runs}
     shared = os.path.commonpath([run.absolute() for run in runs])
     return {run: run.absolute().relative_to(shared).as_posix() for run in runs}
@@ -194,9 +179,7 @@ def checkpoints_of(path: Path) -> Iterator[Checkpoint]:
     run = RunDirectory(path)
     manifest = run.read_manifest()
     if manifest is None:
-        raise UsageError(
-            f"{path} is not a run directory; give one from pretrain or align, or a finished sweep"
-        )
+        raise UsageError(f"{path} is not a run directory; give one from pretrain or align")
     config = manifest["config"]
     start = config.get("draft") or config.get("model")
     initial = path / "start" if not isinstance(start, str) else Path(start)
@@ -238,8 +221,8 @@ def trajectory(config: TrajectoryConfig, progress: Progress = silent) -> list[Ro
         UsageError: a run has no manifest, or a model or prompt cannot be used.
     """
     checked(config)
-    runs = all_runs(config.runs)
-    drafts = [draft for path in runs for draft in checkpoints_of(path)]
+    names = names_of(config.runs)
+    drafts = [draft for path in names for draft in checkpoints_of(path)]
     inputs = {"target_fingerprint": fingerprint(config.target)}
     for name, task in config.scored_tasks.items():
         inputs[f"task {name}"] = str(sorted(task.versions().items()))
@@ -255,7 +238,7 @@ def trajectory(config: TrajectoryConfig, progress: Progress = silent) -> list[Ro
         source = Source.here("paceline trajectory", fingerprints=inputs, sizes=scorer.sizes)
         several = len({draft.start for draft in drafts}) > 1
         for number, draft in enumerate(drafts):
-            named = runs[draft.run]
+            named = {"draft": names[draft.run]}
             if draft.is_start:
                 named = {"draft": f"start of {draft.run.name}"} if several else {}
             own = [row for row in rows if _identity(row) == draft.identity]
@@ -406,9 +389,14 @@ def _prompts(
     config: TrajectoryConfig, corpus: Task, tokenizer: Tokenizer, *, encoder: bool
 ) -> list[list[int]]:
     longest = corpus.max_prompt_tokens or config.max_prompt_tokens
-    corpus = corpus.first(config.skip_prompts + config.num_prompts)
+    skipped = config.skip_prompts
+    corpus = corpus.first(skipped + config.num_prompts)
     prompts = read_prompts(corpus, tokenizer, max_tokens=longest, encoder=encoder)
-    return after_skipped(prompts, config.skip_prompts, corpus.path)
+    if skipped >= len(prompts):
+        raise UsageError(
+            f"{corpus.path} has {len(prompts):,} prompts and skip_prompts is {skipped:,}; lower it"
+        )
+    return prompts[skipped:]
 
 
 def _scored_examples(
@@ -443,12 +431,8 @@ def own_scores(
 
 
 def draft_name(row: Row) -> str:
-    """Name of a row's draft without its step, such as `gkd, summaries, seed 0`."""
-    names = [row.setting.get("draft"), row.setting.get("trained_on")]
-    parts = [str(name).replace("_", " ") for name in names if name is not None]
-    if "seed" in row.setting:
-        parts.append(f"seed {row.setting['seed']}")
-    return ", ".join(parts) or "initial draft"
+    """Name of a row's draft without its step."""
+    return str(row.setting.get("draft", "initial draft")).replace("_", " ")
 
 
 def gain_of(row: Row, rows: Sequence[Row]) -> Interval | None:

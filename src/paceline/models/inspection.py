@@ -146,21 +146,6 @@ def _generation_config(location: ModelLocation) -> GenerationConfig:
         )
 
 
-def count_parameters(directory: Path) -> int:
-    """Distinct weights of the model in a directory, as `HfModel.num_parameters` counts them.
-
-    Its weights are not read, except those of a head that may be tied; 0 if there is no model.
-
-    Raises:
-        SafetensorError: a file is truncated.
-    """
-    if not (directory / "config.json").exists():
-        return 0
-    location = ModelLocation(str(directory), str(directory))
-    with quiet():
-        return _count_parameters(directory, without_weights(location, read_config(location)))
-
-
 def _count_parameters(directory: Path, hf: Any) -> int:
     files = [file for file in weight_files(directory) if file.suffix == ".safetensors"]
     stored = {key for file in files for key in shapes_in(file)}

@@ -1,6 +1,6 @@
 """Result rows, the figures that they give, and their intervals.
 
-Everything that measures writes rows; tables, charts, pages and claims read them.
+Everything that measures writes rows; tables, charts and pages read them.
 
     import paceline.results
     frame = paceline.results.load("runs/drafts")     # a pandas DataFrame: a line per row

@@ -35,7 +35,7 @@ PAPERS = {
         "https://arxiv.org/abs/2403.00858",
     ),
 }
-"""The papers by the names that claims have for them."""
+"""The papers by the names that rules and strategies have for them."""
 _DISTILLSPEC, _CASCADES, _DIRECT = PAPERS.values()
 
 BUILT_IN: Sequence[Figure] = (
@@ -345,51 +345,6 @@ BUILT_IN: Sequence[Figure] = (
         "mean score of the answers / that of the target alone on the same examples",
         (("score", "target_score"),),
         interval="score",
-    ),
-    Figure(
-        "tight_bound",
-        "lower bound of acceptance from lemma A.3, mean over prompts",
-        (("tight", ONE),),
-        interval="mean",
-        label="bound from lemma A.3",
-        paper=_DISTILLSPEC,
-    ),
-    Figure(
-        "proven_bound",
-        "lower bound of acceptance from the proof of theorem 4.1, mean over prompts",
-        (("proven", ONE),),
-        interval="mean",
-        label="bound as proven",
-        paper=_DISTILLSPEC,
-    ),
-    Figure(
-        "printed_bound",
-        "acceptance is at least this as theorem 4.1 is printed, without a proof; mean over prompts",
-        (("printed", ONE),),
-        interval="mean",
-        label="bound as printed (not proven)",
-        paper=_DISTILLSPEC,
-    ),
-    Figure(
-        "regret",
-        "risk of a deferral rule less that of the best rule, which knows the truth; per position",
-        (("regret", "positions"),),
-        better="less",
-        paper=_CASCADES,
-    ),
-    Figure(
-        "regret_bound",
-        "what the lemma of the rule says that the regret is at most",
-        (("bound", "positions"),),
-        better="less",
-        paper=_CASCADES,
-    ),
-    Figure(
-        "least_risk",
-        "risk of the best deferral rule, which knows the truth; per position",
-        (("least_risk", "positions"),),
-        better="less",
-        paper=_CASCADES,
     ),
 )
 

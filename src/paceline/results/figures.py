@@ -147,13 +147,6 @@ class Figure:
         assert self.formula is not None, f"{self.name} is no formula"
         return self.formula(value, self._facts(row))
 
-    def is_score(self, row: Row) -> bool:
-        """Whether it is the mean of scores that are between 0 and 1 in all units."""
-        if self.interval != "score" or self.ratios[0][1] != ONE:
-            return False
-        ((scores_N, _),) = self._columns(row)
-        return bool(((scores_N >= 0) & (scores_N <= 1)).all())
-
     def measured(self, row: Row) -> Row:
         """The row with the units that have all sums of the figure.
 

@@ -42,8 +42,7 @@ def as_html(rows: Iterable[Row], columns: Sequence[str]) -> str:
 
 
 def _head(row: Row) -> dict[str, Any]:
-    head = {"study": row.study} if row.study else {}
-    return head | {"command": row.source.command, "population": row.population} | row.setting
+    return {"command": row.source.command, "population": row.population} | row.setting
 
 
 def _line(row: Row) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 A row is one setting, such as a draft at gamma 5 and temperature 1. Its sums are the counts, seconds
 and scores of each unit. A figure is a ratio of their totals, such as tokens / target calls, so rows
-can be pooled, compared in pairs and resampled without the models. `results.figures` defines all.
+can be compared in pairs and resampled without the models. `results.figures` defines all.
 
     units          sums["emitted"]    sums["calls"]
     prompt 0       21                 7
@@ -32,10 +32,6 @@ Names of sums:
                                 of the same request with the target alone, timed by turns;
                                 `reference_*`: with a third model
     identical, ties             of a greedy text: whether it is the target's, or differs at a tie
-    tight, proven, printed, length, tvd
-                                of a prompt: bounds of its acceptance; see measure.bounds
-    regret, bound, least_risk, violations, positions
-                                of a prompt's text: sums over its positions; see measure.bounds
 """
 
 from __future__ import annotations
@@ -60,8 +56,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    Condition = str | int | float | tuple[str | int | float, ...]
-
 SCHEMA_VERSION = 1
 FILE_NAMES = ("rows.jsonl", "rows.jsonl.gz")
 """Names of the file of rows in a run directory."""
@@ -73,7 +67,6 @@ class Source(StrictModel):
 
     Attributes:
         command: The command that wrote it.
-        stage: The stage of a study; empty for others.
         run: Directory of the training run that a draft comes from.
         commit: Commit of Paceline; `modified` if the source differs from it.
         machine: Processor, its instruction set and its number of logical cores; then the GPU, if
@@ -85,7 +78,6 @@ class Source(StrictModel):
     """
 
     command: str
-    stage: str = ""
     run: str = ""
     commit: str | None = None
     modified: bool = False
@@ -119,7 +111,6 @@ class Row(Result):
     """One setting on one set of units.
 
     Attributes:
-        study: The study, if the row is part of one; `covers`: items of the papers.
         population: Name of the units. Rows with the same population and unit share examples.
         units: Numbers of the examples or texts, or seeds of training.
         setting: What was done: task, draft, temperature, rule, gamma and so on.
@@ -131,8 +122,6 @@ class Row(Result):
     """
 
     schema_version: Literal[1] = SCHEMA_VERSION
-    study: str = ""
-    covers: tuple[str, ...] = ()
     population: str
     units: tuple[int, ...]
     setting: dict[str, Label]
@@ -158,14 +147,9 @@ class Row(Result):
         """The units and the setting."""
         return f"{len(self.units)} {self.population}, {self.setting}"
 
-    def has(self, **conditions: Condition) -> bool:
-        """Whether the row has these settings; a tuple: any of its values."""
-        return all(
-            self.setting.get(key) in value
-            if isinstance(value, tuple)
-            else self.setting.get(key) == value
-            for key, value in conditions.items()
-        )
+    def has(self, **conditions: Label) -> bool:
+        """Whether the row has these settings."""
+        return all(self.setting.get(key) == value for key, value in conditions.items())
 
     def extended(
         self,
@@ -197,28 +181,9 @@ def _today() -> str:
     return datetime.now(tz=UTC).date().isoformat()
 
 
-def select(rows: Iterable[RowT], **conditions: Condition) -> list[RowT]:
-    """The rows that have all of these settings; a tuple: any of its values."""
+def select(rows: Iterable[RowT], **conditions: Label) -> list[RowT]:
+    """The rows that have all of these settings."""
     return [row for row in rows if row.has(**conditions)]
-
-
-def pooled(rows: Sequence[RowT]) -> RowT:
-    """Rows of the same setting and population, with the units of all and the totals of the first.
-
-    Raises:
-        UsageError: two of them have the same unit, or other names of sums.
-    """
-    first, *others = rows
-    if not others:
-        return first
-    units = [unit for row in rows for unit in row.units]
-    if len(set(units)) < len(units) or any(row.sums.keys() != first.sums.keys() for row in others):
-        raise UsageError(
-            f"two rows of {first.study or first.source.command} measure the same examples of "
-            f"{first.population} with {first.setting}; remove one, or label the stages apart"
-        )
-    sums = {name: tuple(value for row in rows for value in row.sums[name]) for name in first.sums}
-    return first.model_copy(update={"units": tuple(units), "sums": sums})
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:

@@ -15,7 +15,6 @@ optim.py          optimizers and learning-rate schedules
 weights.py        trained and frozen weights, tied embeddings, shards over processes (FSDP)
 checkpoint.py     checkpoints and resuming
 initial_draft.py  drafts derived from a target, and the search for its best layers
-sweep.py          grids of alignment runs
 """
 
 from paceline.train.align import align

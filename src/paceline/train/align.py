@@ -46,20 +46,13 @@ if TYPE_CHECKING:
     from paceline.train.run import TrainingRun
 
 
-def align(
-    config: AlignConfig,
-    *,
-    resume: bool = False,
-    progress: Progress = silent,
-    texts: Path | None = None,
-) -> Path:
+def align(config: AlignConfig, *, resume: bool = False, progress: Progress = silent) -> Path:
     """Align the draft with the target in the run directory `config.output`.
 
     Args:
         config: The run's configuration.
         resume: Resume the run if its directory exists; a finished run is not changed.
         progress: Called with the progress of each stage.
-        texts: Directory shared by several runs, as a cache of the target's held-out text.
 
     Returns:
         The run directory, with the aligned draft in `draft/` and its figures in `result.json`.
@@ -71,7 +64,7 @@ def align(
     """
     with open_run(config, _inputs(config), resume=resume, progress=progress) as run:
         if run is not None:
-            loop = _set_up(config, run, texts)
+            loop = _set_up(config, run)
             train(loop, product="draft", stored_dtype=stored_dtype(config.draft))
     return config.output
 
@@ -88,7 +81,7 @@ def _inputs(config: AlignConfig) -> dict[str, str]:
     return marks
 
 
-def _set_up(config: AlignConfig, run: TrainingRun, texts: Path | None) -> TrainingLoop:
+def _set_up(config: AlignConfig, run: TrainingRun) -> TrainingLoop:
     """Models, optimizer, text and evaluation, as the latest checkpoint left them."""
     # the draft has the target's tokenizer
     reader = config.target if config.loads_target else config.draft
@@ -109,7 +102,7 @@ def _set_up(config: AlignConfig, run: TrainingRun, texts: Path | None) -> Traini
     text = text_of(config, run, stream, draft, target)
     evaluator = None
     if run.is_main and held_out is not None and target is not None:
-        evaluator = held_out_evaluator(config, run, held_out, target, vocab_size, texts)
+        evaluator = held_out_evaluator(config, run, held_out, target, vocab_size)
     return TrainingLoop(
         run,
         store,

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from paceline.records import RunDirectory
 
 # keys that a resumed run may change
-_MAY_CHANGE = {"output", "max_loss_ratio", "checkpoints", "chunk_tokens", "track", *MAY_CHANGE}
-_BUDGET = {"num_steps", "max_seconds"}
+_MAY_CHANGE = {"output", "num_steps", "max_seconds", "max_loss_ratio", "checkpoints"}
+_MAY_CHANGE |= {"chunk_tokens", "track", *MAY_CHANGE}
 _MODEL, _OLD_MODEL = "model", "draft"  # directory of the model in a checkpoint
 
 
@@ -138,19 +138,17 @@ def check_run_directory(
     inputs: Mapping[str, str] | None = None,
     *,
     resume: bool,
-    keep_budget: bool = False,
 ) -> dict[str, str]:
     """Check that the run may write to its directory. -> the fingerprints of its inputs.
 
-    `inputs` are the current fingerprints; `keep_budget` refuses another num_steps or max_seconds.
+    `inputs` are the current fingerprints.
 
     Raises:
         ConfigError: the directory is a file, holds other files, or a run with another configuration
             or inputs.
     """
-    may_change = _MAY_CHANGE if keep_budget else _MAY_CHANGE | _BUDGET
     before = run.check(
-        config, begun=has_begun(run), resume=resume, may_change=may_change, inputs=inputs
+        config, begun=has_begun(run), resume=resume, may_change=_MAY_CHANGE, inputs=inputs
     )
     known = {} if before is None else before.get("inputs", {})
     return known | {name: mark for name, mark in (inputs or {}).items() if mark}

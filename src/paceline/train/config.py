@@ -416,17 +416,13 @@ class AlignConfig(TrainSettings):
     def check(self, checks: InputChecks) -> None:
         """Check the inputs; raises UsageError."""
         check_run_directory(RunDirectory(self.output), self, resume=checks.resume)
-        self.check_output(checks, self.check_inputs(checks))
-
-    def check_inputs(self, checks: InputChecks) -> ModelFacts:
-        """Check all but the output. -> the draft."""
         checks.key(self.writer)
         draft, target, tokenizer = self._check_models(checks)
         check_texts(checks, self.data, "train", "held_out", "pretraining")
         recorded = reads_top(self.terms) if self.fixed_fraction > 0 else None
         reader = target or draft
         check_trained(checks, self.data, tokenizer, reader, self.lengths, recorded=recorded)
-        return draft
+        self.check_output(checks, draft)
 
     def _check_models(self, checks: InputChecks) -> tuple[ModelFacts, ModelFacts | None, Any]:
         """Check the models. -> draft, target (None: nothing reads it), tokenizer."""

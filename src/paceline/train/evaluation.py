@@ -3,9 +3,7 @@
 # B texts, T positions, N positions of all texts, C of a chunk, D hidden, V vocabulary
 from __future__ import annotations
 
-import hashlib
 import json
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,8 +19,8 @@ from paceline.core.text_scores import TextScores, score_tokens
 from paceline.data.collate import batches_of_like_length, collate
 from paceline.data.sources import rows_of, sample_completions
 from paceline.data.tokens import encode_prompts
-from paceline.models.loading import fingerprint, tokenizer_of
-from paceline.records import atomic_write_text, locked, read_jsonl
+from paceline.models.loading import tokenizer_of
+from paceline.records import atomic_write_text, read_jsonl
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
@@ -50,12 +48,8 @@ def held_out_evaluator(
     records: Sequence[Record],
     target: HfModel,
     vocab_size: int,
-    texts: Path | None,
 ) -> AgreementEvaluator:
-    """Evaluator on the target's answers to these records.
-
-    `texts` is a directory of answers that several runs share; None: of this run only.
-    """
+    """Evaluator on the target's answers to these records."""
     settings = config.evaluation
     prompts = encode_prompts(
         records[: settings.num_prompts],
@@ -64,14 +58,8 @@ def held_out_evaluator(
         encoder=target.decoder_prompt is not None,
         setting="evaluation.max_prompt_tokens",
     )
-    shared = None
-    if texts is not None:
-        name = text_name(config.target, target, prompts, settings, config.seed)
-        shared = texts / f"{name}.jsonl"
     cache = run.directory.path / "held_out.jsonl"
-    rows = held_out_text(
-        target, prompts, settings, cache, seed=config.seed, progress=run.progress, shared=shared
-    )
+    rows = held_out_text(target, prompts, settings, cache, seed=config.seed, progress=run.progress)
     return AgreementEvaluator(
         target,
         rows,
@@ -91,20 +79,10 @@ def held_out_text(
     *,
     seed: int,
     progress: Progress,
-    shared: Path | None = None,
 ) -> list[TokenRow]:
-    """The target's completions of the prompts, generated once and then read from `cache`.
-
-    Runs with the same target, prompts, settings and seed may have a `shared` file. The first run
-    writes it while the others wait; each copies it to its cache.
-    """
+    """The target's completions of the prompts, generated once and then read from `cache`."""
     if not cache.exists():
-        text = partial(_text, target, prompts, settings, seed, progress)
-        if shared is not None and not shared.exists():
-            with locked(shared.parent, wait=True):
-                if not shared.exists():
-                    atomic_write_text(shared, text())
-        atomic_write_text(cache, text() if shared is None else shared.read_text(encoding="utf-8"))
+        atomic_write_text(cache, _text(target, prompts, settings, seed, progress))
     read = read_jsonl(cache)
     return rows_of(target, *([row[key] for row in read] for key in ("prompt", "completion")))
 
@@ -132,21 +110,6 @@ def _text(
         json.dumps({"prompt": list(prompt), "completion": completions[index]}) + "\n"
         for index, prompt in enumerate(prompts)
     )
-
-
-def text_name(
-    path: str | Path,
-    target: HfModel,
-    prompts: Sequence[Sequence[int]],
-    settings: Evaluation,
-    seed: int,
-) -> str:
-    """Name of held-out text: a hash of everything it depends on. `path` is the target's."""
-    tokens = [list(prompt) for prompt in prompts]
-    sampling = settings.sampling.model_dump(mode="json")
-    model = [fingerprint(path), str(target.dtype), target.device.type]
-    parts = [model, tokens, settings.max_new_tokens, sampling, seed]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 class AgreementEvaluator:

@@ -3,12 +3,12 @@
 definitions.py        figures and terms, each defined once
 page.py               the model of a page: a verdict, and sections of charts, tables and text;
                       `lines_of` and `table_of` make lines of settings and figures from rows
-charts.py             charts by Vega-Altair: frontiers, curves, heat maps, dominance, intervals;
+charts.py             charts by Vega-Altair: frontiers, curves, dominance, intervals, columns;
                       `plotted` makes a figure from lines and the names of their columns
 render.py             page -> HTML by the template
 read.py               a run directory or a result file -> its page
 tables.py             tables of results, for pages and the terminal
-*_pages.py            the pages of each kind of run, study_page.py: of studies
+*_pages.py            the pages of each kind of run
 
 A new chart is a call, whose words, unit, format and definitions are those of the registry:
 

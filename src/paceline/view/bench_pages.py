@@ -14,7 +14,7 @@ from paceline.results.frontier import ORACLE, TARGET_ALONE, family_of, is_lossle
 from paceline.view import charts
 from paceline.view.bench_run import ordered_cells
 from paceline.view.charts import Axis, plotted
-from paceline.view.definitions import of_users, words_of
+from paceline.view.definitions import DEFINITIONS, of_users, words_of
 from paceline.view.page import (
     Fact,
     Figure,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from paceline.results.frontier import Frontier, Reached
     from paceline.results.row import Row
     from paceline.view.bench_run import Cells, Results
-    from paceline.view.page import Line, Source
+    from paceline.view.page import Line
 
 _MOST_SAMPLES = 6
 _ROUNDING = 1e-6  # rounding error of sums of probabilities
@@ -48,7 +48,7 @@ _MEASURED = (
     *("quality", "relative_quality", "speedup", "decoding_speedup"),
     *("rejection_rate", "deferral_rate"),
 )
-NAMES = ("family", "setting", "gamma")
+_NAMES = ("family", "setting", "gamma")
 _COSTS = {
     "Against speedup": "speedup",
     "Against target passes": "deferral_rate",
@@ -170,15 +170,16 @@ def _sections(cells: Cells, suffix: str) -> list[Section]:
         "better on the first chart, up and to the left on the others. Oracles run both models, "
         "so they have no speedup. Select a family in the legend to see it alone."
     )
-    figure = frontier_figure("Quality against cost", text, drawn)
+    figure = _frontier_figure("Quality against cost", text, drawn)
     blocks = {
         "Quality and speed": [figure, _best_cells(frontier, cells)] if cells.judged else [],
         "Acceptance and time": [*_rejections(rows), *_seconds(frontier)],
         "Predicted and measured": _predictions(drawn),
         "All cells": [table],
     }
-    measured = {row.setting.get("rule") for row in frontier.rows}
-    terms = (*_TERMS, *(name for name in of_users() if name in measured))
+    kinds = (row.setting.get(key) for row in frontier.rows for key in ("strategy", "rule"))
+    defined = DEFINITIONS | of_users()
+    terms = [*_TERMS, *(str(name) for name in kinds if name in defined)]
     return [Section(f"{title}{suffix}", found, terms) for title, found in blocks.items() if found]
 
 
@@ -192,7 +193,7 @@ def _lines(frontier: Frontier) -> list[Line]:
         return None if is_missing else frontier.measure(name, row)
 
     rows = [*ordered_cells(frontier), frontier.target]
-    lines = lines_of(rows, NAMES, _MEASURED, measure=measure)
+    lines = lines_of(rows, _NAMES, _MEASURED, measure=measure)
     for row, line in zip(rows, lines, strict=True):
         latency = FIGURES["relative_latency"]
         line |= {latency.words: latency.of_base(row, line["speedup"])}
@@ -204,9 +205,7 @@ def _lines(frontier: Frontier) -> list[Line]:
     return lines
 
 
-def frontier_figure(
-    title: str, text: str, lines: Sequence[Line], source: Source | None = None
-) -> Figure:
+def _frontier_figure(title: str, text: str, lines: Sequence[Line]) -> Figure:
     """Quality relative to the target's against each cost that the cells have, a line per family.
 
     Oracles run both models, so they have no speedup.
@@ -217,7 +216,7 @@ def frontier_figure(
         else line
         for line in lines
     ]
-    lists = {"labels": ["setting"], "detail": "gamma", "group": "family", "source": source}
+    lists = {"labels": ["setting"], "detail": "gamma", "group": "family"}
     return plotted(title, text, drawn, charts.frontier, _COSTS, "relative_quality", **lists)
 
 

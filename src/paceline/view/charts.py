@@ -16,7 +16,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,18 +31,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from paceline.view.page import Line, Source
+    from paceline.view.page import Line
 
     Spec = dict[str, Any]
 
 # Every colour is a variable of the style sheet, which Vega's SVG renderer passes on: the style
 # sheet alone switches between light, dark and print, and charts are not drawn again.
-INK, MUTED, LINE, PAPER = (f"var(--{name})" for name in ("ink", "muted", "line", "paper"))
+INK, MUTED, LINE = (f"var(--{name})" for name in ("ink", "muted", "line"))
 COLOURS = [f"var(--c{number})" for number in range(1, 9)]
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
-# A heat map has a discrete scale, because variables cannot be interpolated.
-HEAT = [f"var(--heat{step})" for step in range(7)]
-HEAT_TEXT = ["var(--low-text)"] * 4 + ["var(--high-text)"] * 3
 
 CONFIG: dict[str, Any] = {
     "background": "transparent",
@@ -77,7 +74,6 @@ CONFIG: dict[str, Any] = {
 
 _HEIGHT = 320
 _ROW_HEIGHT = 30
-_CELL_HEIGHT = 46
 _MOST_STEPS = 200  # of an empirical distribution
 _DASHED = {"aria": False, "color": MUTED, "strokeDash": [4, 4], "strokeWidth": 1.2}
 _LONGEST = 20  # letters of a name on one line
@@ -96,7 +92,6 @@ class Axis:
         zero: Whether the axis includes 0.
         whole: Whether all values are whole numbers.
         at: Value of a dashed line; by default that of `_REFERENCES`, if any.
-        domain: Ends of the axis, such as those that several charts share; None: by the data.
     """
 
     field: str
@@ -105,7 +100,6 @@ class Axis:
     zero: bool = False
     whole: bool = False
     at: float | None = None
-    domain: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         figure = figure_of(self.field)
@@ -130,12 +124,6 @@ class Axis:
     def y(self, field: str = "") -> alt.Y:
         """As `x`, upwards."""
         return alt.Y(field or self.field, type="quantitative", **self._settings())
-
-    def shared_by(self, rows: Sequence[Line], *values: float) -> Axis:
-        """This axis with the ends that the values and bounds of all rows need."""
-        found = [row.get(name) for row in rows for name in (self.field, self.low, self.high)]
-        known = [one for one in (*found, *values) if one is not None and is_finite(one)]
-        return replace(self, domain=(min(known), max(known))) if known else self
 
     def are_known(self) -> str:
         """A Vega expression: true for rows with an interval."""
@@ -162,8 +150,7 @@ class Axis:
             axis = alt.Axis(format="d", tickMinStep=1)
         elif self.format.endswith(("%", "s")):
             axis = alt.Axis(format=self.format, tickCount=5)
-        ends = alt.Undefined if self.domain is None else list(self.domain)
-        scale = alt.Scale(domain=ends, zero=self.zero, nice=True)
+        scale = alt.Scale(zero=self.zero, nice=True)
         return {"title": self.title, "scale": scale, "axis": axis}
 
 
@@ -194,7 +181,6 @@ def plotted(
     *columns: Column | Mapping[str, Column],
     group: str = "",
     by: str = "",
-    source: Source | None = None,
     **settings: Any,
 ) -> Figure:
     """A figure whose chart is `chart(rows, *columns, **settings)`.
@@ -207,7 +193,6 @@ def plotted(
         columns: What it plots. Columns by title: a chart for each that has values.
         group: The column of colours and shapes, which the charts of the figure share.
         by: A column; the figure has a chart for each of its values, in their order.
-        source: What made the rows; None: what made the page's.
         settings: Further arguments of the function.
     """
     if group:
@@ -225,7 +210,7 @@ def plotted(
         for value in sorted(parts):
             heading = f"{by} {value}" if by else name
             panels.append(Panel(chart(parts[value], *chosen, **settings), heading))
-    return Figure(title, text, panels, rows, source)
+    return Figure(title, text, panels, rows)
 
 
 def _with_all(rows: Sequence[Line], *columns: Column) -> list[Line]:
@@ -347,49 +332,13 @@ def dominance_rows(samples: Mapping[str, Sequence[float]], field: str, group: st
     return rows
 
 
-def heat_map(rows: Sequence[Line], row: str, column: str, value: Column) -> Spec:
-    """A coloured cell with its value for each pair of `row` and `column`, in order of appearance.
-
-    Rows without a finite value, such as diverged runs, have an empty cell.
-    """
-    value = axis_of(value)
-    kept = [one for one in rows if is_finite(one[value.field])]
-    values = [one[value.field] for one in kept] or [0.0]
-    domain = [min(values), max(values) if max(values) > min(values) else min(values) + 1]
-    down = _nominal(alt.Y, rows, row).axis(domain=False, ticks=False, labelOverlap=False)
-    across = _nominal(alt.X, rows, column).axis(
-        orient="top", labelAngle=0, domain=False, ticks=False
-    )
-    base = alt.Chart().encode(x=across, y=down)
-
-    def colour(steps: Sequence[str]) -> alt.Color:
-        scale = alt.Scale(type="quantize", domain=domain, range=list(steps))
-        return alt.Color(value.field, type="quantitative", scale=scale, legend=None)
-
-    tooltip = [*_named([row, column]), *value.tooltips(rows)]
-    cells = base.mark_rect(stroke=PAPER, strokeWidth=2, cornerRadius=3)
-    text = alt.Text(value.field, type="quantitative", format=value.format)
-    numbers = base.mark_text(aria=False, fontSize=13).encode(color=colour(HEAT_TEXT), text=text)
-    height = _CELL_HEIGHT * max(1, len(_names(rows, row)))
-    layers = alt.layer(cells.encode(color=colour(HEAT), tooltip=tooltip), numbers)
-    return _finished(layers.properties(height=height).resolve_scale(color="independent"), kept)
-
-
-def intervals(
-    rows: Sequence[Line],
-    name: str,
-    x: Column,
-    *,
-    group: str | None = None,
-    labels: Sequence[str] = (),
-    names: Sequence[str] = (),
-) -> Spec:
-    """A value with its interval on each line, or one for each group, of other colour and shape."""
+def intervals(rows: Sequence[Line], name: str, x: Column) -> Spec:
+    """A value with its interval on each line."""
     x = axis_of(x)
     lines = _names(rows, name)
-    within = group if len(lines) < len(rows) else None
-    sides = alt.Undefined if within is None else alt.YOffset(within, type="nominal")
-    across = _nominal(alt.Y, rows, name).axis(
+    across = alt.Y(
+        name, type="nominal", sort=lines, title=None, scale=alt.Scale(domain=lines)
+    ).axis(
         domain=False,
         ticks=False,
         grid=True,
@@ -398,18 +347,15 @@ def intervals(
         labelFontSize=11,
         labelExpr=f"({json.dumps({line: _in_two(str(line)) for line in lines})})[datum.label]",
     )
-    base = alt.Chart().encode(y=across, yOffset=sides, color=alt.value(COLOURS[0]))
-    marks = base.mark_point(filled=True, opacity=1, size=90)
-    if group is not None:
-        colour, form = _styles(rows, group, names)
-        base, marks = base.encode(color=colour), marks.encode(color=colour, shape=form)
+    base = alt.Chart().encode(y=across, color=alt.value(COLOURS[0]))
     layers = _references(x, None)
     if x.has_intervals(rows):
         bars = base.transform_filter(x.are_known()).mark_rule(aria=False, strokeWidth=2)
         layers.append(bars.encode(x=x.x(x.low), x2=alt.X2(x.high)))
-    tooltip = [*_named([name, *([group] if group else []), *labels]), *x.tooltips(rows)]
+    tooltip = [*_named([name]), *x.tooltips(rows)]
+    marks = base.mark_point(filled=True, opacity=1, size=90)
     layers.append(marks.encode(x=x.x(), tooltip=tooltip))
-    height = _ROW_HEIGHT * max(1, len(lines)) * (len(_names(rows, within)) if within else 1)
+    height = _ROW_HEIGHT * max(1, len(lines))
     return _finished(alt.layer(*layers, height=max(height, 80)), rows)
 
 
@@ -497,11 +443,6 @@ def _references(x: Axis | None, y: Axis | None) -> list[alt.Chart]:
 
 def _of_values(*values: Line) -> alt.Chart:
     return alt.Chart(alt.Data(values=list(values)))
-
-
-def _nominal(kind: Any, rows: Sequence[Line], column: str) -> Any:
-    names = _names(rows, column)
-    return kind(column, type="nominal", sort=names, title=None, scale=alt.Scale(domain=names))
 
 
 def _named(names: Sequence[str]) -> list[alt.Tooltip]:

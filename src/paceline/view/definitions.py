@@ -25,8 +25,6 @@ class Definition(NamedTuple):
     link: str = ""
 
 
-ALPHA = "alpha of a rule"
-
 _OTHERS = (
     ("gamma", "number of tokens that the draft proposes in a block."),
     ("95% interval", "the range that contains the true value in 95 of 100 repetitions. It comes "
@@ -45,41 +43,6 @@ _OTHERS = (
     ("cell of the G-test", "a part of the vocabulary with the same probability under the target as "
      "every other part; a lossless rule puts the same number of tokens into each."),
     ("loss", "the training objective per token."),
-    ("verdict", "by the claim's interval and the smallest effect that matters. A claim of more "
-     "holds if the interval is above 0, and is small if the estimate is below that effect; it is "
-     "too small to matter if the interval is below that effect and has 0 in it, and does not hold "
-     "if the interval is below 0. A claim of the same holds if the interval is within that effect; "
-     "a claim of no less holds if the interval is above minus that effect. Undecided: the examples "
-     "do not tell."),
-    ("claim's interval", "wider than 95%: the probability that any claim of a paper gets a wrong "
-     "verdict is at most 5%."),
-    ("dominance", "if one curve is above the other everywhere, its values are smaller at every "
-     "rank."),
-)  # fmt: skip
-
-_CITED = (
-    ("DistillSpec", "table 1", "supervised_kd", "recipe: forward KL on fixed text."),
-    ("DistillSpec", "table 1", "seq_kd", "recipe: cross entropy with the tokens of the target's "
-     "text."),
-    ("DistillSpec", "table 1", "imit_kd", "recipe: forward KL, half on fixed text, half on the "
-     "draft's text."),
-    ("DistillSpec", "table 1", "f_distill", "recipe: TVD, half on the draft's text, half on the "
-     "target's."),
-    ("DistillSpec", "table 1", "gkd", "recipe: forward KL on the draft's own text (on-policy)."),
-    ("Direct Alignment", "section 2.3", "KLD", "objective forward_kl: the forward Kullback-Leibler "
-     "divergence, the sum over the vocabulary of p log(p / q), p the target's and q the draft's "
-     "distribution."),
-    ("Direct Alignment", "section 2.3", "TVD", "objective tvd: the total variation distance, half "
-     "the sum over the vocabulary of |p - q|. It is 1 - expected acceptance."),
-    ("Direct Alignment", "section 2.3", "TVD++", "objective tvd_plus_plus: the policy gradient of "
-     "TVD with normalised rewards. The reward of a token is 1 if p > q, else 0; the advantage is "
-     "(reward - mean) / standard deviation."),
-)  # fmt: skip
-
-_NAMES = (
-    ("unaligned", "the draft before distillation, also called the base draft."),
-    (ALPHA, "the number in a rule's setting, which trades quality for cost. It is not the "
-     "acceptance, which DistillSpec also calls alpha."),
 )  # fmt: skip
 
 
@@ -99,24 +62,17 @@ def _of_rule(kind: type[Rule]) -> Definition:
     return _cited(name_of(kind), f"rule: {text[:1].lower()}{text[1:]}", kind.source)
 
 
-_OCCURRING = (
-    *(_cited(term, text, (paper, place)) for paper, place, term, text in _CITED),
+_FIGURES = {one.words: _registered(one) for one in figures.FIGURES.values()}
+_TERMS = (
+    *_FIGURES.values(),
+    *(Definition(*one) for one in _OTHERS),
     *(_of_rule(kind) for kind in RULES if not kind.exact),
     *(
         _cited(name, kind.definition, kind.source)
         for name, kind in STRATEGIES.items()
         if kind.definition
     ),
-    *(Definition(*one) for one in _NAMES),
-    *(
-        Definition(name, f"{authors}: {title}.", source=f"arXiv {link[-10:]}", link=link)
-        for name, (authors, title, link) in PAPERS.items()
-    ),
 )
-OCCURRING = {one.term: one for one in _OCCURRING}
-"""Recipes, objectives, rules and papers, which a page defines if they occur in its rows."""
-_FIGURES = {one.words: _registered(one) for one in figures.FIGURES.values()}
-_TERMS = (*_FIGURES.values(), *(Definition(*one) for one in _OTHERS), *_OCCURRING)
 DEFINITIONS = {one.term: one for one in _TERMS}
 """Everything by its term."""
 TERMS_OF_WORDS = {term: term for term in DEFINITIONS} | {

@@ -394,7 +394,7 @@ def decode_page(found: Mapping[str, Any]) -> Page:
         facts.append(Fact("acceptance rate", share, f"{accepted} of {examined} examined"))
     text = "Each colour and underline is a source of tokens; a vertical bar ends a block."
     title, prompt = "Where each token came from", found.get("prompt", "")
-    blocks: list[Block] = [Text(title, text, prompt=prompt, tokens=tokens, source=source)]
+    blocks: list[Block] = [Text(title, text, prompt=prompt, tokens=tokens)]
     if len(histogram := stats["accepted_histogram"]) > 1:
         rows: list[Line] = [{"accepted": n, "blocks": count} for n, count in enumerate(histogram)]
         x = Axis("accepted", "accepted tokens in the block", "d", whole=True)

@@ -92,22 +92,18 @@ class Source:
             file name.
         config: The resolved configuration; None if the rows do not record it.
         environment: Versions, machine and git state, if they are recorded.
-        note: Where the configuration was read; may be empty.
-        name: File name of the configuration, if the command does not name it.
     """
 
     command: str
     config: Mapping[str, Any] | None = None
     environment: Mapping[str, Any] | None = None
-    note: str = ""
-    name: str = ""
 
     @property
     def file(self) -> str:
-        """File name of the configuration: `name`, that in the command, else `config.yaml`."""
+        """File name of the configuration: that in the command, else `config.yaml`."""
         words = self.command.split()
         names = [word.rpartition("/")[2] for word in words if word.endswith(".yaml")]
-        return self.name or next(iter(names), "config.yaml")
+        return next(iter(names), "config.yaml")
 
     @property
     def facts(self) -> list[str]:
@@ -135,9 +131,8 @@ class Figure:
     Attributes:
         title: What is plotted against what.
         text: What the figure shows and how to read it.
-        panels: The charts; several share the data, the source and the space.
+        panels: The charts; several share the data and the space.
         rows: All plotted values, for the table and the CSV file.
-        source: What made the rows; None: what made the page's.
     """
 
     kind: ClassVar = "chart"
@@ -145,36 +140,19 @@ class Figure:
     text: str
     panels: Sequence[Panel]
     rows: Sequence[Line]
-    source: Source | None = None
-
-
-@dataclass(frozen=True)
-class Mark:
-    """A cell of a table with a verdict: a sign and a word, so that no meaning depends on colour."""
-
-    word: str
-    tone: Tone = "neutral"
-    sign: str = ""
-    detail: str = ""
-    """Shown below the word."""
-
-    def __str__(self) -> str:
-        return f"{self.word} {self.detail}".rstrip()
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a page or of the terminal; `rows` as in a figure, with texts and marks.
+    """A table of a page or of the terminal; `rows` as in a figure, with texts.
 
     Attributes:
         title: May be empty.
         rows: The lines. Columns have the words of `definitions`, which has their definitions.
-        source: What made the rows; None: what made the page's.
         text: A sentence on the table.
         columns: Definitions of other columns.
         formats: Of columns that are not figures, or are shown otherwise than the registry says.
         units: What intervals are over, such as prompts.
-        is_stacked: Whether a narrow screen has the cells of a row below each other.
         once: Columns, of which the first names what a line is about. They are left empty in a line
             about the same as the line before.
     """
@@ -182,16 +160,14 @@ class Table:
     kind: ClassVar = "table"
     title: str
     rows: Sequence[Line]
-    source: Source | None = None
     text: str = ""
     columns: Mapping[str, str] = field(default_factory=dict)
     formats: Mapping[str, str] = field(default_factory=dict)
     units: str = ""
-    is_stacked: bool = False
     once: Sequence[str] = ()
 
-    def cells(self, between: str = " to ") -> list[dict[str, str | Mark]]:
-        """The rows as text, with the bounds of a value in the value's own cell; marks stay."""
+    def cells(self, between: str = " to ") -> list[dict[str, str]]:
+        """The rows as text, with the bounds of a value in the value's own cell."""
         names = columns_of(self.rows)
         bounds = {f"{name}_{end}" for name in names for end in ("low", "high")}
         shown_names = [name for name in names if name not in bounds]
@@ -287,10 +263,8 @@ def numeric(rows: Sequence[Line]) -> set[str]:
     }
 
 
-def _cell(row: Line, name: str, form: str, between: str) -> str | Mark:
+def _cell(row: Line, name: str, form: str, between: str) -> str:
     value = row.get(name)
-    if isinstance(value, Mark):
-        return value
     if f"{name}_low" not in row:
         return shown(value, form)
     bounds = row[f"{name}_low"], row[f"{name}_high"]
@@ -308,28 +282,20 @@ class Token:
 
 @dataclass(frozen=True)
 class Text:
-    """Text in a box: lines under names, commands to copy, or decoded tokens.
+    """Text in a box, with decoded tokens.
 
     Attributes:
         title: Heading; may be empty.
         text: A sentence below it.
-        code: Commands.
-        entries: Names with one or more lines each.
-        more: Entries that a click shows.
         prompt: Of the tokens.
         tokens: Marked by their source; blocks are separated.
-        source: What made it; None: nothing that the page names.
     """
 
     kind: ClassVar = "text"
     title: str
     text: str = ""
-    code: str = ""
-    entries: Sequence[tuple[str, Sequence[str]]] = ()
-    more: Sequence[tuple[str, Sequence[str]]] = ()
     prompt: str = ""
     tokens: Sequence[Token] = ()
-    source: Source | None = None
 
     @property
     def rows(self) -> list[Line]:
@@ -349,8 +315,6 @@ class Section:
     title: str
     blocks: Sequence[Block]
     terms: Sequence[str] = ()
-    note: str = ""
-    """A line below the heading; may be empty."""
 
 
 @dataclass(frozen=True)
@@ -380,7 +344,7 @@ class Page:
         tone: How the word is marked.
         facts: A few numbers below the verdict.
         about: Lines on what was run: models, task, machine.
-        source: What made the rows of blocks that name no source.
+        source: What made the rows.
     """
 
     title: str
@@ -392,23 +356,10 @@ class Page:
     about: Sequence[str] = ()
     source: Source | None = None
 
-    def source_of(self, block: Block) -> Source | None:
-        """What made the rows of a block."""
-        return block.source or (None if isinstance(block, Text) else self.source)
-
     @property
     def blocks(self) -> list[Block]:
         """The blocks of all sections."""
         return [block for section in self.sections for block in section.blocks]
-
-    @property
-    def sources(self) -> list[Source]:
-        """The sources of all blocks, each once."""
-        found: list[Source] = []
-        for source in map(self.source_of, self.blocks):
-            if source is not None and source not in found:
-                found.append(source)
-        return found
 
 
 def source_of(

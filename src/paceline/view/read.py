@@ -17,7 +17,6 @@ from paceline.permissions import Origin
 from paceline.places import refuse_links_out
 from paceline.records import RunDirectory, read_jsonl
 from paceline.results.row import read_rows
-from paceline.studies.session import judge_all, study_rows
 from paceline.view import Report
 from paceline.view.bench_pages import bench_page, tune_page
 from paceline.view.bench_run import read_results
@@ -28,21 +27,17 @@ from paceline.view.measure_pages import (
     served_page,
     verify_page,
 )
-from paceline.view.study_background import read_background
-from paceline.view.study_page import study_page
-from paceline.view.training_pages import sweep_page, training_page, trajectory_page
+from paceline.view.training_pages import training_page, trajectory_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paceline.results.row import Row
     from paceline.view.page import Page
 
 _WANTED = (
-    "the directory of a study, bench, tune, trajectory, sweep, align or pretrain, or a file "
-    "written by measure, verify or decode with --json"
+    "the directory of a bench, tune, trajectory, align or pretrain, or a file written by measure, "
+    "verify or decode with --json"
 )
-_OF_A_STUDY = ("stages", "rows.jsonl", "rows.jsonl.gz")  # which has no manifest
 _MARK, _HEAD = b'<meta name="generator" content="Paceline ', 2_000  # where a report has it
 
 
@@ -68,22 +63,11 @@ def _of_directory(path: Path) -> Page:
     refuse_links_out(path, "remove it: a report shows what is in the directory")
     manifest = RunDirectory(path).read_manifest() or {}
     kind = manifest.get("kind")
-    if kind is None and any((path / name).exists() for name in _OF_A_STUDY):
-        return _study(path)
     if kind is None:
         raise UsageError(f"{path} holds no run; give {_WANTED}")
     if kind not in _RUNS:
         raise UsageError(f"{path} holds a run of kind {kind}, which has no report; give {_WANTED}")
     return _RUNS[kind](path, manifest)
-
-
-def _study(path: Path) -> Page:
-    rows = study_rows([path])
-    if not rows:
-        raise UsageError(f"{path} holds no run; give {_WANTED}")
-    names = {row.study for row in rows}
-    own = [one for one in judge_all(rows) if one.claim.study in names]
-    return study_page(f"Study {path.name}", rows, own, read_background(rows, [path]))
 
 
 def _tune(path: Path, manifest: dict[str, Any]) -> Page:
@@ -92,20 +76,13 @@ def _tune(path: Path, manifest: dict[str, Any]) -> Page:
 
 
 def _trajectory(path: Path, manifest: dict[str, Any]) -> Page:
-    rows = _rows(path, "run `paceline trajectory` with this output")
-    if runs := [Path(run) for run in manifest.get("config", {}).get("runs", ())]:
-        # a run or a sweep of it; the file keeps the rows of runs that were left out later
-        rows = [
-            row for row in rows if {Path(row.source.run), *Path(row.source.run).parents} & {*runs}
-        ]
-    return trajectory_page(rows, manifest)
-
-
-def _rows(path: Path, how: str) -> list[Row]:
     rows = read_rows(path / "rows.jsonl") if (path / "rows.jsonl").exists() else []
     if not rows:
-        raise UsageError(f"{path} has no rows yet; {how}")
-    return rows
+        raise UsageError(f"{path} has no rows yet; run `paceline trajectory` with this output")
+    if runs := {Path(run) for run in manifest.get("config", {}).get("runs", ())}:
+        # the file keeps the rows of runs that were left out later
+        rows = [row for row in rows if Path(row.source.run) in runs]
+    return trajectory_page(rows, manifest)
 
 
 def _training(path: Path, manifest: dict[str, Any]) -> Page:
@@ -120,7 +97,6 @@ _RUNS: dict[str, Callable[[Path, dict[str, Any]], Page]] = {
     "Bench": lambda path, _: bench_page(read_results(path)),
     "Tune": _tune,
     "Trajectory": _trajectory,
-    "Sweep": lambda path, manifest: sweep_page(_rows(path, "run the command to its end"), manifest),
     "Align": _training,
     "Pretrain": _training,
 }

@@ -24,7 +24,7 @@ from paceline.records import atomic_write_text
 from paceline.version import __version__
 from paceline.view import charts
 from paceline.view.definitions import DEFINITIONS, TERMS_OF_WORDS, of_users
-from paceline.view.page import Figure, Mark, Table, columns_of, is_unknown, numeric, spaced
+from paceline.view.page import Figure, Table, columns_of, is_unknown, numeric, spaced
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -63,18 +63,17 @@ def render(page: Page) -> str:
 
 
 def _data(page: Page) -> dict[str, Any]:
-    """What scripts draw and offer: charts, rows as CSV, configurations, each in the page's order.
+    """What scripts draw and offer: charts, rows as CSV, each in the page's order; configuration.
 
     The rows of a chart are columns.
     """
     panels = [panel for block in page.blocks if isinstance(block, Figure) for panel in block.panels]
+    config = None if page.source is None else page.source.config
     return {
         "config": charts.CONFIG,
         "charts": [_in_columns(panel.chart) for panel in panels],
-        "csv": [
-            to_csv(block.rows) for block in page.blocks if block.rows and page.source_of(block)
-        ],
-        "yaml": [_yaml(one.config) for one in page.sources if one.config is not None],
+        "csv": [to_csv(block.rows) for block in page.blocks if block.rows and page.source],
+        "yaml": [] if config is None else [dump_yaml(config, allow_unicode=True)],
     }
 
 
@@ -133,7 +132,6 @@ def _environment() -> jinja2.Environment:
         "numeric": _numbers_of_columns,
         "words": spaced,
     }
-    found.tests["mark"] = lambda value: isinstance(value, Mark)
     return found
 
 
@@ -156,10 +154,6 @@ def _library() -> str:
 def _packed(text: str) -> str:
     """The text, compressed, in letters that are safe inside a script element."""
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
-
-
-def _yaml(config: Any) -> str:
-    return dump_yaml(config, allow_unicode=True)
 
 
 def _counted(tokens: Sequence[Token]) -> list[tuple[str, int]]:

@@ -14,7 +14,7 @@ from paceline.models.compatibility import UNTIMED
 from paceline.results.figures import FIGURES
 from paceline.results.frontier import measure
 from paceline.view.definitions import words_of
-from paceline.view.page import Table, bounded, case_of, sampling_words, spaced, table_of
+from paceline.view.page import Table, bounded, case_of, sampling_words, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from paceline.measure.engine_costs import EngineCosts
     from paceline.measure.served import ServedMeasurement
     from paceline.results.row import Row
-    from paceline.train.sweep import Sweep
     from paceline.view.page import Line
 
 _BREAK_EVEN = words_of("break_even_acceptance")
@@ -216,41 +215,6 @@ def _evaluated(figures: Mapping[str, float], name: str) -> Interval | None:
     if name not in figures:
         return None
     return Interval(figures[name], *(figures.get(name + end, math.nan) for end in _ENDS))
-
-
-def sweep_cells(sweep: Sweep) -> list[Line]:
-    """The mean over seeds of each cell."""
-    return [
-        {"row": spaced(row), "column": spaced(column)}
-        | bounded(words_of(sweep.figure), sweep.cell(row, column))
-        for row in sweep.names("row")
-        for column in sweep.names("column")
-    ]
-
-
-def sweep_differences(sweep: Sweep) -> list[Line]:
-    """The differences of the other rows to the reference, by column and over all columns."""
-    columns = sweep.names("column")
-    spans = {spaced(column): [column] for column in columns}
-    if len(spans) > 1:
-        spans["all columns"] = columns
-    return [
-        {"row": spaced(row), "column": span} | bounded("difference", sweep.difference(row, chosen))
-        for row in sweep.names("row")
-        if row != sweep.reference
-        for span, chosen in spans.items()
-    ]
-
-
-def sweep_tables(sweep: Sweep) -> list[Table]:
-    """The figure of each cell, then the difference of each row to the reference."""
-    seeds = f"Mean over {sweep.num_seeds} seeds; -: a run diverged."
-    columns = {"difference": f"row - {spaced(sweep.reference)}, paired by text and seed."}
-    how = {"once": ("row",), "units": "seeds, by Student's t"}
-    return [
-        Table("", sweep_cells(sweep), text=seeds, **how),
-        Table("", sweep_differences(sweep), columns=columns, **how),
-    ]
 
 
 def tuned_tables(found: Tuned) -> list[Table]:

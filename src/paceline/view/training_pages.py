@@ -1,4 +1,4 @@
-"""Pages of `pretrain` and `align`, `trajectory` and `sweep`: drafts over and after training."""
+"""Pages of `pretrain`, `align` and `trajectory`: drafts over and after training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from paceline.core.bootstrap import Interval
 from paceline.measure.trajectory import START, draft_name, gain_of
 from paceline.results.figures import FIGURES
-from paceline.train.sweep import Sweep
 from paceline.view import charts
 from paceline.view.charts import Axis, plotted
 from paceline.view.definitions import TERMS_OF_WORDS, words_of
@@ -18,7 +17,6 @@ from paceline.view.page import (
     Page,
     Panel,
     Section,
-    Table,
     about,
     bounded,
     case_of,
@@ -27,14 +25,8 @@ from paceline.view.page import (
     lines_of,
     sentence,
     source_of,
-    spaced,
 )
-from paceline.view.tables import (
-    before_and_after,
-    checkpoint_line,
-    sweep_cells,
-    sweep_differences,
-)
+from paceline.view.tables import before_and_after, checkpoint_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -273,81 +265,3 @@ def along(rows: Sequence[Row], figure: Literal["step", "elapsed_s"]) -> list[flo
         )
         positions.append(last)
     return positions
-
-
-def sweep_page(rows: Sequence[Row], manifest: Mapping[str, Any]) -> Page:
-    """The page of a sweep, from a row per cell of its grid, whose units are seeds."""
-    config = manifest["config"]
-    names = [config["figure"], *(name for name in FIGURES if name in rows[0].sums)]
-    reference = config.get("reference") or str(rows[0].setting["row"])
-    sweeps = [Sweep(rows, name, reference) for name in dict.fromkeys(names)]
-    sections = [_figure_of_sweep(sweep) for sweep in sweeps]
-    runs = [_run(row, place, names[1:]) for row in rows for place in range(len(row.units))]
-    remark = "A run without figures diverged; diverged.json in its directory has the reason."
-    diverged = sum(run["steps"] is None for run in runs)
-    each = Table("Each run", runs, text=remark if diverged else "")
-    sections.append(Section("All runs", [each]))
-    sweep = sweeps[0]
-    return Page(
-        title="Alignment runs compared",
-        verdict=_best_row(sweep),
-        facts=[
-            Fact("rows by columns", f"{len(sweep.names('row'))} by {len(sweep.names('column'))}"),
-            Fact("seeds", str(sweep.num_seeds)),
-            Fact("runs that diverged", str(diverged)),
-        ],
-        sections=sections,
-        about=["Intervals are Student's 95% intervals over seeds; few seeds give wide ones."],
-        source=source_of("sweep", config, manifest.get("environment")),
-    )
-
-
-def _best_row(sweep: Sweep) -> str:
-    """The best row over all columns, and whether it is better than the second."""
-    lower = FIGURES[sweep.figure].better == "less"
-    columns = sweep.names("column")
-
-    def mean(row: str) -> float:
-        return sum(sweep.cell(row, column).value for column in columns) / len(columns)
-
-    rows = [row for row in sweep.names("row") if math.isfinite(mean(row))]
-    ranked = sorted(rows, key=mean, reverse=not lower)
-    if not ranked:
-        return "Every row has a run that diverged."
-    best, *others = ranked
-    text = (
-        f"The best {words_of(sweep.figure)} is that of {spaced(best)}, {mean(best):.3f} on average"
-    )
-    if not others:
-        return f"{text}."
-    gap = sweep._replace(reference=others[0]).difference(best)
-    sure = gap.high < 0 if lower else gap.low > 0
-    standing = "ahead of" if sure else "not clearly ahead of"
-    return f"{text}, {standing} {spaced(others[0])} by {interval_text(gap, '+.3f')}."
-
-
-def _figure_of_sweep(sweep: Sweep) -> Section:
-    name, reference = words_of(sweep.figure), sweep.reference
-    cells = sweep_cells(sweep)
-    text = f"Mean over {sweep.num_seeds} seeds of the aligned draft on held-out text."
-    heading = sentence(name)[:-1]
-    axes = ("row", "column", name)
-    blocks = [plotted(f"{heading} of each cell", text, cells, charts.heat_map, *axes)]
-    rows = sweep_differences(sweep)
-    if rows:
-        x = Axis("difference", f"difference to {spaced(reference)}", "+.3f", at=0.0)
-        text = (
-            f"Line - {spaced(reference)}, paired by column and seed, with the 95% interval over "
-            "seeds. A difference whose interval crosses the dashed line is not established."
-        )
-        title = f"Difference in {name} to {spaced(reference)}"
-        blocks.append(plotted(title, text, rows, charts.intervals, "row", x, group="column"))
-    return Section(heading, blocks, ("95% interval",))
-
-
-def _run(row: Row, place: int, figures: Sequence[str]) -> Line:
-    cells: Line = {key: spaced(row.setting[key]) for key in ("row", "column")}
-    cells |= {"seed": str(row.units[place])}
-    named = {words_of(name): name for name in figures}
-    named |= {"steps": "num_steps", "seconds": "elapsed_s"}
-    return cells | {words: row.sums[name][place] for words, name in named.items()}

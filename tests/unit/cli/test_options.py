@@ -57,7 +57,7 @@ def test_another_choice_takes_the_place_of_the_file_s_and_the_same_keeps_it(file
 COMMANDS = typer.main.get_command(app).commands  # pyright: ignore
 
 
-@pytest.mark.parametrize("kind", [kind for kind in SCHEMAS if kind != "study"])
+@pytest.mark.parametrize("kind", SCHEMAS)
 def test_every_plain_field_of_a_schema_is_an_option_of_its_command(kind: str):
     """As pydantic's own JSON schema lists them: texts, numbers and truth values."""
     command = COMMANDS[kind.removesuffix("-engine")]

@@ -6,13 +6,10 @@ from rich.console import Console, RenderableType
 
 from paceline.cli.result_tables import alignment_table, plan_table
 from paceline.cli.tables import printed
-from paceline.config import validate
 from paceline.data.distillation_data import RunPlan
 from paceline.train.config import Evaluation
-from paceline.train.sweep import Sweep, SweepConfig
-from paceline.view.tables import sweep_tables, trajectory_tables
+from paceline.view.tables import trajectory_tables
 from support.reports import trajectory_row
-from support.results import study_row
 
 
 def shown(what: RenderableType) -> list[str]:
@@ -91,51 +88,13 @@ def test_a_trajectory_is_a_table_a_task_and_sampling():
     assert end == ["5", "1.80", "(1.80-1.80)", "1.00", "(1.00-1.00)", "0.90"]
 
 
-def test_runs_of_a_sweep_have_names_that_differ():
-    rows = [
-        trajectory_row(f"runs/{draft}", "end", 9, 7, draft=draft, trained_on="translation", seed=0)
-        for draft in ("gkd", "seq_kd")
-    ]
-    starts = [trajectory_row(f"runs/{draft}", "start", 0, 7) for draft in ("gkd", "seq_kd")]
+def test_runs_have_the_names_of_their_directories():
+    names = ("gkd/seed-0", "seq_kd/seed-0")
+    rows = [trajectory_row(f"runs/{name}", "end", 9, 7, draft=name) for name in names]
+    starts = [trajectory_row(f"runs/{name}", "start", 0, 7) for name in names]
     text = " ".join(" ".join(shown(printed(*trajectory_tables([*starts, *rows])))).split())
-    for words in ("gkd, translation,", "seq kd, translation,", "seed 0 end"):
+    for words in ("gkd/seed-0", "seq kd/seed-0"):
         assert words in text
-
-
-def test_a_sweep_says_each_cell_and_what_a_row_differs_by():
-    config = validate(
-        SweepConfig,
-        {
-            "output": "sweep",
-            "base": {
-                "target": "big",
-                "draft": "small",
-                "data": {"train": "x.jsonl", "held_out": "y.jsonl"},
-                "num_steps": 1,
-            },
-            "rows": {"forward_kl": {}, "negative_log_acceptance": {}},
-            "columns": {name: {} for name in ("fixed", "draft", "target", "mix")},
-            "seeds": [0, 1],
-        },
-    )
-    rows = [
-        study_row(
-            {"expected_acceptance": (0.5 + 0.25 * place, 0.51 + 0.25 * place)},
-            config.seeds,
-            population="seeds of training",
-            row=row,
-            column=column,
-        )
-        for place, row in enumerate(config.rows)
-        for column in config.columns
-    ]
-    lines = shown(printed(*sweep_tables(Sweep.of(rows, config))))
-    # t of one degree of freedom, 12.706, times the mean's deviation, 0.005
-    half = 12.706 * 0.005
-    first = next(line for line in lines if line.startswith("forward kl"))
-    assert first.split()[2:] == ["fixed", "0.505", f"({0.505 - half:.3f}-{0.505 + half:.3f})"]
-    assert sum(line.count("0.250 (0.250-0.250)") for line in lines) == 5
-    assert "difference: row - forward kl, paired by text and seed" in map(str.rstrip, lines)
 
 
 def test_drafts_whose_answers_were_scored_have_a_column_of_quality():

@@ -109,6 +109,11 @@ def test_means_have_students_bounds(count: int):
     assert found.high - found.value == pytest.approx(stats.t.ppf(0.975, count - 1) * error)
 
 
+def test_one_value_has_no_interval_of_its_mean():
+    with pytest.raises(ValueError, match="at least 2 values, got 1"):
+        mean_interval(torch.ones(1))
+
+
 @pytest.mark.parametrize("freedom", [1, 2, 7, 60, 499, 500, 501, 3000, 10**12])
 @pytest.mark.parametrize("confidence", [0.5, 0.8, 0.95, 0.999, 0.99999])
 def test_students_quantile_is_that_of_scipy_for_any_degrees_of_freedom(
@@ -239,7 +244,7 @@ def test_counts_are_those_of_the_drawn_units(monkeypatch: pytest.MonkeyPatch, *,
 
 
 def test_counts_that_are_asked_for_in_turn_are_drawn_once(monkeypatch: pytest.MonkeyPatch):
-    """60 blocks, as of one claim, and then again."""
+    """60 blocks, and then again."""
     drawn: list[int] = []
 
     def draw(high: int, *given: Any, **settings: Any) -> Tensor:

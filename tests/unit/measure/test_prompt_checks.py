@@ -20,7 +20,6 @@ from paceline.data.requests import GenerateDataConfig
 from paceline.errors import InputNote, PromptError, StorageError, UsageError
 from paceline.measure import MeasureConfig, VerifyConfig, measure, verify_losslessness
 from paceline.measure.analysis import AnalyzeConfig, analyze
-from paceline.measure.bounds import BoundsConfig, bounds
 from paceline.measure.perplexity import PerplexityConfig, perplexity
 from paceline.train import AlignConfig, PretrainConfig, align, pretrain
 from support.checkpoints import edit
@@ -31,7 +30,6 @@ VERBS: dict[Callable[..., Any], type[Any]] = {
     measure: MeasureConfig,
     analyze: AnalyzeConfig,
     verify_losslessness: VerifyConfig,
-    bounds: BoundsConfig,
     perplexity: PerplexityConfig,
     generate_data: GenerateDataConfig,
     bench: BenchConfig,
@@ -48,7 +46,6 @@ def config_of(verb: Callable[..., Any], folder: Path, output: Path, text: Path) 
     task = {"task": {"task": "text", "corpus": str(text)}, "output": output}
     prompts = {"prompts": str(text), "max_prompt_tokens": 8, "max_new_tokens": 8}
     values: dict[str, Any] = {
-        "bounds": pair | prompts | {"output": output},
         "perplexity": {"model": pair["target"], "text": str(text)},
         "generate_data": {"target": pair["target"], "output": output} | prompts,
         "bench": pair | task,
@@ -63,11 +60,12 @@ def test_prompts_after_those_that_are_measured_are_not_read(folder: Path, tmp_pa
     text = tmp_path / "prompts.jsonl"
     lines = [json.dumps({"prompt": prompt}) for prompt in ("a b", "c d e", "f")]
     text.write_text("\n".join([*lines, "not json"]))
-    config = config_of(bounds, folder, tmp_path / "out", text).model_copy(update={"num_prompts": 2})
+    config = config_of(measure, folder, tmp_path / "out", text)
+    config = config.model_copy(update={"num_prompts": 3})
     tokenizer = AutoTokenizer.from_pretrained(folder / "target")
     pair: Any = SimpleNamespace(tokenizer=tokenizer, target=SimpleNamespace(decoder_prompt=None))
-    expected = [tokenizer(prompt)["input_ids"] for prompt in ("c d e", "f")]
-    assert config.read_prompts(pair, skip=1) == expected
+    expected = [tokenizer(prompt)["input_ids"] for prompt in ("a b", "c d e", "f")]
+    assert config.read_prompts(pair) == expected
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.__name__)

@@ -1,5 +1,5 @@
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -9,12 +9,11 @@ from paceline.core.rules import Lenient, Opt, TokenV3
 from paceline.core.sampling import SamplingParams
 from paceline.core.speed import tokens_and_blocks
 from paceline.data.collate import TokenRow
-from paceline.models import CausalModel, load_model
+from paceline.models import CausalModel
 from paceline.progress import silent
 from paceline.train.config import Evaluation
-from paceline.train.evaluation import AgreementEvaluator, held_out_text, text_name
+from paceline.train.evaluation import AgreementEvaluator, held_out_text
 from support.models import tiny_pair
-from support.runs import write_pair
 
 Pair = tuple[CausalModel, CausalModel]
 ROWS = [
@@ -144,38 +143,6 @@ def test_held_out_texts_are_in_the_order_of_their_prompts_whatever_their_lengths
     assert [list(row.tokens[: row.trained_from]) for row in rows] == prompts
     first = held_out_text(target, prompts[:1], settings, alone, seed=3, progress=silent)
     assert rows[:1] == first
-
-
-def test_a_shared_text_has_a_name_of_everything_that_it_hangs_on(tmp_path: Path):
-    write_pair(tmp_path)
-    models = {
-        dtype: load_model(tmp_path / "target", dtype=dtype) for dtype in ("float32", "bfloat16")
-    }
-    settings = Evaluation(max_new_tokens=6)
-
-    def name(
-        target: str = "target",
-        dtype: Literal["float32", "bfloat16"] = "float32",
-        first: int = 5,
-        seed: int = 0,
-        count: int = 2,
-        **changes: object,
-    ) -> str:
-        model, prompts = models[dtype], [[first, 6], [7], [first]][:count]
-        evaluation = settings.model_copy(update=changes)
-        return text_name(tmp_path / target, model, prompts, evaluation, seed)
-
-    others = [
-        name(target="draft"),
-        name(dtype="bfloat16"),
-        name(first=4),
-        name(seed=1),
-        name(count=1),
-        name(max_new_tokens=5),
-        name(sampling=SamplingParams(temperature=0)),
-    ]
-    assert len({name(), *others}) == 8
-    assert name(gamma=2, every_steps=1) == name(), "these change what is read from it"
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])

@@ -251,6 +251,16 @@ def test_a_users_rule_has_a_definition_and_its_cells_the_order_of_its_numbers(
     assert "Flat" not in {name for part in page_of(tmp_path, ROWS).sections for name in part.terms}
 
 
+def test_a_page_defines_the_rules_and_strategies_that_it_measures_and_no_other(tmp_path: Path):
+    page = page_of(tmp_path, [*ROWS, steady(TokenByToken(alpha=0.5))])
+    kinds = {"chow", "opt", "diff", "token_cascade", "big_little"}
+    terms = {name for part in page.sections for name in part.terms}
+    assert kinds & terms == {"chow", "opt", "token_cascade"}
+    assert "rule: defer where the draft&#39;s largest probability is below 1 - alpha" in render(
+        page
+    )
+
+
 def test_cells_are_in_the_order_of_their_rules_with_any_policy_and_bonus():
     rules = [Opt(0.2), Lossy(0.2, "tuned"), *(Lenient(kind, 0.5) for kind in KINDS), Lossy(0.2)]
     more: dict[str, Any] = {"policy": Confident(0.5), "bonus": "target"}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.core.bootstrap import mean_interval, ratio_of_ratios_interval
+from paceline.core.bootstrap import ratio_of_ratios_interval
 from paceline.rng import named_generator
 from paceline.view.definitions import DEFINITIONS
 from paceline.view.measure_pages import decode_page
@@ -43,12 +43,10 @@ def test_every_block_has_rows_and_every_term_a_definition(kind: str, page_of: Pa
     for section in page.sections:
         assert section.blocks
         assert set(terms_of(section)) <= set(DEFINITIONS)
-        for block in section.blocks:
-            source = page.source_of(block)
-            assert block.rows, block.title
-            assert source is not None
-            assert source.command.startswith("paceline ")
-            assert source.config is not None
+        assert all(block.rows for block in section.blocks)
+    assert page.source is not None
+    assert page.source.command.startswith("paceline ")
+    assert page.source.config is not None
 
 
 VERDICTS = {
@@ -74,10 +72,6 @@ VERDICTS = {
     "tune": (
         "Use chow alpha 0.2, gamma 3: 1.40x (1.40 to 1.40) the target's speed and 1.000 of its "
         "quality, within a quality of at least 0.95 of the target's."
-    ),
-    "sweep": (
-        "The best expected acceptance is that of tvd, 0.630 on average, ahead of forward kl by "
-        "+0.100 (+0.100 to +0.100)."
     ),
     "decode": (
         "6 tokens took 2 target calls after the prompt, 2.50 tokens per call: 3 of 4 drafted "
@@ -160,12 +154,14 @@ def test_a_run_without_a_result_says_that_it_has_not_finished(tmp_path: Path):
 
 def test_the_tvd_of_a_rule_has_one_name_everywhere(tmp_path: Path):
     """It is the distance to the target, not to what the rule aims at."""
-    folder = reports.sweep_run(tmp_path)
-    text = (folder / "rows.jsonl").read_text().replace("block_efficiency", "rule_tvd")
-    (folder / "rows.jsonl").write_text(text)
-    assert (
-        "TVD to the target under the rule" in blocks_of(read_page(folder).page)["Each run"].rows[0]
-    )
+    folder = reports.training_run(tmp_path)
+    for name in ("metrics.jsonl", "result.json"):
+        text = (folder / name).read_text().replace("block_efficiency", "rule_tvd")
+        (folder / name).write_text(text)
+    figures = blocks_of(read_page(folder).page)
+    for title in ("Held-out figures over training", "Before and after"):
+        named = {row["figure"] for row in figures[title].rows}
+        assert "TVD to the target under the rule" in named
 
 
 def test_a_trajectory_has_a_panel_for_each_gamma(page_of: Pages):
@@ -193,7 +189,6 @@ def test_quality_of_drafts_is_shown_over_training_if_it_was_measured(tmp_path: P
     ("runs", "shown"),
     [
         (["runs/second"], {"second"}),  # a run that was left out later
-        (["runs"], {"first", "second"}),  # a sweep
         ([f"{Path.cwd()}/runs/first", "runs/second"], {"first", "second"}),
     ],
 )
@@ -207,25 +202,6 @@ def test_the_runs_of_a_trajectory_are_those_of_its_manifest(
     reports.manifest(folder, "Trajectory", target="t", runs=runs)
     figure = next(iter(blocks_of(read_page(folder).page).values()))
     assert {row["run"] for row in figure.rows} == shown
-
-
-def test_a_sweep_shows_means_over_seeds_with_students_intervals(page_of: Pages):
-    figures = blocks_of(page_of("sweep"))
-    cells = figures["Expected acceptance of each cell"].rows
-    expected = mean_interval(torch.tensor([0.5, 0.51], dtype=torch.float64))
-    assert cells[0]["expected acceptance"] == pytest.approx(expected.value)
-    assert cells[0]["expected acceptance_low"] == pytest.approx(expected.low)
-    differences = figures["Difference in expected acceptance to forward kl"].rows
-    assert [row["column"] for row in differences] == ["fixed", "mixed", "all columns"]
-    assert [row["difference"] for row in differences] == pytest.approx([0.1] * 3)
-
-
-def test_a_diverged_run_empties_its_cell_and_is_counted(tmp_path: Path):
-    page = read_page(reports.sweep_run(tmp_path, diverged=True)).page
-    assert page.facts[-1].value == "1"
-    figure = blocks_of(page)["Expected acceptance of each cell"]
-    assert len(figure.panels[0].chart["data"]["values"]) == 3
-    assert page.verdict.startswith("The best expected acceptance is that of forward kl")
 
 
 def test_decoded_text_keeps_the_source_and_block_of_each_token(page_of: Pages):
@@ -254,7 +230,8 @@ def test_commands_name_what_their_files_do_not_hold(page_of: Pages, tmp_path: Pa
     assert served is not None
     assert served.command.startswith("paceline measure --engine ")
     values = json.loads(reports.decoded(tmp_path).read_text())
-    source = decode_page(values | {"chat": True, "draft_weights": "int8"}).sources[0]
+    source = decode_page(values | {"chat": True, "draft_weights": "int8"}).source
+    assert source is not None
     assert "--draft-weights int8 --chat --config decode.yaml" in source.command
 
 

@@ -55,7 +55,6 @@ def test_other_files_are_refused_in_one_line(name: str, text: str, reason: str, 
         ("Trajectory", "has no rows yet"),
         ("Align", "has no metrics yet"),
         ("Bench", "has no result rows"),
-        ("Sweep", "has no rows yet"),
     ],
 )
 def test_a_run_without_rows_says_what_is_missing(kind: str, reason: str, tmp_path: Path):
@@ -120,7 +119,7 @@ def test_a_value_of_another_kind_is_named_with_what_python_says(tmp_path: Path):
     assert f"{run} holds values that Paceline does not write (TypeError: " in str(shown.exception)
 
 
-@pytest.mark.parametrize("kind", ["bench", "sweep"])
+@pytest.mark.parametrize("kind", ["bench", "trajectory"])
 def test_a_run_with_a_link_out_of_it_is_not_shown(kind: str, tmp_path: Path):
     run = reports.RUNS[kind](tmp_path / "run")
     (tmp_path / "hosts.yml").write_text("token: SECRET\n")

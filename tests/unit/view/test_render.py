@@ -24,7 +24,6 @@ from paceline.view.charts import Axis
 from paceline.view.definitions import DEFINITIONS
 from paceline.view.page import (
     Figure,
-    Mark,
     Page,
     Panel,
     Section,
@@ -85,10 +84,10 @@ def page_of(*blocks: Figure | Table | Text, source: Source | None = SOURCE) -> s
     return render.render(Page("Title", "A verdict.", [Section("Part", blocks)], source=source))
 
 
-def figure(title: str, name: str = "a", source: Source | None = None) -> Figure:
+def figure(title: str, name: str = "a") -> Figure:
     rows = [{"name": name, "value": 1.0}]
     chart = charts.intervals(rows, "name", Axis("value", "value"))
-    return Figure(title, "Text.", [Panel(chart)], rows, source)
+    return Figure(title, "Text.", [Panel(chart)], rows)
 
 
 @pytest.mark.parametrize("kind", reports.RUNS)
@@ -113,11 +112,11 @@ def test_text_from_results_cannot_become_markup_and_data_cannot_end_a_script(wri
 
 
 def test_the_csv_of_a_figure_has_its_rows_with_six_digits(written: Written, tmp_path: Path):
-    page = read_page(reports.sweep_run(tmp_path)).page
-    rows = list(csv.DictReader(io.StringIO(file_of(written("sweep"), "csv"))))
-    shown = page.sections[0].blocks[0].rows
-    found = [float(row["expected acceptance_low"]) for row in rows]
-    assert found == pytest.approx([row["expected acceptance_low"] for row in shown], rel=5e-6)
+    page = read_page(reports.trajectory_run(tmp_path)).page
+    rows = list(csv.DictReader(io.StringIO(file_of(written("trajectory"), "csv"))))
+    shown, name = page.sections[0].blocks[0].rows, "tokens per target call_low"
+    found = [float(row[name]) for row in rows]
+    assert found == pytest.approx([row[name] for row in shown], rel=5e-6)
 
 
 def test_cells_have_their_bounds_and_unknown_values_are_dashes_and_empty_in_csv():
@@ -156,11 +155,12 @@ def test_the_configuration_of_a_page_runs_the_command_again(kind: str, written: 
     assert config.model_dump(mode="json") == values
 
 
-def test_every_source_appears_once_and_figures_point_to_theirs():
-    other = Source("paceline tune --config tune.yaml", {"seed": 4})
-    made = [figure("One"), figure("Two", source=other), figure("Three")]
-    links = [link["href"] for link in Reader(page_of(*made)).links]
-    assert [link for link in links if "source-" in link] == ["#source-1", "#source-2", "#source-1"]
+def test_figures_and_tokens_point_to_their_source_and_a_remark_has_none():
+    text = page_of(figure("One"), figure("Two"), Text("", "A remark."))
+    links = [link["href"] for link in Reader(text).links if "download" not in link]
+    assert links.count("#source") == 2
+    assert Reader(text).ids.count("source") == 1
+    assert "made by" not in page_of(figure("One"), source=None)
 
 
 def test_a_term_is_defined_once_also_if_only_a_column_names_it():
@@ -176,14 +176,6 @@ def test_a_term_is_defined_once_also_if_only_a_column_names_it():
 def test_a_page_without_charts_has_no_plotting_library():
     text = render.render(Page("Title", "A verdict.", [PLAIN]))
     assert len(text.encode()) < 40_000
-
-
-def test_a_mark_has_a_sign_a_word_and_a_detail_and_is_text_in_csv():
-    mark = Mark("holds", "good", "✓", "+31%")
-    text = page_of(Table("Claims", [{"claim": "V3 is better", "verdict": mark}]))
-    assert '<span class="mark good"><span aria-hidden="true">✓</span> holds</span>' in text
-    assert "<small>+31%</small>" in text
-    assert render.to_csv([{"verdict": mark}]).splitlines()[1] == "holds +31%"
 
 
 def test_definitions_use_the_names_of_the_notation_and_are_complete():

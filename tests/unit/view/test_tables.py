@@ -10,7 +10,7 @@ from paceline.cli.tables import printed
 from paceline.core.bootstrap import Interval
 from paceline.results import FIGURES, Row
 from paceline.view.page import Table, lines_of, table_of
-from support.results import study_row
+from support.results import result_row
 
 COUNT = 12
 DRAWN = np.random.default_rng(1)
@@ -18,7 +18,7 @@ DRAWN = np.random.default_rng(1)
 
 def row(gamma: int, **totals: float) -> Row:
     emitted, calls = (DRAWN.uniform(*ends, COUNT).tolist() for ends in ((5, 9), (2, 4)))
-    made = study_row({"emitted": emitted, "calls": calls}, draft="small", gamma=gamma)
+    made = result_row({"emitted": emitted, "calls": calls}, draft="small", gamma=gamma)
     return made.extended({}, {"parameter_ratio": 0.1, **totals})
 
 
