@@ -30,7 +30,7 @@ SHELL := bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help install test unit gpu-test lint style types layers spelling collect format report-test demo engines vllm \
-	llamacpp garden direct publish-drafts compat oldest newest readers docs docs-serve wheels clean
+	llamacpp garden direct papers publish-drafts compat oldest newest readers docs docs-serve wheels clean
 
 help: ## list these targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 16
@@ -151,6 +151,11 @@ layers: $(VENV)/.dev ## import-linter: a layer imports only from below
 spelling: $(VENV)/.dev ## codespell
 	$(BIN)/codespell
 
+# Models of this size gain little from a second core: two parts at a time.
+papers: export OMP_NUM_THREADS := $(HALF)
+papers: $(VENV)/.papers $(DEMO_MODEL) ## the three papers repeated: models, draws, tables (two hours); GARDEN=2 is another
+	$(BIN)/doit -f papers/dodo.py -n 2
+
 docs docs-serve: export NO_MKDOCS_2_WARNING := 1
 
 docs: $(VENV)/.docs ## the documentation site in build/site; fails at a broken link
@@ -204,6 +209,10 @@ $(VENV)/.dev: pyproject.toml constraints.txt
 
 $(VENV)/.demo: pyproject.toml constraints.txt
 	$(call install,gguf)
+	touch $@
+
+$(VENV)/.papers: $(VENV)/.dev
+	$(call install,papers)
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.demo

@@ -1,0 +1,74 @@
+"""Contrasts between ways of aligning a draft, from the rows of draws.
+
+A contrast is first - second of one figure, of each draw. Either side is one arm or several: their
+mean, max or min, or the arm that is best in the other draws.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ALONE = "none"  # the draft before alignment
+
+
+def figure(rows: pd.DataFrame, name: str) -> pd.Series:
+    """A figure of each row, from its sums."""
+    match name:
+        case "log_tau":
+            return np.log(rows["emitted"] / rows["calls"])
+        case "acceptance":
+            return rows["acceptance"] / rows["tokens"]
+        case "accuracy":
+            return rows["score"] / rows["n"]
+    raise KeyError(name)
+
+
+def by_arm(rows: pd.DataFrame, name: str, label: str = "end") -> pd.DataFrame:
+    """A figure of rows of one task, temperature and gamma: a line per draw, a column per arm."""
+    start = rows["label"] == "start"
+    chosen = rows[start | (rows["label"] == label)]
+    arms = chosen["draft"].where(chosen["label"] != "start", ALONE)
+    table = chosen.assign(arm=arms, value=figure(chosen, name))
+    return table.pivot_table(index="draw", columns="arm", values="value", aggfunc="first")
+
+
+def combined(table: pd.DataFrame, part: dict[str, Any], chosen_by: pd.DataFrame) -> pd.Series:
+    """One side of a contrast, of each draw.
+
+    `best`: the arm that is best in the mean of the other draws, by the figure `chosen_by`.
+    """
+    ((how, arms),) = ((key, value) for key, value in part.items() if key != "by")
+    arms = [arm for arm in table.columns if arm != ALONE] if arms == "all" else arms
+    if how != "best":
+        return table[arms].agg(how, axis=1)
+    others = (chosen_by[arms].sum() - chosen_by[arms]) / (len(chosen_by) - 1)
+    best = others.idxmax(axis=1)
+    return table.stack().loc[list(best.items())].droplevel(1)
+
+
+def statistic(rows: pd.DataFrame, how: dict[str, Any]) -> pd.Series:
+    """The contrast of each draw, in rows of one task, temperature and gamma."""
+    figures = {name: by_arm(rows, name) for name in (how["contrast"], "accuracy")}
+
+    def side(table: pd.DataFrame, part: dict[str, Any]) -> pd.Series:
+        return combined(table, part, figures[part["by"]] if "by" in part else table)
+
+    def difference(table: pd.DataFrame) -> pd.Series:
+        return side(table, how["first"]) - side(table, how["second"])
+
+    found = difference(figures[how["contrast"]])
+    if how.get("less") == "first checkpoint":
+        label = min((one for one in rows["label"].unique() if "step" in one), key=step_of)
+        found = found - difference(by_arm(rows, how["contrast"], label))
+    return found
+
+
+def step_of(label: str) -> float:
+    """The step of a checkpoint by its label: `step 30`, or `end`."""
+    return math.inf if label == "end" else float(label.split()[1])

@@ -1,0 +1,148 @@
+"""The three papers, repeated: `make papers`, or parts of it.
+
+    doit -f papers/dodo.py list --all -s         the parts and their state
+    doit -f papers/dodo.py garden:sums           one of them, and what it needs
+    GARDEN=2 doit -f papers/dodo.py -n 2         another garden: other texts, targets and draws
+
+A part that was stopped goes on when it is run again. A part whose files have the digests of its
+last run is not run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from papers.rows import gather
+from papers.statistics import NAMES, PAPERS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+GARDEN = int(os.environ.get("GARDEN", "1"))
+ROOT = Path("runs/papers")
+FOLDER = ROOT / f"garden-{GARDEN}"
+DOIT_CONFIG = {"backend": "sqlite3", "dep_file": "runs/papers/doit.db", "verbosity": 2}
+TASKS = ("spelling", "sums")
+NUM_DRAWS = {"distillspec": 10, "faster_cascades": 10, "direct_alignment": 8}
+PACELINE = str(Path(sys.executable).parent / "paceline")
+CHAT = ".cache/SmolLM2-135M-Instruct.Q4_1.gguf"
+SHARED = [PAPERS / name for name in ("garden.py", "spelling.py", "tuning.py")]
+START = "--layers 0,1,2,29 --set hidden_size=288 --set intermediate_size=1024 --set num_heads=6"
+START += " --set num_key_value_heads=2 --vocabulary 12288 --no-time"
+PACKAGES = ("torch", "transformers", "numpy", "datasets", "pandas")
+
+
+def target_of(task: str) -> Path:
+    """The weights of a task's target."""
+    return FOLDER / task / "target" / "model" / "model.safetensors"
+
+
+def part(name: str, module: str, options: str, needs: list[Path], makes: Path) -> dict[str, Any]:
+    """A part that runs a module of the papers."""
+    command = [sys.executable, "-m", f"papers.{module}", "--garden", str(GARDEN), *options.split()]
+    return {"name": name, "actions": [command], "file_dep": needs, "targets": [makes]}
+
+
+def task_garden() -> Iterator[dict[str, Any]]:
+    """Text and target of each task, and the gate of its quality."""
+    for task in TASKS:
+        yield part(task, "garden", f"--task {task}", SHARED, target_of(task))
+
+
+def task_text() -> dict[str, Any]:
+    """Documentation and code, for direct alignment."""
+    options = [option for name in PACKAGES for option in ("--package", name)]
+    command = [PACELINE, "corpus", "--overwrite", "--out", str(ROOT / "documentation"), *options]
+    return {"actions": [command], "targets": [ROOT / "documentation" / "held_out.jsonl"]} | {
+        "uptodate": [True]
+    }
+
+
+def task_start() -> dict[str, Any]:
+    """The draft that is cut from the chat model, for direct alignment."""
+    text, out = ROOT / "documentation" / "beginnings.jsonl", ROOT / "start"
+    command = f"{PACELINE} draft --target {CHAT} --out {out} --text {text} {START}"
+    return {
+        "actions": [f"test -e {out} || {command}"],
+        "file_dep": [CHAT],
+        "task_dep": ["text"],
+        "targets": [out / "model.safetensors"],
+    }
+
+
+def task_tune() -> Iterator[dict[str, Any]]:
+    """The learning rate of every arm, on draws that are not used again."""
+    module = PAPERS / "distillspec" / "run.py"
+    for task in TASKS:
+        needs, makes = [*SHARED, module, target_of(task)], FOLDER / task / "rates.json"
+        yield part(task, "distillspec.run", f"--task {task} --tune", needs, makes)
+    needs = [ROOT / "start" / "model.safetensors", PAPERS / "direct_alignment" / "run.py"]
+    yield part("direct", "direct_alignment.run", "--tune", needs, FOLDER / "direct" / "rates.json")
+
+
+def task_draw() -> Iterator[dict[str, Any]]:
+    """One draw of a paper."""
+    for name, parts in parts_of_papers().items():
+        for makes, options, needs in parts:
+            needs = [*needs, PAPERS / name / "run.py", *SHARED]
+            yield part(f"{name}:{makes.parent.name}", f"{name}.run", options, needs, makes)
+
+
+def parts_of_papers() -> dict[str, list[tuple[Path, str, list[Path]]]]:
+    """The draws of each paper: file of rows, options, and files that it reads."""
+    draws = {name: range(count) for name, count in NUM_DRAWS.items()}
+    rows = "draw-{}/rows.csv"
+    return {
+        "distillspec": [
+            (
+                FOLDER / task / rows.format(draw),
+                f"--task {task} --draw {draw}",
+                [target_of(task), FOLDER / task / "rates.json"],
+            )
+            for draw in draws["distillspec"]
+            for task in TASKS
+        ],
+        "faster_cascades": [
+            (FOLDER / "cascades" / rows.format(draw), f"--draw {draw}", [target_of("sums")])
+            for draw in draws["faster_cascades"]
+        ],
+        "direct_alignment": [
+            (
+                FOLDER / "direct" / rows.format(draw),
+                f"--draw {draw}",
+                [FOLDER / "direct" / "rates.json"],
+            )
+            for draw in draws["direct_alignment"]
+        ],
+    }
+
+
+def task_rows() -> Iterator[dict[str, Any]]:
+    """The rows of a paper beside its README."""
+    for name, parts in parts_of_papers().items():
+        files = [makes for makes, _, _ in parts]
+        yield {
+            "name": name,
+            "actions": [(gather, [name, GARDEN, files])],
+            "file_dep": files,
+            "targets": [PAPERS / name / "rows" / f"garden-{GARDEN}.csv"],
+        }
+
+
+def task_readme() -> Iterator[dict[str, Any]]:
+    """The tables of a paper's README."""
+    for name in NAMES:
+        folder = PAPERS / name
+        yield {
+            "name": name,
+            "actions": [[sys.executable, "-m", "papers.readme", name]],
+            "file_dep": [
+                folder / "rows" / f"garden-{GARDEN}.csv",
+                folder / "claims.yaml",
+                folder / "figures.py",
+                *(PAPERS / one for one in ("readme.py", "contrasts.py", "statistics.py")),
+            ],
+        }

@@ -1,0 +1,148 @@
+"""Tables, charts and verdicts of Faster Cascades, from the committed rows alone."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from papers.statistics import interval
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from papers.statistics import Claim
+
+TASKS = ("sums",)
+TARGET, LOSSLESS = "autoregressive", "lossless"
+
+
+class Point(NamedTuple):
+    """A setting: its target calls / tokens, and its accuracy."""
+
+    calls: float
+    accuracy: float
+
+
+def points(rows: pd.DataFrame, families: Iterable[str]) -> list[Point]:
+    """The settings of the families in the rows of one draw and temperature.
+
+    Lossless decoding has the accuracy of the target by proof, and the target one call a token.
+    """
+    alone = rows[rows["family"] == TARGET].iloc[0]
+    exact = alone["score"] / alone["n"]
+    found: list[Point] = []
+    for family in families:
+        for _, row in rows[rows["family"] == family].iterrows():
+            calls = 1.0 if family == TARGET else row["calls"] / row["emitted"]
+            accuracy = exact if family in (TARGET, LOSSLESS) else row["score"] / row["n"]
+            found.append(Point(calls, accuracy))
+    return found
+
+
+def calls_at(settings: Sequence[Point], accuracy: float) -> float:
+    """The fewest calls of a mixture of two settings that has this accuracy; NaN if none has.
+
+    To draw one of two settings for each request gives any point between them.
+    """
+    enough = [one.calls for one in settings if one.accuracy >= accuracy]
+    mixed = [
+        above.calls
+        + (above.accuracy - accuracy)
+        / (above.accuracy - below.accuracy)
+        * (below.calls - above.calls)
+        for above, below in itertools.permutations(settings, 2)
+        if above.accuracy >= accuracy > below.accuracy
+    ]
+    return min([*enough, *mixed], default=math.nan)
+
+
+def accuracy_at(settings: Sequence[Point], calls: float) -> float:
+    """The best accuracy of a mixture of two settings with at most this many calls; NaN if none."""
+    few = [one.accuracy for one in settings if one.calls <= calls]
+    mixed = [
+        below.accuracy
+        + (calls - below.calls) / (above.calls - below.calls) * (above.accuracy - below.accuracy)
+        for above, below in itertools.permutations(settings, 2)
+        if above.calls > calls >= below.calls
+    ]
+    return max([*few, *mixed], default=math.nan)
+
+
+def best_accuracy(draws: dict[int, pd.DataFrame], families: Sequence[str]) -> dict[int, float]:
+    """Of each draw, the accuracy of the setting that is best in the others."""
+    table = np.array(
+        [[point.accuracy for point in points(rows, families)] for rows in draws.values()]
+    )
+    others = table.sum(0) - table
+    return dict(zip(draws, table[np.arange(len(table)), others.argmax(1)], strict=True))
+
+
+def statistic(rows: pd.DataFrame, claim: Claim, task: str) -> pd.Series:
+    """The claim's number of each draw."""
+    del task
+    how = claim.statistic
+    chosen = rows[rows["temperature"] == 1]
+    draws: dict[int, pd.DataFrame] = {int(draw): own for draw, own in chosen.groupby("draw")}
+    if "accuracy" in how:
+        first, second = (best_accuracy(draws, how[side]) for side in ("first", "second"))
+        values = {draw: first[draw] - second[draw] for draw in draws}
+    else:
+        values = {draw: _log_calls(own, how) for draw, own in draws.items()}
+    return pd.Series(values, name="value").rename_axis("draw")
+
+
+def _log_calls(rows: pd.DataFrame, how: dict[str, Any]) -> float:
+    level = how["calls"]
+    if isinstance(level, dict):
+        accuracy = accuracy_at(points(rows, [level["of"], TARGET]), level["with_calls"])
+    else:
+        accuracy = level * points(rows, [TARGET])[0].accuracy
+    first, second = (calls_at(points(rows, how[side]), accuracy) for side in ("first", "second"))
+    return math.log(first / second)
+
+
+def tables(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Table 2 and Figures 1 to 3 and 7: calls at an accuracy, and the figures of each setting."""
+    return {"calls": table_2(rows), "settings": settings(rows)}
+
+
+def table_2(rows: pd.DataFrame) -> pd.DataFrame:
+    """Target calls / tokens at 0.95 of the target's accuracy and at all of it, of each family."""
+    lines = []
+    for garden, own in rows[rows["temperature"] == 1].groupby("garden"):
+        for family in sorted(set(own["family"])):
+            line = {"garden": garden, "family": family}
+            for part in (0.95, 1.0):
+                values = [
+                    calls_at(points(one, [family]), part * points(one, [TARGET])[0].accuracy)
+                    for _, one in own.groupby("draw")
+                ]
+                known = [value for value in values if math.isfinite(value)]
+                found = interval(known, 0.05) if known else None
+                line[f"calls at {part:.0%}"] = (
+                    "-"
+                    if found is None
+                    else f"{found.mean:.3f} ({len(known)} of {len(values)} draws)"
+                )
+            lines.append(line)
+    return pd.DataFrame(lines)
+
+
+def settings(rows: pd.DataFrame) -> pd.DataFrame:
+    """Calls / tokens and accuracy of every setting, means over draws with 95% intervals."""
+    lines = []
+    keys = ["garden", "temperature", "family", "alpha"]
+    for key, own in rows.groupby(keys, dropna=False):
+        calls = interval(list(own["calls"] / own["emitted"]), 0.05)
+        accuracy = interval(list(own["score"] / own["n"]), 0.05)
+        lines.append(
+            dict(zip(keys, key, strict=True))
+            | {"n": calls.num_draws}
+            | {"calls": f"{calls.mean:.3f} ±{calls.mean - calls.low:.3f}"}
+            | {"accuracy": f"{accuracy.mean:.3f} ±{accuracy.mean - accuracy.low:.3f}"}
+        )
+    return pd.DataFrame(lines)

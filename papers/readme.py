@@ -1,0 +1,121 @@
+"""Writes the tables of a paper's README from its committed rows.
+
+    python -m papers.readme distillspec
+
+A table stands between `<!-- NAME -->` and `<!-- end -->`; the words around it are written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from papers.rows import read
+from papers.statistics import (
+    NAMES,
+    PAPERS,
+    Claim,
+    Interval,
+    digest_of_claims,
+    error_of_a_claim,
+    interval,
+    power,
+    read_claims,
+    verdict_in_each,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_TABLE = re.compile(r"(<!-- ([a-z_ ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_SHUFFLES = 40
+
+
+def found_of(name: str, claim: Claim, rows: pd.DataFrame) -> dict[str, pd.Series]:
+    """The claim's number of each draw, by task, in the rows of one garden."""
+    figures = importlib.import_module(f"papers.{name}.figures")
+    tasks = claim.tasks or figures.TASKS
+    return {task: figures.statistic(rows, claim, task) for task in tasks}
+
+
+def intervals_of(claim: Claim, found: dict[str, pd.Series]) -> list[Interval]:
+    """An interval for each task; the tasks share the claim's error."""
+    error = error_of_a_claim() / len(found)
+    return [interval(list(values), error) for values in found.values()]
+
+
+def verdicts(name: str, rows: pd.DataFrame) -> pd.DataFrame:
+    """The claims of a paper: the sentence, what is measured, and each garden's answer."""
+    lines: list[dict[str, str]] = []
+    for claim in read_claims(name):
+        line = {"": claim.id, "the paper": f"{claim.says} ({claim.place})", "here": claim.words}
+        for garden, own in rows.groupby("garden"):
+            found = found_of(name, claim, own)
+            each = intervals_of(claim, found)
+            line[f"garden {garden}"] = "; ".join(map(_shown, found, each))
+            line[f"n, power {garden}"] = _power(claim, each)
+            fixed = set(own["claims"]) == {digest_of_claims()}
+            said = verdict_in_each(claim, each) if fixed else "no verdict: the claims changed"
+            line[f"verdict {garden}"] = said
+        lines.append(line)
+    return pd.DataFrame(lines)
+
+
+def _shown(task: str, found: Interval) -> str:
+    return f"{task} {found.mean:+.3f} ({found.low:+.3f} to {found.high:+.3f})"
+
+
+def _power(claim: Claim, each: Sequence[Interval]) -> str:
+    draws = each[0].num_draws
+    chance = power(claim, draws, error_of_a_claim() / len(each))
+    return str(draws) if chance is None else f"{draws}, {chance:.2f}"
+
+
+def shuffled(name: str, rows: pd.DataFrame) -> tuple[int, int]:
+    """Wrong signs if no claim has an effect, and how many there could be.
+
+    The sign of each draw's number is drawn at random, which is to shuffle the labels of two sides.
+    """
+    drawn = np.random.default_rng(0)
+    wrong = total = 0
+    for claim in read_claims(name):
+        for values in found_of(name, claim, rows).values():
+            for _ in range(_SHUFFLES):
+                signs = drawn.choice([-1.0, 1.0], len(values))
+                said = interval(list(values * signs), error_of_a_claim())
+                wrong += said.low > 0 or said.high < 0
+                total += 1
+    return wrong, total
+
+
+def flips(table: pd.DataFrame) -> list[str]:
+    """Claims whose verdicts differ between gardens."""
+    said = table[[column for column in table if column.startswith("verdict")]]
+    return [str(one) for one in table[""][said.nunique(axis=1) > 1]]
+
+
+def write(name: str) -> None:
+    """Write the tables of a paper's README."""
+    rows = read(name)
+    figures = importlib.import_module(f"papers.{name}.figures")
+    table = verdicts(name, rows)
+    wrong, total = shuffled(name, rows[rows["garden"] == rows["garden"].min()])
+    texts = {
+        "verdicts": f"{table.to_markdown(index=False)}\n\n"
+        f"Claims whose verdicts differ between gardens: {', '.join(flips(table)) or 'none'}. "
+        f"With the signs of draws shuffled, {wrong} of {total} intervals exclude 0.\n"
+    } | {key: f"{one.to_markdown(index=False)}\n" for key, one in figures.tables(rows).items()}
+    path = PAPERS / name / "README.md"
+    text = _TABLE.sub(lambda m: m[1] + texts[m[2]] + m[3], path.read_text("utf-8"))
+    path.write_text(text, "utf-8")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("paper", choices=NAMES)
+    write(parser.parse_args().paper)

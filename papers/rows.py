@@ -1,0 +1,70 @@
+"""Rows of the studies: a line per draw and setting, with sums over its examples.
+
+They are made from the rows that Paceline's commands write, whose units are examples. Every line has
+the garden's seed, the digest of the claims that were fixed before it, and Paceline's commit.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from papers.statistics import PAPERS, digest_of_claims
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from paceline.results import Row
+
+SETTINGS = ("task", "label", "temperature", "gamma", "family", "alpha")
+SUMS = (
+    *("tokens", "emitted", "calls", "acceptance", "cross_entropy", "score"),
+    *("examined", "rejected"),
+)
+
+
+def lines_of(rows: Iterable[Row], **labels: Any) -> list[dict[str, Any]]:
+    """A line per row: labels, the row's settings, its number of examples, and its sums.
+
+    The name of a draft is `ARM RATE`.
+    """
+    return [
+        labels
+        | {key: row.setting[key] for key in SETTINGS if key in row.setting}
+        | {"draft": _arm(str(row.setting.get("draft", ""))), "n": len(row.units)}
+        | {key: _total(row.sums[key]) for key in SUMS if key in row.sums}
+        | {"seconds": row.totals.get("elapsed_s"), "commit": (row.source.commit or "")[:12]}
+        for row in rows
+    ]
+
+
+def _arm(draft: str) -> str:
+    """`own` of `own 0.003`, and of `start of own 0.003`, the draft that this run begins with."""
+    return draft.removeprefix("start of ").split(" ")[0]
+
+
+def _total(values: Sequence[float | None]) -> float:
+    return round(math.fsum(value for value in values if value is not None), 3)
+
+
+def write(path: Path, lines: Sequence[dict[str, Any]]) -> None:
+    """Write lines as a table, whole or not at all."""
+    part = path.with_suffix(".part")
+    pd.DataFrame(lines).assign(claims=digest_of_claims()).to_csv(part, index=False)
+    part.replace(path)
+
+
+def gather(name: str, garden: int, parts: Sequence[Path]) -> None:
+    """Write the rows of all draws of a garden beside the paper's README."""
+    path = PAPERS / name / "rows" / f"garden-{garden}.csv"
+    path.parent.mkdir(exist_ok=True)
+    pd.concat(map(pd.read_csv, parts), ignore_index=True).to_csv(path, index=False)
+
+
+def read(name: str) -> pd.DataFrame:
+    """The committed rows of a paper, of all gardens."""
+    files = sorted((PAPERS / name / "rows").glob("garden-*.csv"))
+    return pd.concat(map(pd.read_csv, files), ignore_index=True)

@@ -1,0 +1,70 @@
+"""The parts of `make papers` at the smallest size: they run, continue, and fill the tables."""
+
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import papers.distillspec.run as distillspec
+import papers.faster_cascades.run as cascades
+import pytest
+from papers import garden, readme, rows, statistics
+
+SMALL = {"hidden_size": 16, "num_heads": 2}
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A garden of tiny models, and a copy of the papers' documents."""
+    tiny = {
+        name: study._replace(
+            target=study.target | SMALL | {"num_layers": 1, "num_encoder_layers": 1}
+            if name == "spelling"
+            else study.target | SMALL | {"num_layers": 2},
+            draft=study.draft | SMALL | {"num_layers": 1},
+            target_steps=2,
+            draft_steps=2,
+        )
+        for name, study in garden.STUDIES.items()
+    }
+    for module in (garden, distillspec, cascades):
+        monkeypatch.setattr(module, "STUDIES", tiny)
+    copy = tmp_path / "papers"
+    shutil.copytree(statistics.PAPERS, copy, ignore=shutil.ignore_patterns("rows", "__pycache__"))
+    for module in (statistics, rows, readme):
+        monkeypatch.setattr(module, "PAPERS", copy)
+    for name, value in (("ROOT", tmp_path), ("NUM_GATE", 20), ("NUM_TEXTS", 400)):
+        monkeypatch.setattr(garden, name, value)
+    for name, value in (
+        ("NUM_STEPS", 4),
+        ("NUM_PROMPTS", 6),
+        ("RATES", (1e-3,)),
+        ("TUNING_DRAWS", (100,)),
+    ):
+        monkeypatch.setattr(distillspec, name, value)
+    monkeypatch.setattr(cascades, "NUM_EXAMPLES", 6)
+    monkeypatch.setattr(cascades, "DRAFT_STEPS", 2)
+    return copy
+
+
+@pytest.mark.slow
+def test_a_garden_gives_rows_tables_and_verdicts(small: Path, monkeypatch: pytest.MonkeyPatch):
+    for task in garden.STUDIES:
+        garden.make(1, task)
+        assert not garden.quality(1, task)["passes"]
+    distillspec.tune(1, "sums")
+    monkeypatch.setattr("papers.distillspec.figures.TASKS", ("sums",))
+    files = [distillspec.run(1, "sums", draw) for draw in (0, 1)]
+    rows.gather("distillspec", 1, files)
+    again = distillspec.run(1, "sums", 1)
+    assert pd.read_csv(again).equals(pd.read_csv(files[-1]))
+    rows.gather("faster_cascades", 1, [cascades.run(1, draw) for draw in (0, 1)])
+    for name in ("distillspec", "faster_cascades"):
+        readme.write(name)
+        text = (small / name / "README.md").read_text("utf-8")
+        for claim in statistics.read_claims(name):
+            assert f"| {claim.id} " in text
+        assert any(said in text for said in ("undecided", "too small to matter"))
+    claims = small / "direct_alignment" / "claims.yaml"
+    claims.write_text(claims.read_text("utf-8") + "# changed\n", "utf-8")
+    readme.write("distillspec")
+    assert "no verdict" in (small / "distillspec" / "README.md").read_text("utf-8")
