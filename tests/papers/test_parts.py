@@ -7,6 +7,7 @@ import pandas as pd
 import papers.distillspec.run as distillspec
 import papers.faster_cascades.run as cascades
 import pytest
+
 from papers import garden, readme, rows, statistics
 
 SMALL = {"hidden_size": 16, "num_heads": 2}
