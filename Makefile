@@ -154,7 +154,8 @@ spelling: $(VENV)/.dev ## codespell
 # Models of this size gain little from a second core: two parts at a time.
 papers: export OMP_NUM_THREADS := $(HALF)
 papers: $(VENV)/.papers $(DEMO_MODEL) ## the three papers repeated: models, draws, tables (two hours); GARDEN=2 is another
-	$(BIN)/doit -f papers/dodo.py -n 2
+	mkdir -p runs/papers
+	$(BIN)/python -m doit -f papers/dodo.py -d . -n 2
 
 docs docs-serve: export NO_MKDOCS_2_WARNING := 1
 

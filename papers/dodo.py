@@ -1,8 +1,8 @@
 """The three papers, repeated: `make papers`, or parts of it.
 
-    doit -f papers/dodo.py list --all -s         the parts and their state
-    doit -f papers/dodo.py garden:sums           one of them, and what it needs
-    GARDEN=2 doit -f papers/dodo.py -n 2         another garden: other texts, targets and draws
+    .venv/bin/python -m doit list -f papers/dodo.py -d . --all -s     the parts and their state
+    .venv/bin/python -m doit -f papers/dodo.py -d . garden:sums       one, and what it needs
+    GARDEN=2 make papers                         another garden: other texts, targets and draws
 
 A part that was stopped goes on when it is run again. A part whose files have the digests of its
 last run is not run.
@@ -88,7 +88,13 @@ def task_draw() -> Iterator[dict[str, Any]]:
     for name, parts in parts_of_papers().items():
         for makes, options, needs in parts:
             needs = [*needs, PAPERS / name / "run.py", *SHARED]
-            yield part(f"{name}:{makes.parent.name}", f"{name}.run", options, needs, makes)
+            yield part(
+                f"{name}:{makes.parent.parent.name}:{makes.parent.name}",
+                f"{name}.run",
+                options,
+                needs,
+                makes,
+            )
 
 
 def parts_of_papers() -> dict[str, list[tuple[Path, str, list[Path]]]]:
