@@ -1,0 +1,1 @@
+"""The three papers repeated, by Paceline's public interface; see README.md."""

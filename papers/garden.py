@@ -160,10 +160,24 @@ def quality(seed: int, name: str) -> dict[str, float]:
     return found
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+def options(text: str | None, *flags: str) -> argparse.Namespace:
+    """Options of a part: its garden, and those that it names of task, draw and tune."""
+    parser = argparse.ArgumentParser(description=text)
     parser.add_argument("--garden", type=int, required=True)
-    parser.add_argument("--task", choices=STUDIES, required=True)
-    given = parser.parse_args()
+    if "task" in flags:
+        parser.add_argument("--task", choices=STUDIES, required=True)
+    if "draw" in flags:
+        parser.add_argument("--draw", type=int)
+    if "tune" in flags:
+        parser.add_argument("--tune", action="store_true")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    given = options(__doc__, "task")
     make(given.garden, given.task)
-    quality(given.garden, given.task)
+    if not (found := quality(given.garden, given.task))["passes"]:
+        raise SystemExit(
+            f"the target of {given.task} has accuracy {found['target']:.3f}, within five standard "
+            "errors of an answer without a model; train it for more steps"
+        )

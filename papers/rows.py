@@ -1,7 +1,8 @@
 """Rows of the studies: a line per draw and setting, with sums over its examples.
 
 They are made from the rows that Paceline's commands write, whose units are examples. Every line has
-the garden's seed, the digest of the claims that were fixed before it, and Paceline's commit.
+the garden's seed, the digest of the claims that were fixed before it, Paceline's commit, and the
+processor with its level.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ def lines_of(rows: Iterable[Row], **labels: Any) -> list[dict[str, Any]]:
         | {"draft": _arm(str(row.setting.get("draft", ""))), "n": len(row.units)}
         | {key: _total(row.sums[key]) for key in SUMS if key in row.sums}
         | {"seconds": row.totals.get("elapsed_s"), "commit": (row.source.commit or "")[:12]}
+        | {"machine": row.source.machine}
         for row in rows
     ]
 

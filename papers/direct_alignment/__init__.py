@@ -1,0 +1,1 @@
+"""Direct Alignment: Goel et al. 2024; see README.md."""

@@ -10,7 +10,6 @@ learning rate of each objective on two draws that are not used again.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ from paceline.data.requests import GenerateDataConfig
 from paceline.measure.trajectory import TrajectoryConfig, trajectory
 from paceline.records import atomic_write_text
 from paceline.train import AlignConfig, PretrainConfig, align, pretrain
-from papers.garden import ROOT, folder_of
+from papers.garden import ROOT, folder_of, options
 from papers.rows import lines_of, write
 from papers.tuning import best_rates
 
@@ -175,11 +174,7 @@ def run(garden: int, number: int) -> Path:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--garden", type=int, required=True)
-    parser.add_argument("--draw", type=int)
-    parser.add_argument("--tune", action="store_true")
-    given = parser.parse_args()
+    given = options(__doc__, "draw", "tune")
     if given.tune:
         tune(given.garden)
     else:

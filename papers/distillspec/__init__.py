@@ -1,0 +1,1 @@
+"""DistillSpec: Zhou et al. 2023; see README.md."""

@@ -10,14 +10,13 @@ each recipe on two draws that are not used again.
 
 from __future__ import annotations
 
-import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
 from paceline.config import validate
 from paceline.measure.trajectory import TrajectoryConfig, trajectory
 from paceline.train import AlignConfig, align
-from papers.garden import STUDIES, folder_of, train, write_text
+from papers.garden import STUDIES, folder_of, options, train, write_text
 from papers.rows import lines_of, write
 from papers.tuning import best_rates
 
@@ -145,12 +144,7 @@ def run(garden: int, task: str, number: int) -> Path:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--garden", type=int, required=True)
-    parser.add_argument("--task", choices=STUDIES, required=True)
-    parser.add_argument("--draw", type=int)
-    parser.add_argument("--tune", action="store_true")
-    given = parser.parse_args()
+    given = options(__doc__, "task", "draw", "tune")
     if given.tune:
         tune(given.garden, given.task)
     else:

@@ -1,0 +1,1 @@
+"""Faster Cascades: Narasimhan et al. 2024; see README.md."""

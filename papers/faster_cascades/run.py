@@ -8,12 +8,11 @@ draw's.
 
 from __future__ import annotations
 
-import argparse
 from typing import TYPE_CHECKING, Any
 
 from paceline.bench import BenchConfig, bench
 from paceline.config import validate
-from papers.garden import STUDIES, folder_of, train, write_text
+from papers.garden import STUDIES, folder_of, options, train, write_text
 from papers.rows import lines_of, write
 
 if TYPE_CHECKING:
@@ -69,8 +68,5 @@ def run(garden: int, number: int) -> Path:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--garden", type=int, required=True)
-    parser.add_argument("--draw", type=int, required=True)
-    given = parser.parse_args()
+    given = options(__doc__, "draw")
     run(given.garden, given.draw)
