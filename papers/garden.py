@@ -56,7 +56,7 @@ STUDIES = {
             "num_heads": 4,
         },
         {"kind": "t5", "hidden_size": 64, "num_layers": 1, "num_encoder_layers": 1, "num_heads": 2},
-        *(1500, 300, 16, 28),
+        *(1500, 300, 20, 40),
         {},
     ),
     "sums": Study(

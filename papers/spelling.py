@@ -1,6 +1,6 @@
 """The task of the encoder-decoders: spell a number in English words.
 
-    prompt "4 0 2 1 1 7", answer "four hundred and two thousand, one hundred seventeen"
+    prompt "4 0 2 , 1 1 7", answer "four hundred and two thousand, one hundred seventeen"
 
 Each text draws its style: "and" after hundreds, commas after groups, hyphens in tens. So the target
 has a distribution over right answers, and an answer counts whatever its style.
@@ -24,15 +24,15 @@ _EVERY = 11  # a number in eleven is a test number
 
 
 class Spelling(OwnTask):
-    """Numbers of three to six digits, spelled in English words.
+    """Numbers of four to nine digits, spelled in English words.
 
     Attributes:
         min_digits: Minimum digits of a number.
         max_digits: Maximum digits of a number.
     """
 
-    min_digits: int = 3
-    max_digits: int = 6
+    min_digits: int = 4
+    max_digits: int = 9
 
     @property
     def metric(self) -> str:
@@ -51,7 +51,7 @@ class Spelling(OwnTask):
             record = Record(
                 f"spelling {split} example {len(examples)}",
                 "prompt",
-                text=" ".join(str(number)),
+                text=" ".join(f"{number:,}"),
                 completion=words,
             )
             examples.append(TaskExample(record, reference=plain(words)))

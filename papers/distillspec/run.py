@@ -31,6 +31,7 @@ COOL = {"sampling": {"temperature": 0.3}}
 ARMS: dict[str, dict[str, Any]] = {
     # one divergence, five kinds of text
     "fixed": JSD | FIXED,
+    "fixed_once": JSD | FIXED,
     "half": JSD | OWN | {"fixed_fraction": 0.5},
     "own": JSD | OWN,
     "mixed": JSD | OWN | {"draft_fraction": 0.5},
@@ -50,7 +51,8 @@ FOLLOWED = ("fixed", "own")  # whose checkpoints are measured, too
 RATES = (1.0e-3, 3.0e-3, 1.0e-2)
 TUNING_DRAWS = (100, 101)
 NUM_STEPS = 120
-NUM_PAIRS = 256
+BATCH = 16
+NUM_PAIRS = NUM_STEPS * BATCH // 5  # five epochs
 NUM_PROMPTS = 256
 EVERYTHING = ({"temperature": 1.0}, {"temperature": 0.0})
 
@@ -84,7 +86,7 @@ class Draw:
             "data": {"train": str(self.folder / "pairs.jsonl")},
             "output": str(output),
             "num_steps": NUM_STEPS,
-            "batch_size": 16,
+            "batch_size": BATCH,
             "chunk_tokens": 4096,
             "max_prompt_tokens": self.study.prompt,
             "max_completion_tokens": self.study.answer,

@@ -228,28 +228,17 @@ def corpus(
     package: Annotated[
         list[str] | None, typer.Option(help="Add docstrings of this installed package; repeatable.")
     ] = None,
-    dictionary: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write only translation and summary pairs, from this Ding dictionary; see "
-            "docs/guides/garden.md."
-        ),
-    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
 ) -> None:
     """Write Python's documentation as training text.
 
-    Also writes held-out text and prompts, and questions and source code as other domains. With
-    --dictionary, writes pairs for encoder-decoders instead.
+    Also writes held-out text and prompts, and questions and source code as other domains.
     """
     from paceline.data import python_docs as docs
     from paceline.data.input_checks import check_output_directory
     from paceline.data.python_docs import PythonTasks, write_python_tasks
-    from paceline.tasks.docstrings import PairFiles, write_pairs
 
     names = (*docs.PythonDocs._fields, *PythonTasks._fields, "pretraining")
-    if dictionary is not None:
-        names = PairFiles._fields
     check_output_directory(out)  # this and the packages first: the rest takes seconds
     written = [path for name in names if (path := out / f"{name}.jsonl").exists()]
     if written and not overwrite:
@@ -258,9 +247,6 @@ def corpus(
         )
     for name in package or ():
         docs.package_places(name)
-    if dictionary is not None:
-        _print_sizes(write_pairs(out, dictionary, tuple(package or ()))._asdict(), "pairs")
-        return
     files = docs.write_python_docs(out)._asdict() | write_python_tasks(out)._asdict()
     files["pretraining"] = out / "pretraining.jsonl"
     docs.write_package_docs(files["pretraining"], package or ())

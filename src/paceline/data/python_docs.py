@@ -19,7 +19,6 @@ import json
 import sysconfig
 import textwrap
 import warnings
-from collections import deque
 from pathlib import Path
 from pydoc_data import topics  # the text behind help("topic")
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -133,23 +132,12 @@ def read_docstrings(root: Path) -> Iterator[str]:
 
     Cost: parses every file; seconds for the standard library.
     """
-    return (text for _, text in named_docstrings(root))
-
-
-def named_docstrings(root: Path) -> Iterator[tuple[str, str]]:
-    """Yield docstrings with the name in the module, such as `Class.method`, or of the module."""
-    for path, _, tree in parsed_files(root):
-        module = path.parent.name if path.stem == "__init__" else path.stem
-        waiting: deque[tuple[ast.AST, str]] = deque([(tree, "")])
-        while waiting:  # in the order of ast.walk
-            node, name = waiting.popleft()
-            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                name = f"{name}.{node.name}" if name else node.name
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                text = ast.get_docstring(node)
-                if text and not HALF_PAIR.search(text):
-                    yield name or module, text
-            waiting.extend((child, name) for child in ast.iter_child_nodes(node))
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    for _, _, tree in parsed_files(root):
+        for node in ast.walk(tree):
+            text = ast.get_docstring(node) if isinstance(node, kinds) else None
+            if text and not HALF_PAIR.search(text):
+                yield text
 
 
 def parsed_files(root: Path) -> Iterator[tuple[Path, str, ast.Module]]:
