@@ -1,7 +1,8 @@
 """Contrasts between ways of aligning a draft, from the rows of draws.
 
-A contrast is first - second of one figure, of each draw. Either side is one arm or several: their
-mean, max or min, or the arm that is best in the other draws.
+A contrast is first - second of one figure, of each draw. Either side is the mean of arms, or the
+arm of them that is best or worst in the other draws: the best of the same draw would lead by its
+noise.
 """
 
 from __future__ import annotations
@@ -41,28 +42,27 @@ def by_arm(rows: pd.DataFrame, name: str, label: str = "end") -> pd.DataFrame:
 def combined(table: pd.DataFrame, part: dict[str, Any], chosen_by: pd.DataFrame) -> pd.Series:
     """One side of a contrast, of each draw.
 
-    `best`: the arm that is best in the mean of the other draws, by the figure `chosen_by`.
+    `best`, `worst`: the arm that is so in the mean of the other draws, by the figure `chosen_by`.
     """
     ((how, arms),) = ((key, value) for key, value in part.items() if key != "by")
-    arms = [arm for arm in table.columns if arm != ALONE] if arms == "all" else arms
-    if how != "best":
-        return table[arms].agg(how, axis=1)
+    if how == "mean":
+        return table[arms].mean(axis=1)
     others = (chosen_by[arms].sum() - chosen_by[arms]) / (len(chosen_by) - 1)
-    best = others.idxmax(axis=1)
-    return table.stack().loc[list(best.items())].droplevel(1)
+    chosen = {"best": others.idxmax, "worst": others.idxmin}[how](axis=1)
+    return table.stack().loc[list(chosen.items())].droplevel(1)
 
 
 def statistic(rows: pd.DataFrame, how: dict[str, Any]) -> pd.Series:
     """The contrast of each draw, in rows of one task, temperature and gamma."""
-    figures = {name: by_arm(rows, name) for name in (how["contrast"], "accuracy")}
 
     def side(table: pd.DataFrame, part: dict[str, Any]) -> pd.Series:
-        return combined(table, part, figures[part["by"]] if "by" in part else table)
+        return combined(table, part, by_arm(rows, part["by"]) if "by" in part else table)
 
     def difference(table: pd.DataFrame) -> pd.Series:
-        return side(table, how["first"]) - side(table, how["second"])
+        first = side(table, how["first"])
+        return first - side(table, how["second"]) if "second" in how else first
 
-    found = difference(figures[how["contrast"]])
+    found = difference(by_arm(rows, how["contrast"]))
     if how.get("less") == "first checkpoint":
         label = min((one for one in rows["label"].unique() if "step" in one), key=step_of)
         found = found - difference(by_arm(rows, how["contrast"], label))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import math
 import re
 from typing import TYPE_CHECKING
 
@@ -37,14 +38,17 @@ _SHUFFLES = 40
 
 
 def found_of(name: str, claim: Claim, rows: pd.DataFrame) -> dict[str, pd.Series]:
-    """The claim's number of each draw, by task, in the rows of one garden."""
+    """The numbers of each draw, by task and statistic, in the rows of one garden."""
     figures = importlib.import_module(f"papers.{name}.figures")
-    tasks = claim.tasks or figures.TASKS
-    return {task: figures.statistic(rows, claim, task) for task in tasks}
+    return {
+        f"{task}{' and' * place}": figures.statistic(rows, how, task)
+        for task in claim.tasks or figures.TASKS
+        for place, how in enumerate(claim.statistics)
+    }
 
 
-def intervals_of(claim: Claim, found: dict[str, pd.Series]) -> list[Interval]:
-    """An interval for each task; the tasks share the claim's error."""
+def intervals_of(found: dict[str, pd.Series]) -> list[Interval]:
+    """An interval for each; they share the claim's error."""
     error = error_of_a_claim() / len(found)
     return [interval(list(values), error) for values in found.values()]
 
@@ -56,14 +60,20 @@ def verdicts(name: str, rows: pd.DataFrame) -> pd.DataFrame:
         line = {"": claim.id, "the paper": f"{claim.says} ({claim.place})", "here": claim.words}
         for garden, own in rows.groupby("garden"):
             found = found_of(name, claim, own)
-            each = intervals_of(claim, found)
+            each = intervals_of(found)
             line[f"garden {garden}"] = "; ".join(map(_shown, found, each))
             line[f"n, power {garden}"] = _power(claim, each)
-            fixed = set(own["claims"]) == {digest_of_claims()}
-            said = verdict_in_each(claim, each) if fixed else "no verdict: the claims changed"
-            line[f"verdict {garden}"] = said
+            line[f"verdict {garden}"] = _said(claim, own, each)
         lines.append(line)
     return pd.DataFrame(lines)
+
+
+def _said(claim: Claim, rows: pd.DataFrame, each: Sequence[Interval]) -> str:
+    if set(rows["claims"]) != {digest_of_claims()}:
+        return "no verdict: the claims changed"
+    if not all(math.isfinite(one.mean) for one in each):
+        return "no verdict: a draw has no number"
+    return verdict_in_each(claim, each)
 
 
 def _shown(task: str, found: Interval) -> str:
@@ -110,6 +120,9 @@ def write(name: str) -> None:
         f"Claims whose verdicts differ between gardens: {', '.join(flips(table)) or 'none'}. "
         f"With the signs of draws shuffled, {wrong} of {total} intervals exclude 0.\n"
     } | {key: f"{one.to_markdown(index=False)}\n" for key, one in figures.tables(rows).items()}
+    if hasattr(figures, "charts"):
+        for key, chart in figures.charts(rows).items():
+            chart.save(PAPERS / name / f"{key}.svg")
     path = PAPERS / name / "README.md"
     text = _TABLE.sub(lambda m: m[1] + texts[m[2]] + m[3], path.read_text("utf-8"))
     path.write_text(text, "utf-8")

@@ -40,7 +40,7 @@ class Claim:
         says: The paper's sentence.
         place: Section, figure or table of the paper.
         words: The statistic in words.
-        statistic: The same as the paper's `figures.py` takes it.
+        statistics: The same as the paper's `figures.py` takes it; of several, each must hold.
         margin: The smallest effect that matters, in the statistic's unit.
         spread: Standard deviation over draws, for the power.
         size: The effect that the paper reports, in the same unit; None: it reports none.
@@ -52,7 +52,7 @@ class Claim:
     says: str
     place: str
     words: str
-    statistic: dict[str, Any]
+    statistics: tuple[dict[str, Any], ...]
     margin: float
     spread: float
     size: float | None = None
@@ -71,8 +71,12 @@ class Interval:
 
 
 def read_claims(name: str) -> list[Claim]:
-    """The claims of one paper."""
-    return [Claim(**one) for one in yaml.safe_load((PAPERS / name / "claims.yaml").read_text())]
+    """The claims of one paper; the key `statistic` has one or a list."""
+    claims: list[Claim] = []
+    for one in yaml.safe_load((PAPERS / name / "claims.yaml").read_text("utf-8")):
+        found = one.pop("statistic")
+        claims.append(Claim(**one, statistics=tuple(found if isinstance(found, list) else [found])))
+    return claims
 
 
 def digest_of_claims() -> str:
@@ -113,7 +117,7 @@ def verdict(claim: Claim, found: Interval) -> Verdict:
 
 
 def verdict_in_each(claim: Claim, found: Sequence[Interval]) -> Verdict:
-    """Of a claim on several tasks: it holds if it does in each; else the first other verdict."""
+    """Of several statistics or tasks: it holds if it does in each; else the first other verdict."""
     verdicts = [verdict(claim, one) for one in found]
     others = [one for one in verdicts if one != "holds"]
     decided = [one for one in others if one != "undecided"]

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from papers.charts import line_chart, means
 from papers.statistics import interval
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from papers.statistics import Claim
+    import altair as alt
+
 
 TASKS = ("sums",)
 TARGET, LOSSLESS = "autoregressive", "lossless"
@@ -81,10 +83,9 @@ def best_accuracy(draws: dict[int, pd.DataFrame], families: Sequence[str]) -> di
     return dict(zip(draws, table[np.arange(len(table)), others.argmax(1)], strict=True))
 
 
-def statistic(rows: pd.DataFrame, claim: Claim, task: str) -> pd.Series:
-    """The claim's number of each draw."""
+def statistic(rows: pd.DataFrame, how: dict[str, Any], task: str) -> pd.Series:
+    """A claim's number of each draw."""
     del task
-    how = claim.statistic
     chosen = rows[rows["temperature"] == 1]
     draws: dict[int, pd.DataFrame] = {int(draw): own for draw, own in chosen.groupby("draw")}
     if "accuracy" in how:
@@ -99,10 +100,11 @@ def _log_calls(rows: pd.DataFrame, how: dict[str, Any]) -> float:
     level = how["calls"]
     if isinstance(level, dict):
         accuracy = accuracy_at(points(rows, [level["of"], TARGET]), level["with_calls"])
+        accuracy = min(accuracy, points(rows, [TARGET])[0].accuracy)
     else:
         accuracy = level * points(rows, [TARGET])[0].accuracy
     first, second = (calls_at(points(rows, how[side]), accuracy) for side in ("first", "second"))
-    return math.log(first / second)
+    return math.log(first / second) if first > 0 and second > 0 else math.nan
 
 
 def tables(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -110,10 +112,22 @@ def tables(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     return {"calls": table_2(rows), "settings": settings(rows)}
 
 
+def charts(rows: pd.DataFrame) -> dict[str, alt.FacetChart]:
+    """Figures 1 to 3 and 7: accuracy against calls, a line for each family."""
+    shown = averages(rows).assign(alpha=lambda table: table["alpha"].fillna(0))
+    return {"frontier": line_chart(shown, "calls", "accuracy", "family", "garden", "alpha")}
+
+
+def averages(rows: pd.DataFrame) -> pd.DataFrame:
+    """Calls / tokens and accuracy of every setting, means over draws with 95% intervals."""
+    table = rows.assign(calls=rows["calls"] / rows["emitted"], accuracy=rows["score"] / rows["n"])
+    return means(table, ["garden", "family", "alpha"], ["calls", "accuracy"])
+
+
 def table_2(rows: pd.DataFrame) -> pd.DataFrame:
     """Target calls / tokens at 0.95 of the target's accuracy and at all of it, of each family."""
     lines = []
-    for garden, own in rows[rows["temperature"] == 1].groupby("garden"):
+    for garden, own in rows.groupby("garden"):
         for family in sorted(set(own["family"])):
             line = {"garden": garden, "family": family}
             for part in (0.95, 1.0):
@@ -133,16 +147,11 @@ def table_2(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def settings(rows: pd.DataFrame) -> pd.DataFrame:
-    """Calls / tokens and accuracy of every setting, means over draws with 95% intervals."""
-    lines = []
-    keys = ["garden", "temperature", "family", "alpha"]
-    for key, own in rows.groupby(keys, dropna=False):
-        calls = interval(list(own["calls"] / own["emitted"]), 0.05)
-        accuracy = interval(list(own["score"] / own["n"]), 0.05)
-        lines.append(
-            dict(zip(keys, key, strict=True))
-            | {"n": calls.num_draws}
-            | {"calls": f"{calls.mean:.3f} ±{calls.mean - calls.low:.3f}"}
-            | {"accuracy": f"{accuracy.mean:.3f} ±{accuracy.mean - accuracy.low:.3f}"}
-        )
-    return pd.DataFrame(lines)
+    """The averages as text."""
+    table = averages(rows)
+    for value in ("calls", "accuracy"):
+        half = table[value] - table[f"{value} low"]
+        table[value] = [
+            f"{one:.3f} ±{error:.3f}" for one, error in zip(table[value], half, strict=True)
+        ]
+    return table[["garden", "family", "alpha", "calls", "accuracy"]]

@@ -18,26 +18,30 @@ from papers.rows import lines_of, write
 if TYPE_CHECKING:
     from pathlib import Path
 
-NUM_EXAMPLES = 400
-DRAFT_STEPS = 1500
-SOME = [0.05, 0.1, 0.2, 0.4]
-ORACLE = [-0.2, -0.1, 0.0, 0.1]
+NUM_EXAMPLES = 300
+DRAFT = {"hidden_size": 128, "num_layers": 3, "num_heads": 2, "max_length": 96}
+DRAFT_STEPS = 1000
+SOME = [0.02, 0.05, 0.1, 0.2, 0.4]
+LOSSY = [0.1, 0.3, 0.6, 0.9, 0.99]
 GRID: dict[str, Any] = {
     "temperatures": [1.0],
     "num_speculative_tokens": [5],
     "rules": [
         {"rule": "lossless"},
-        {"rule": "lossy", "alpha": [0.3, 0.6, 0.9, 0.99]},
-        {"rule": "lossy", "alpha": [0.3, 0.6, 0.9, 0.99], "beta": "tuned"},
-        {"rule": "chow", "alpha": [0.02, *SOME]},
+        {"rule": "lossy", "alpha": LOSSY},
+        {"rule": "lossy", "alpha": LOSSY, "beta": "tuned"},
+        {"rule": "chow", "alpha": SOME},
         {"rule": "diff", "alpha": SOME},
-        {"rule": "opt", "alpha": SOME},
+        {"rule": "opt", "alpha": [0.1, 0.2, 0.4, 0.6, 0.8]},
         {"rule": "token_v3", "alpha": [0.5, 0.8, 0.9, 0.99]},
     ],
     "strategies": [
-        {"strategy": "token_cascade", "alpha": [0.02, *SOME]},
-        {"strategy": "sequence_cascade", "alpha": [0.02, 0.05, 0.1, 0.2], "normalise": True},
-        *({"strategy": "oracle_cascade", "rule": {"rule": "diff", "alpha": a}} for a in ORACLE),
+        {"strategy": "token_cascade", "alpha": [*SOME, 1.0]},
+        {"strategy": "sequence_cascade", "alpha": [0.05, 0.1, 0.15, 0.2], "normalise": True},
+        *(
+            {"strategy": "oracle_cascade", "rule": {"rule": "diff", "alpha": alpha}}
+            for alpha in [-0.1, -0.05, 0.0, 0.05]
+        ),
     ],
 }
 
@@ -48,7 +52,7 @@ def run(garden: int, number: int) -> Path:
     target, seed = str(folder_of(garden) / "sums" / "target" / "model"), 2000 * garden + number
     text = write_text(study, folder / "start.jsonl", "train", 32 * DRAFT_STEPS, seed)
     more = {"tokenizer": target, "seed": seed}
-    draft = train(study, study.draft, text, folder / "start", DRAFT_STEPS, **more)
+    draft = train(study, DRAFT, text, folder / "start", DRAFT_STEPS, **more)
     settings = {
         "target": target,
         "draft": str(draft),

@@ -1,6 +1,7 @@
 """Contrasts and cascade points of the papers' figures, by loops and by linear programming."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,26 +29,27 @@ SCORES = {"a": [0.1, 0.2, 0.3], "b": [0.5, 0.1, 0.9], "none": [0.0, 0.0, 0.0]}
 def test_a_contrast_is_worked_out_by_hand():
     found = statistic(
         rows_of(ARMS, SCORES),
-        {"contrast": "log_tau", "first": {"max": ["a", "b"]}, "second": {"mean": ["none"]}},
+        {"contrast": "log_tau", "first": {"mean": ["a", "b"]}, "second": {"mean": ["none"]}},
     )
-    expected = [math.log(max(a, b) / 2) for a, b in zip(ARMS["a"], ARMS["b"], strict=True)]
+    expected = [math.log(a * b / 4) / 2 for a, b in zip(ARMS["a"], ARMS["b"], strict=True)]
     assert list(found) == pytest.approx(expected)
 
 
-def test_the_best_arm_is_chosen_by_the_other_draws():
-    how = {"contrast": "log_tau", "first": {"best": ["a", "b"]}, "second": {"mean": ["none"]}}
+@pytest.mark.parametrize(("word", "chosen"), [("best", max), ("worst", min)])
+def test_the_best_arm_is_chosen_by_the_other_draws(word: str, chosen: Any):
+    how = {"contrast": "log_tau", "first": {word: ["a", "b"]}, "second": {"mean": ["none"]}}
     found = statistic(rows_of(ARMS, SCORES), how)
     for draw in range(3):
         others = [one for one in range(3) if one != draw]
-        best = max("ab", key=lambda arm: sum(math.log(ARMS[arm][one]) for one in others))
+        best = chosen("ab", key=lambda arm: sum(math.log(ARMS[arm][one]) for one in others))
         assert found[draw] == pytest.approx(math.log(ARMS[best][draw] / 2))
 
 
 def test_the_best_arm_may_be_chosen_by_another_figure():
     how = {
         "contrast": "log_tau",
-        "first": {"best": "all"},
-        "second": {"best": "all", "by": "accuracy"},
+        "first": {"best": ["a", "b"]},
+        "second": {"best": ["a", "b"], "by": "accuracy"},
     }
     found = statistic(rows_of(ARMS, SCORES), how)
     for draw in range(3):
@@ -55,6 +57,13 @@ def test_the_best_arm_may_be_chosen_by_another_figure():
         tau = max("ab", key=lambda arm: sum(math.log(ARMS[arm][one]) for one in others))
         score = max("ab", key=lambda arm: sum(SCORES[arm][one] for one in others))
         assert found[draw] == pytest.approx(math.log(ARMS[tau][draw] / ARMS[score][draw]))
+
+
+def test_one_side_less_its_first_checkpoint_is_its_gain():
+    rows = rows_of({"a": [2.0, 3.0]}, {"a": [0.1, 0.2]})
+    early = rows.assign(label="step 25", acceptance=[8.0, 10.0])
+    how = {"contrast": "acceptance", "first": {"mean": ["a"]}, "less": "first checkpoint"}
+    assert list(statistic(pd.concat([rows, early]), how)) == pytest.approx([0.04, 0.1])
 
 
 def test_the_start_is_an_arm_of_its_own():

@@ -1,7 +1,9 @@
 """The parts of `make papers` at the smallest size: they run, continue, and fill the tables."""
 
+import re
 import shutil
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pandas as pd
 import papers.distillspec.run as distillspec
@@ -48,13 +50,12 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-def test_a_garden_gives_rows_tables_and_verdicts(small: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_garden_gives_rows_tables_charts_and_verdicts(small: Path):
     for task in garden.STUDIES:
         garden.make(1, task)
         assert not garden.quality(1, task)["passes"]
-    distillspec.tune(1, "sums")
-    monkeypatch.setattr("papers.distillspec.figures.TASKS", ("sums",))
-    files = [distillspec.run(1, "sums", draw) for draw in (0, 1)]
+        distillspec.tune(1, task)
+    files = [distillspec.run(1, task, draw) for task in garden.STUDIES for draw in (0, 1)]
     rows.gather("distillspec", 1, files)
     again = distillspec.run(1, "sums", 1)
     assert pd.read_csv(again).equals(pd.read_csv(files[-1]))
@@ -64,6 +65,8 @@ def test_a_garden_gives_rows_tables_and_verdicts(small: Path, monkeypatch: pytes
         text = (small / name / "README.md").read_text("utf-8")
         for claim in statistics.read_claims(name):
             assert f"| {claim.id} " in text
+        for chart in re.findall(r"\((\w+\.svg)\)", text):
+            assert ElementTree.parse(small / name / chart).getroot().tag.endswith("svg")
         assert any(said in text for said in ("undecided", "too small to matter"))
     claims = small / "direct_alignment" / "claims.yaml"
     claims.write_text(claims.read_text("utf-8") + "# changed\n", "utf-8")

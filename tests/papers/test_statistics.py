@@ -18,7 +18,7 @@ from papers.statistics import (
 )
 from scipy import stats
 
-CLAIM = Claim("X1", "says", "place", "words", {}, margin=0.02, spread=0.03, size=0.05)
+CLAIM = Claim("X1", "says", "place", "words", ({},), margin=0.02, spread=0.03, size=0.05)
 NOT_LESS = dataclasses.replace(CLAIM, not_less=True)
 
 

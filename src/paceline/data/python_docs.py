@@ -132,12 +132,12 @@ def read_docstrings(root: Path) -> Iterator[str]:
 
     Cost: parses every file; seconds for the standard library.
     """
-    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     for _, _, tree in parsed_files(root):
         for node in ast.walk(tree):
-            text = ast.get_docstring(node) if isinstance(node, kinds) else None
-            if text and not HALF_PAIR.search(text):
-                yield text
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text = ast.get_docstring(node)
+                if text and not HALF_PAIR.search(text):
+                    yield text
 
 
 def parsed_files(root: Path) -> Iterator[tuple[Path, str, ast.Module]]:
