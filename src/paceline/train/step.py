@@ -88,8 +88,7 @@ class Stepper:
         self.config = config
         self.accelerator = accelerator
         self.vocab_size = vocab_size
-        offloads = config.optimizer.kind == "adamw" and config.optimizer.offload
-        self._chunk = ChunkSize(config.chunk_tokens, update_bytes=4 if offloads else 12)
+        self._chunk = ChunkSize(config.chunk_tokens)
         self._normalisers = Normalisers(vocab_size, self._chunk.current)
         model.hf.eval()
         # The padding token may be the end-of-text token, whose embedding must be trained. Masked

@@ -351,12 +351,11 @@ def test_policy_gradients_and_rules_teach(objective: dict[str, Any], folder: Pat
 
 
 def test_a_resumed_run_draws_what_it_would_have_drawn(folder: Path, tmp_path: Path):
-    """Tokens of the draft, the only draws of an objective; here with moments in main memory."""
+    """Tokens of the draft, the only draws of an objective."""
     steady = {"kind": "adamw", "warmup_fraction": 0, "schedule": {"kind": "constant"}}
     objective = {"kind": "tvd_plus_plus", "estimator": "sampled"}
     changes = {"objective": objective, "optimizer": steady}
     whole = losses(align(align_config(folder, tmp_path / "whole", num_steps=6, **changes)))
-    changes["optimizer"] = steady | {"offload": True}
     for num_steps in (3, 6):
         config = align_config(folder, tmp_path / "run", num_steps=num_steps, **changes)
         align(config, resume=True)
