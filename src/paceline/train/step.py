@@ -169,8 +169,9 @@ class Stepper:
         )
         weights = [
             Weights(
-                token_weights(labelled_BT, mean=mean, total=units),
-                token_weights(scored_BT, mean=mean, total=max(scored_units, 1.0)),  # none: 0
+                # a step without such positions, as of a draft that proposes other tokens: 0
+                token_weights(labelled_BT, mean=mean, total=max(units, 1.0)),
+                token_weights(scored_BT, mean=mean, total=max(scored_units, 1.0)),
             )
             for labelled_BT, scored_BT in zip(labelled, scored, strict=True)
         ]
