@@ -25,6 +25,8 @@ def figure(rows: pd.DataFrame, name: str) -> pd.Series:
             return np.log(rows["emitted"] / rows["calls"])
         case "acceptance":
             return rows["acceptance"] / rows["tokens"]
+        case "cross_entropy":
+            return rows["cross_entropy"] / rows["tokens"]
         case "accuracy":
             return rows["score"] / rows["n"]
     raise KeyError(name)

@@ -1,6 +1,7 @@
 """Writes the tables of a paper's README from its committed rows.
 
-    python -m papers.readme distillspec
+    python -m papers.readme distillspec             all tables and charts
+    python -m papers.readme distillspec recipes     prints one table
 
 A table stands between `<!-- NAME -->` and `<!-- end -->`; the words around it are written by hand.
 """
@@ -11,6 +12,7 @@ import argparse
 import importlib
 import math
 import re
+import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,8 +35,9 @@ from papers.statistics import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_TABLE = re.compile(r"(<!-- ([a-z_ ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_TABLE = re.compile(r"(<!-- ([a-z_0-9]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _SHUFFLES = 40
+_NOT = ("does not hold", "too small to matter")
 
 
 def found_of(name: str, claim: Claim, rows: pd.DataFrame) -> dict[str, pd.Series]:
@@ -103,25 +106,40 @@ def shuffled(name: str, rows: pd.DataFrame) -> tuple[int, int]:
     return wrong, total
 
 
-def flips(table: pd.DataFrame) -> list[str]:
-    """Claims whose verdicts differ between gardens."""
+def compared(table: pd.DataFrame) -> str:
+    """Claims whose verdicts differ between gardens: those that contradict, and others."""
     said = table[[column for column in table if column.startswith("verdict")]]
-    return [str(one) for one in table[""][said.nunique(axis=1) > 1]]
+    differ = said.nunique(axis=1) > 1
+    flipped = said.eq("holds").any(axis=1) & said.isin(_NOT).any(axis=1)
+    flips, others = (", ".join(table[""][one]) or "none" for one in (flipped, differ & ~flipped))
+    return (
+        f"Claims that hold in one garden and not in another: {flips}. "
+        f"Verdicts that differ otherwise, such as undecided in one: {others}."
+    )
 
 
-def write(name: str) -> None:
-    """Write the tables of a paper's README."""
+def texts_of(name: str) -> dict[str, str]:
+    """Every table of a paper as Markdown."""
     rows = read(name)
     figures = importlib.import_module(f"papers.{name}.figures")
     table = verdicts(name, rows)
     wrong, total = shuffled(name, rows[rows["garden"] == rows["garden"].min()])
     texts = {
         "verdicts": f"{table.to_markdown(index=False)}\n\n"
-        f"Claims whose verdicts differ between gardens: {', '.join(flips(table)) or 'none'}. "
-        f"With the signs of draws shuffled, {wrong} of {total} intervals exclude 0.\n"
-    } | {key: f"{one.to_markdown(index=False)}\n" for key, one in figures.tables(rows).items()}
+        f"{compared(table)} With the signs of draws shuffled, {wrong} of {total} intervals "
+        "exclude 0.\n"
+    }
+    return texts | {
+        key: f"{one.to_markdown(index=False)}\n" for key, one in figures.tables(rows).items()
+    }
+
+
+def write(name: str) -> None:
+    """Write the tables and charts of a paper's README."""
+    texts = texts_of(name)
+    figures = importlib.import_module(f"papers.{name}.figures")
     if hasattr(figures, "charts"):
-        for key, chart in figures.charts(rows).items():
+        for key, chart in figures.charts(read(name)).items():
             chart.save(PAPERS / name / f"{key}.svg")
     path = PAPERS / name / "README.md"
     text = _TABLE.sub(lambda m: m[1] + texts[m[2]] + m[3], path.read_text("utf-8"))
@@ -131,4 +149,11 @@ def write(name: str) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("paper", choices=NAMES)
-    write(parser.parse_args().paper)
+    parser.add_argument(
+        "table", nargs="?", help="such as verdicts; as named in the page's comments"
+    )
+    given = parser.parse_args()
+    if given.table is None:
+        write(given.paper)
+    else:
+        sys.stdout.write(texts_of(given.paper)[given.table])

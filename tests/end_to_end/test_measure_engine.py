@@ -13,11 +13,11 @@ import torch
 from paceline.models import load_model
 from support.engines import Answer, llamacpp_routes, serving
 from support.runs import write_pair
-from support.texts import refused, succeeded
+from support.texts import refused
 
 SERVER = Path(__file__).parents[1] / "support/fake_llama_server.py"
 SMALL = [
-    *("--set", "num_prompts=8", "--set", "max_new_tokens=12"),
+    *("--set", "num_prompts=8", "--set", "max_new_tokens=24"),
     *("--set", "num_speculative_tokens=2", "--set", "dtype=float32", "--temperature", "0"),
 ]
 
@@ -60,10 +60,13 @@ def test_an_engine_is_started_without_and_with_the_draft_and_its_costs_give_a_ve
     costs = tmp_path / "costs.json"
     timed = ["--set", "write_costs.gammas=[2]", "--set", "write_costs.batch_sizes=[1, 2]"]
     timed += ["--set", "write_costs.num_rounds=12"]  # a busy machine spoils some
-    out = succeeded(
-        run, *given(pair_folder, *started, *timed, "--write-costs", str(costs), "--json")
+    code, out, err = run(
+        *given(pair_folder, *started, *timed, "--write-costs", str(costs), "--json")
     )
     found = json.loads(out)
+    speedup = found["speed"]["speedup"]
+    assert code == (0 if speedup["low"] > 1 else 1 if speedup["high"] < 1 else 3), err
+    assert f"measured {speedup['value']:.2f}x" in found["verdict"]["reason"]
     # the draft is the target itself: every block keeps both tokens, but for the last one of a text
     served = [row["sums"] for row in found["rows"] if row["setting"].get("counts") == "served"]
     assert served[1]["position_accepted"] == served[1]["calls"]
@@ -87,11 +90,13 @@ def test_an_engine_is_started_without_and_with_the_draft_and_its_costs_give_a_ve
 
 
 def test_the_table_names_both_roads_and_the_verdict(run, pair_folder):
-    out = succeeded(run, *given(pair_folder, "--engine", "transformers"))
+    code, out, err = run(*given(pair_folder, "--engine", "transformers"))
+    word = {0: "GO", 1: "NO-GO", 3: "UNDECIDED"}[code]
+    assert any(line.startswith(f"{word}: measured ") for line in out.splitlines()), err
     assert "served" in out
     assert "predicted" in out
     assert "acceptance at the position" in " ".join(out.split())
-    assert "agrees: tokens per target call" in out
+    assert "counters: agrees: tokens per target call" in out
 
 
 def test_a_server_that_dies_in_the_middle_is_one_line_with_its_last_words(

@@ -72,3 +72,18 @@ def test_a_garden_gives_rows_tables_charts_and_verdicts(small: Path):
     claims.write_text(claims.read_text("utf-8") + "# changed\n", "utf-8")
     readme.write("distillspec")
     assert "no verdict" in (small / "distillspec" / "README.md").read_text("utf-8")
+
+
+def test_a_claim_that_holds_in_one_garden_alone_is_a_flip():
+    table = pd.DataFrame(
+        {
+            "": ["D1", "D3", "D4", "D5"],
+            "verdict 1": ["holds", "holds", "does not hold", "holds"],
+            "verdict 2": ["holds", "too small to matter", "too small to matter", "undecided"],
+        }
+    )
+    assert readme.compared(table) == (
+        "Claims that hold in one garden and not in another: D3. "
+        "Verdicts that differ otherwise, such as undecided in one: D4, D5."
+    )
+    assert "another: none. " in readme.compared(table[["", "verdict 1"]])

@@ -43,8 +43,9 @@ def measure(
 
     Reports acceptance, cost and measured speedup. Exit code 1: NO-GO; 3: undecided or no verdict.
     With several --draft, compares them on the same texts. Exit code 0: one is GO; 1: all are NO-GO.
-    With --engine, compares the engine's counters with the prediction. Exit code 1: they differ; 3:
-    undecided.
+    With --engine, measures requests in the engine with and without the draft, and compares its
+    counters with the prediction. Exit codes as above; of a running server, which has no requests
+    without the draft, 1: the counters differ; 3: undecided.
     With --costs, predicts the speedup in the engine that the costs were measured in.
     """
     with_engine = "engine.engine" in call.chosen
@@ -90,11 +91,13 @@ def _served(result: "ServedMeasurement", _config: "ServedConfig") -> "Shown":
     for note in result.notes:
         say(f"note: {note}")
     yield from served_lines(result)
-    yield styled(result.agreement)
+    yield styled(result.agreement, "counters: " if result.verdict is not None else "")
+    if result.verdict is not None:
+        yield styled(result.verdict)
     save_costs(result)  # last, so that a full disk does not lose the figures
     if result.config.write_costs is not None:
         say(f"costs written to {result.config.write_costs.file}")
-    return result.agreement.exit_code
+    return result.exit_code
 
 
 _MEASURED = Verb(

@@ -187,22 +187,7 @@ def ratio_of_ratios_interval(
     Raises:
         ValueError: no units, a negative number, or a denominator that sums to 0.
     """
-    (found,) = ratio_of_ratios_intervals(
-        over, under, rng=rng, confidences=(confidence,), num_resamples=num_resamples
-    )
-    return found
-
-
-def ratio_of_ratios_intervals(
-    over: tuple[Tensor, Tensor],
-    under: tuple[Tensor, Tensor],
-    *,
-    rng: torch.Generator,
-    confidences: Sequence[float],
-    num_resamples: int = 4000,
-) -> list[Interval]:
-    """`ratio_of_ratios_interval` with several confidences, from the same resamples."""
-    return _intervals([over, (under[1], under[0])], rng, confidences, num_resamples)
+    return _intervals([over, (under[1], under[0])], rng, (confidence,), num_resamples)[0]
 
 
 def product_interval(*factors: Interval) -> Interval:

@@ -18,7 +18,6 @@ from paceline.measure.acceptance import PairTexts, check_longest, score_texts
 from paceline.measure.agreement import (
     Agreement,
     Counts,
-    GreedyCounts,
     decide_agreement,
     predicted_counts,
     served_counts,
@@ -28,6 +27,7 @@ from paceline.measure.losslessness import TIE_16_BITS, TIE_FLOAT32, OfSessions, 
 from paceline.measure.pair import Pair, load_beside
 from paceline.measure.served_runs import ServedConfig, run_engine
 from paceline.measure.starts import Starts
+from paceline.measure.verdict import Verdict, decide_served
 from paceline.models import HfModel, load_model
 from paceline.models.hf.draft_vocabulary import is_baked
 from paceline.models.loading import fingerprint, load_tokenizer
@@ -70,6 +70,7 @@ class ServedMeasurement(Result):
             a row per position in the block, if the engine reports it. A row with the setting
             `timed` has the requests with and without the draft. The units are the requests.
         speed: None if the engine was not measured without the draft.
+        verdict: On the speedup; None without it.
         notes: Remarks on the engine, e.g. an untested version.
         starts: Starts of the engine; variation between them is in the intervals of seconds.
         costs: Costs of the engine's steps if `write_costs` is set; `save_costs` writes them.
@@ -85,6 +86,7 @@ class ServedMeasurement(Result):
     rows: list[Row]
     agreement: Agreement
     speed: ServedSpeed | None
+    verdict: Verdict | None = None
     environment: dict[str, object]
     notes: tuple[str, ...] = ()
     starts: Starts = Starts()
@@ -92,8 +94,13 @@ class ServedMeasurement(Result):
 
     @property
     def summary(self) -> str:
-        """Whether the counters agree with the prediction."""
-        return str(self.agreement)
+        """The verdict on the speedup; without it, whether the counters agree."""
+        return str(self.verdict or self.agreement)
+
+    @property
+    def exit_code(self) -> int:
+        """Of the command line: that of the verdict; without it, of the agreement."""
+        return (self.verdict or self.agreement).exit_code
 
 
 def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedMeasurement:
@@ -130,10 +137,11 @@ def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedM
         notes.append(f"{engine.name} runs in this process: all figures are of one start")
     found = compare_served(pair, requests, served, engine.conventions, config, progress)
     rows = _rows(config, pair, found, served)
-    speed = None
+    speed = verdict = None
     if runs.plain is not None:
         rows.append(timed_requests(rows[0], runs.plain.served, served))
         speed = _speed(rows[-1], config, pair, requests, runs, runs.plain.served)
+        verdict = decide_served(speed.speedup, rows[0], engine.name)
     return ServedMeasurement(
         config=config,
         engine=engine.name,
@@ -143,6 +151,7 @@ def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedM
         rows=rows,
         agreement=found.agreement,
         speed=speed,
+        verdict=verdict,
         environment=environment(),
         notes=tuple(notes),
         starts=runs.starts,
@@ -237,11 +246,9 @@ def compare_served(
     check_longest(max(map(len, texts), default=0))
     written = PairTexts(*pair, prompts, texts, config.sampling, config.proposals)
     scores = score_texts(written, progress)
-    settings = scores, gamma, config.max_new_tokens, conventions
-    predicted, actual = predicted_counts(*settings), served_counts(served, gamma)
-    greedy = None
-    if config.sampling.greedy and config.proposals.greedy:
-        greedy = GreedyCounts.of(*settings, float32=pair.target.dtype == torch.float32)
+    predicted = predicted_counts(scores, gamma, config.max_new_tokens, conventions)
+    actual = served_counts(served, gamma)
+    greedy = config.sampling.greedy and config.proposals.greedy
     agreement = decide_agreement(
         actual, predicted, engine=config.engine.engine, seed=config.seed, greedy=greedy
     )

@@ -143,20 +143,30 @@ def decide(acceptance: Interval, best: Row, speedup: Interval, count: int) -> Ve
     UNDECIDED if it includes 1, TOO FEW with fewer than 8 requests (`core.bootstrap.LEAST_UNITS`).
     `best`: the row of the scored texts, with blocks of the gamma of the `count` requests.
     """
-    where = f"at gamma {gamma_of(best)}"
+    where, standing = f"at gamma {gamma_of(best)}", _standing(acceptance, best)
+    return _by_requests(speedup, count, where, standing, ("timed_prompts", "num_prompts"))
+
+
+def decide_served(speedup: Interval, counted: Row, engine: str) -> Verdict:
+    """As `decide`, of whole requests in an engine; `counted`: the row of its counters."""
+    where = f"in {engine} at gamma {gamma_of(counted)}"
+    standing = f"{FIGURES['block_efficiency'].value(counted):.2f} tokens per target call"
+    return _by_requests(speedup, len(counted.units), where, standing, ("num_prompts",))
+
+
+def _by_requests(
+    speedup: Interval, count: int, where: str, standing: str, settings: tuple[str, ...]
+) -> Verdict:
     if count < LEAST_UNITS:
-        return _too_few(f"measured {speedup.value:.2f}x {where}", count, "request", "timed_prompts")
+        return _too_few(f"measured {speedup.value:.2f}x {where}", count, "request", settings[0])
     times, _ = _times_needed(speedup, speedup, _EXACT)
+    raised = " and ".join(settings)
     if times - 1 > _MOST_TIMES:
-        advice = _out_of_reach(speedup, "timed_prompts and num_prompts")
+        advice = _out_of_reach(speedup, raised)
     else:
         more = about(count * (times - 1))
-        advice = (
-            f"about {more:,} more requests would decide at this speedup (raise timed_prompts and "
-            "num_prompts)"
-        )
-    figure = f"measured {_words(speedup)} {where}"
-    return _by_interval(figure, speedup, _standing(acceptance, best), advice)
+        advice = f"about {more:,} more requests would decide at this speedup (raise {raised})"
+    return _by_interval(f"measured {_words(speedup)} {where}", speedup, standing, advice)
 
 
 def not_timed(acceptance: Interval, architecture: str) -> Verdict:

@@ -211,14 +211,17 @@ def served_page(found: ServedMeasurement) -> Page:
     tau = FIGURES["block_efficiency"].measure(found.rows[0], seed=config.seed)
     facts.append(Fact.of(words_of("block_efficiency"), tau))
     facts.append(Fact.of("served / predicted", agreement.ratio, ".3f"))
+    verdict, notes = found.verdict or agreement, found.notes
+    if found.verdict is not None:
+        notes = (f"The engine's counters and the prediction: {agreement}.", *notes)
     return Page(
         title=f"The draft in {found.engine} {found.engine_version}".strip(),
-        word=agreement.word.upper(),
-        tone=_tone(agreement),
-        verdict=sentence(agreement.reason),
+        word=verdict.word.upper(),
+        tone=_tone(verdict),
+        verdict=sentence(verdict.reason),
         facts=facts,
         sections=[_served_blocks(found), *_served_speed(found)],
-        about=[*about(source, requests), *found.notes],
+        about=[*about(source, requests), *notes],
         source=source,
     )
 

