@@ -13,7 +13,7 @@ import pytest
 from paceline.errors import SlowerWarning, StorageError
 from paceline.native import library
 from paceline.records import storage_errors
-from support.texts import Run, one_line, refused, succeeded
+from support.texts import Run, refused, succeeded
 
 QUICK = ("--set", "max_new_tokens=8", "--set", "num_prompts=4", "--set", "timed_prompts=1")
 
@@ -106,17 +106,6 @@ def test_a_number_that_is_not_finite_is_refused_with_its_key(run: Run, key: str,
 def test_many_prompts_are_as_many_as_there_are(run: Run, pair_folder: Path):
     huge = ("--set", f"num_prompts={2**62}", "--set", "max_new_tokens=8", "--dry-run")
     assert run("measure", *pair(pair_folder), *huge)[0] == 0
-
-
-@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "0"])
-def test_a_plan_needs_a_duration(run: Run, value: str):
-    given = ("--target", "t", "--prompts", "p")
-    code, _, err = run("generate-data", *given, "--plan", value)
-    assert (code, f"--plan {value} is no duration" in one_line(err)) == (2, True)
-    if value != "0":
-        assert f"--price {value} is no price" in refused(
-            run, "generate-data", *given, "--plan", "1", "--price", value
-        )
 
 
 @pytest.mark.parametrize("flag", [(), ("--dry-run",)])

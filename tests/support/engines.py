@@ -462,9 +462,7 @@ def write_prompts(path: Path, count: int) -> None:
 
 def held(run: Path) -> int:
     """Records of a run that is not finished."""
-    data = run / "data"
-    files = [parquet.read_metadata(path).num_rows for path in data.glob("*.parquet")]
-    return sum(files) + sum(path.read_bytes().count(b"\n") for path in data.glob(".partial/*"))
+    return sum(parquet.read_metadata(path).num_rows for path in (run / "data").glob("*.parquet"))
 
 
 def provenance(run: Path) -> list[dict[str, Any]]:
@@ -474,5 +472,4 @@ def provenance(run: Path) -> list[dict[str, Any]]:
         assert 0 < len(answer.completion_tokens) <= MAX_NEW_TOKENS
         assert answer.top_tokens is not None
         assert len(answer.top_tokens) == len(answer.completion_tokens)
-        assert answer.server
     return [answer.model_dump(exclude=SAMPLED) for answer in answers]

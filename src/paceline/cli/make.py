@@ -1,7 +1,6 @@
 """Commands that make drafts, training data and exports."""
 
 import json
-import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import options
-from paceline.cli.command import Call, Group
+from paceline.cli.command import Call, Group, end_dry_run
 from paceline.cli.console import echo, progress_bars, stderr, stdout
 from paceline.config import apply_override
 from paceline.errors import UsageError
@@ -17,7 +16,6 @@ from paceline.permissions import given
 
 if TYPE_CHECKING:
     from paceline.cli.command import Shown
-    from paceline.data.requests import GenerateDataConfig
     from paceline.export import ExportConfig, Exported
     from paceline.models import HfModel
     from paceline.train import AlignConfig, PretrainConfig
@@ -85,13 +83,6 @@ def pretrain(folder: Path, _config: "PretrainConfig") -> "Shown":
 def generate_data(
     call: Call,
     resume: options.Resume = False,
-    plan: Annotated[
-        float | None,
-        typer.Option(help="Measure N seconds, print tokens, hours and size of the run, and exit."),
-    ] = None,
-    price: Annotated[
-        float | None, typer.Option(help="Price of the hardware per hour, for --plan.")
-    ] = None,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
@@ -100,21 +91,18 @@ def generate_data(
     Samples answers to prompts at several temperatures and writes them to OUTPUT/data/*.parquet.
     """
     from paceline.data.distillation_data import generate_data as run
+    from paceline.data.distillation_data import planned
+    from paceline.data.input_checks import InputChecks
     from paceline.data.requests import GenerateDataConfig
 
-    if price is not None and plan is None:
-        raise UsageError("--price is for --plan; give --plan 60, too, or leave it out")
-    if plan is not None and not 0 < plan < math.inf:
-        raise UsageError(f"--plan {plan:g} is no duration; give seconds above 0, such as 60")
-    if price is not None and not 0 <= price < math.inf:
-        raise UsageError(f"--price {price:g} is no price; give a number of 0 or more")
-    if plan is not None and call.config is None:
-        call.chosen.setdefault("output", "not-written")  # a plan keeps nothing
     config = call.build(GenerateDataConfig, resume=resume)
-    call.check(config, dry_run=dry_run, as_json=as_json, resume=resume)
-    if plan is not None:
-        _print_plan(config, plan, price, as_json=as_json)
-        return
+    if dry_run:
+        if resume:
+            options.check_resumable(config.output)
+        config.check(checks := InputChecks(resume=resume))
+        checks.lines.append(planned(config))
+        end_dry_run(checks, as_json=as_json)
+    call.check(config, resume=resume)
     with progress_bars() as progress:
         directory = run(config, resume=resume, progress=progress)
     text = (directory / "result.json").read_text("utf-8")
@@ -124,20 +112,6 @@ def generate_data(
     result = json.loads(text)
     counts = f"{result['num_records']:,} records, {result['num_tokens']:,} tokens"
     stdout.print(f"{directory / 'data'}: {counts}; metrics are in {directory}/result.json")
-
-
-def _print_plan(
-    config: "GenerateDataConfig", seconds: float, price: float | None, *, as_json: bool
-) -> None:
-    from paceline.cli.result_tables import plan_table
-    from paceline.data.distillation_data import plan_run
-
-    with progress_bars() as progress:
-        result = plan_run(config, seconds, price, progress)
-    if as_json:
-        echo(result.model_dump_json(indent=2))
-    else:
-        stdout.print(plan_table(result))
 
 
 @MAKE.verb("paceline.train:AlignConfig", "paceline.train:align", page="run", resume=True)

@@ -9,10 +9,9 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from paceline.cli.tables import printed
-from paceline.core.bootstrap import Interval
 from paceline.measure.results import ACCEPTANCE, num_tokens, of_requests, of_trial
 from paceline.view.definitions import meaning_of, words_of
-from paceline.view.page import Table, interval_text, shown
+from paceline.view.page import shown
 from paceline.view.tables import before_and_after, gamma_table, served_tables, steps_table
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from paceline.data.distillation_data import Range, RunPlan
     from paceline.export.model_report import ModelReport
     from paceline.measure.agreement import Agreement
     from paceline.measure.losslessness import DistributionCheck, LosslessnessReport
@@ -194,35 +192,3 @@ def _describe(check: DistributionCheck) -> str:
         f"{counts['tokens']} tokens{more}, p {check.p_value:.2g} (a lossless rule falls below "
         f"{check.false_alarm:g} once in {1 / check.false_alarm:,.0f} runs)"
     )
-
-
-def plan_table(found: RunPlan) -> Group:
-    """What a run of `generate-data` will take, by `--plan`."""
-    head = (
-        f"{found.num_measured:,} answers measured in {found.measured_s:.0f} s: "
-        f"{found.tokens_per_s:,.1f} tokens/s, {found.bytes_per_token:.1f} bytes per token"
-    )
-    hours, size = found.hours, found.bytes
-    in_hours, in_gb = hours.value >= 1, size.value >= 1e9
-    lines = {
-        "answers": f"{found.num_records:,}",
-        "tokens in prompts": f"{found.prompt_tokens:,}",
-        "tokens, generated": _range(found.new_tokens, 1, ",.0f"),
-        "hours" if in_hours else "minutes": _range(hours, 1 if in_hours else 60, ",.1f"),
-        "size, GB" if in_gb else "size, MB": _range(size, 1e-9 if in_gb else 1e-6, ",.1f"),
-    }
-    if found.cost is not None:
-        lines["cost, as --price"] = _range(found.cost, 1, ",.2f")
-    columns = {
-        "tokens, generated": "answers times the mean length of the measured ones.",
-        "size": "of the files in OUTPUT/data.",
-        "time": "of one worker, with all its servers; N workers on hardware of their own take 1/N.",
-        "brackets": "95% intervals over the measured answers.",
-    }
-    rows = [{"": name, "whole run": text} for name, text in lines.items()]
-    return printed(Table(head, rows, columns=columns))
-
-
-def _range(found: Range, factor: float, form: str) -> str:
-    ends = (found.value, found.low, found.high)
-    return interval_text(Interval(*(factor * end for end in ends)), form)

@@ -1,7 +1,4 @@
-"""Answers the requests of a file, by the target or by servers, and stores the records.
-
-Records of a file are written as Parquet at once; those of servers are kept in a journal until then.
-"""
+"""Answers the requests of a file, by the target or by servers, and stores the records."""
 
 # N positions of completions, K recorded tokens, D hidden size
 from __future__ import annotations
@@ -43,11 +40,10 @@ from paceline.models import load_model, prepare_for_decoding
 from paceline.models.answer_text import answer_text
 from paceline.models.compatibility import check_fits
 from paceline.models.contract import decoder_contexts
-from paceline.models.loading import fingerprint, load_tokenizer, tokenizer_of
+from paceline.models.loading import load_tokenizer, tokenizer_of
 from paceline.models.prompt_text import tokens_of
 from paceline.progress import silent
-from paceline.records import append_jsonl, read_jsonl, storage_errors
-from paceline.version import __version__
+from paceline.records import storage_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -63,7 +59,7 @@ if TYPE_CHECKING:
 
 
 class Answer(BaseModel):
-    """One record: a prompt, the target's completion and the settings that produced it.
+    """One record: a prompt and the target's completion; the manifest has the settings of all.
 
     Attributes:
         id: `PROMPT/N` for answer N to a prompt.
@@ -72,13 +68,6 @@ class Answer(BaseModel):
         prompt_tokens: The target's exact input tokens.
         completion_tokens: The generated tokens, including any end-of-text token.
         stop_reason: `eos`, or `length` or `context` if the text was truncated.
-        source: Location of the prompt in its corpus.
-        target_fingerprint: Hash of the target's files.
-        draft, draft_fingerprint: Empty without a draft.
-        dtype, activations: Precision of the target's weights and activations; empty if a server
-            answered.
-        server: Name and version of the server that answered, such as `vllm 0.32.0`; empty if it
-            gives none, or if the target answered here.
         top_tokens, top_log_probs: The most likely tokens of each position and their log
             probabilities before sampling settings, most likely first, in nats; empty at a position
             for which the server gives none; None if they were not recorded.
@@ -95,53 +84,17 @@ class Answer(BaseModel):
     completion_tokens: list[int]
     stop_reason: Literal["eos", "length", "context"]
     temperature: float
-    top_p: float
-    top_k: int
     seed: int
-    system_prompt: str
-    source: str
-    prompt_was_cut: bool
-    target: str
-    target_fingerprint: str = ""
-    draft: str = ""
-    draft_fingerprint: str = ""
-    num_speculative_tokens: int = 0
-    dtype: str = ""
-    activations: str = ""
-    max_new_tokens: int
-    paceline: str
-    server: str = ""
     top_tokens: Sequence[Sequence[int]] | None = None
     top_log_probs: Sequence[Sequence[float]] | None = None
     hidden_states: bytes | None = None
 
 
-_COLUMNS = list(Answer.model_fields)
 _TYPES = {
     "top_tokens": pyarrow.list_(pyarrow.list_(pyarrow.int32())),
     "top_log_probs": pyarrow.list_(pyarrow.list_(pyarrow.float32())),
     "hidden_states": pyarrow.binary(),
 }
-
-
-class Journal:
-    """Answers of a file that is not complete yet, one JSON line each, in any order."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def read(self) -> dict[str, Answer]:
-        """The answers by id."""
-        answers = (Answer(**row) for row in read_jsonl(self._path))
-        return {answer.id: answer for answer in answers}
-
-    def append(self, answer: Answer) -> None:
-        """Add an answer; raises StorageError if it cannot be written."""
-        append_jsonl(self._path, answer.model_dump())
-
-    def remove(self) -> None:
-        """Remove it, because the file is complete."""
-        self._path.unlink(missing_ok=True)
 
 
 class ShardStore:
@@ -154,31 +107,12 @@ class ShardStore:
         """Names of all completed files."""
         return {path.name for path in self.directory.glob("*.parquet")}
 
-    @property
-    def has_begun(self) -> bool:
-        """True if there are completed files, or answers of a file that is not complete."""
-        return bool(self.written()) or any(self.directory.glob(".partial/*"))
-
     def holds(self, name: str, num_records: int) -> bool:
         """True if the file exists, is readable and has this number of records."""
         try:
             return parquet.read_metadata(self.directory / name).num_rows == num_records
         except (OSError, pyarrow.ArrowException):
             return False
-
-    def journal(self, name: str) -> Journal:
-        """The answers of an incomplete file."""
-        return Journal(self.directory / ".partial" / f"{name}.jsonl")
-
-    def foreign(self) -> list[str]:
-        """Files whose columns are those of another version of Paceline."""
-        return [name for name in sorted(self.written()) if self._columns(name) != _COLUMNS]
-
-    def _columns(self, name: str) -> list[str]:
-        try:
-            return parquet.read_schema(self.directory / name).names
-        except (OSError, pyarrow.ArrowException):
-            return _COLUMNS  # a damaged file is not foreign; it is written again
 
     def write(self, name: str, answers: Sequence[Answer]) -> None:
         """Write a file atomically.
@@ -211,11 +145,9 @@ class ShardStore:
         return parquet.read_table(self.directory / name, columns=list(columns)).to_pylist()
 
     def sweep(self) -> None:
-        """Remove what killed workers left: incomplete files, journals of complete ones."""
+        """Remove the incomplete files of killed workers."""
         for scratch in self.directory.glob(".writing.*"):
             shutil.rmtree(scratch, ignore_errors=True)
-        for name in self.written():
-            self.journal(name).remove()
 
 
 class Answerer:
@@ -228,13 +160,8 @@ class Answerer:
         self.tokenizer = tokenizer_of(self.target, config.target)
         lengths = config.max_prompt_tokens, config.max_new_tokens
         check_fits(self.target, *lengths, ("max_prompt_tokens", "max_new_tokens"), "the model")
-        self.dtype = str(self.target.dtype).removeprefix("torch.")
-        configurable = self.target.device.type == "cpu" and self.dtype == "bfloat16"
-        self.activations = config.activations if configurable else self.dtype
-        self.target_fingerprint = fingerprint(config.target)
-        self.draft_fingerprint = "" if config.draft is None else fingerprint(config.draft)
 
-    def answer(self, shard: Shard, _journal: Journal) -> list[Answer]:
+    def answer(self, shard: Shard) -> list[Answer]:
         """One record per request, in order."""
         requests = shard.requests
         decoder = self._decoder(requests[0].temperature)
@@ -282,21 +209,17 @@ class Answerer:
         return decoder
 
     def _record(self, request: Request, generation: Generation, recorded: Recorded) -> Answer:
-        config = self.config
         text = generation.tokens[:-1] if generation.stop_reason == "eos" else generation.tokens
         context = decoder_contexts(self.target, [request.tokens])[0]
         return Answer(
-            **provenance(config, request),
+            id=request.id,
             prompt=text_of(self.tokenizer, request.tokens),
             completion=text_of(self.tokenizer, text, context),
+            prompt_tokens=list(request.tokens),
             completion_tokens=generation.tokens,
             stop_reason=generation.stop_reason,
-            target_fingerprint=self.target_fingerprint,
-            draft=config.draft or "",
-            draft_fingerprint=self.draft_fingerprint,
-            num_speculative_tokens=0 if config.draft is None else config.num_speculative_tokens,
-            dtype=self.dtype,
-            activations=self.activations,
+            temperature=request.temperature,
+            seed=request.seed,
             top_tokens=None if recorded.top is None else recorded.top.tokens,
             top_log_probs=None if recorded.top is None else recorded.top.log_probs,
             hidden_states=recorded.hidden,
@@ -312,27 +235,23 @@ class ServerAnswerer:
         self.end = AnswerEnd(self.tokenizer)
         self.servers = TextServers(writer, partial(tokens_of, tokenizer=self.tokenizer))
 
-    def answer(self, shard: Shard, journal: Journal) -> list[Answer]:
-        """One record per request, in order; each is in the journal as soon as it is there."""
-        found = journal.read()
-        missing = [request for request in shard.requests if request.id not in found]
+    def answer(self, shard: Shard) -> list[Answer]:
+        """One record per request, in order."""
+        requests = shard.requests
         sampling = SamplingParams(
-            temperature=shard.requests[0].temperature,
-            top_p=self.config.top_p,
-            top_k=self.config.top_k,
+            temperature=requests[0].temperature, top_p=self.config.top_p, top_k=self.config.top_k
         )
         wanted = [
             ServedRequest(request.tokens, self.config.max_new_tokens, sampling, request.seed)
-            for request in missing
+            for request in requests
         ]
+        found: dict[int, Answer] = {}
 
         def keep(index: int, written: Written) -> None:
-            answer = self._record(missing[index], written)
-            journal.append(answer)
-            found[answer.id] = answer
+            found[index] = self._record(requests[index], written)
 
         self.servers.write(wanted, keep)
-        return [found[request.id] for request in shard.requests]
+        return [found[index] for index in range(len(requests))]
 
     def _record(self, request: Request, written: Written) -> Answer:
         ended = written.stop_reason == "eos"
@@ -346,33 +265,17 @@ class ServerAnswerer:
             text = tokens[:-1] if has_end else tokens
             completion = text_of(self.tokenizer, text, request.tokens)
         return Answer(
-            **provenance(self.config, request),
+            id=request.id,
             prompt=text_of(self.tokenizer, request.tokens),
             completion=completion,
+            prompt_tokens=list(request.tokens),
             completion_tokens=tokens,
             stop_reason=written.stop_reason,
-            server=written.server,
+            temperature=request.temperature,
+            seed=request.seed,
             top_tokens=written.top_tokens,
             top_log_probs=written.top_log_probs,
         )
-
-
-def provenance(config: GenerateDataConfig, request: Request) -> dict[str, Any]:
-    """The columns of a record that do not depend on its answer, but for the prompt's text."""
-    return {
-        "id": request.id,
-        "prompt_tokens": list(request.tokens),
-        "temperature": request.temperature,
-        "top_p": config.top_p,
-        "top_k": config.top_k,
-        "seed": request.seed,
-        "system_prompt": request.system_prompt,
-        "source": request.source,
-        "prompt_was_cut": request.cut,
-        "target": config.target,
-        "max_new_tokens": config.max_new_tokens,
-        "paceline": __version__,
-    }
 
 
 def text_of(
@@ -411,9 +314,7 @@ class ShardWriter:
                 self._answerer = _answerer(self._config, stack)
                 close = stack.pop_all().close
             self._end = multiprocessing.util.Finalize(None, close, exitpriority=0)
-        journal = self._store.journal(shard.name)
-        self._store.write(shard.name, self._answerer.answer(shard, journal))
-        journal.remove()
+        self._store.write(shard.name, self._answerer.answer(shard))
 
     def close(self) -> None:
         """Stop the server, if one was started."""

@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import itertools
-import tempfile
 import time
 from collections import Counter, deque
 from contextlib import closing
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from paceline.config import StrictModel
-from paceline.core.bootstrap import mean_interval
 from paceline.data.answering import ShardStore, ShardWriter
-from paceline.data.input_checks import checked
+from paceline.data.input_checks import checked, size_in_words
 from paceline.data.requests import ModelWriter, Shard, plan_shards
 from paceline.engines.texts import MAY_CHANGE, EngineWriter, OpenAIWriter
-from paceline.errors import ConfigError, GenerationError, PacelineError, UsageError
+from paceline.errors import GenerationError, PacelineError, UsageError
 from paceline.fingerprints import short_hash
 from paceline.models.hf.architectures import is_encoder_decoder
 from paceline.models.loading import config_at, fingerprint, load_tokenizer
 from paceline.processes import MOST_DEATHS, connect_to_ray, in_processes
 from paceline.progress import silent
 from paceline.records import RunDirectory, append_jsonl, read_jsonl
-from paceline.rng import named_generator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from paceline.data.requests import GenerateDataConfig, Request
+    from paceline.data.requests import GenerateDataConfig
     from paceline.progress import Progress
 
 
@@ -40,6 +34,8 @@ _MAY_CHANGE = {
     *MAY_CHANGE,
     *("writer.gpus", "writer.engine.program", "writer.engine.start_seconds"),
 }
+
+_TOKEN_BYTES = 12  # of an id, and of about four characters of text
 
 
 def generate_data(
@@ -55,14 +51,14 @@ def generate_data(
 
     Raises:
         UsageError: a model, a prompt or a setting is invalid.
-        EngineError: no server answers, or answers are damaged; answers so far are kept.
+        EngineError: no server answers, or answers are damaged; completed files are kept.
         GenerationError: workers died repeatedly; completed files are kept.
         StorageError: a file could not be written; completed files are kept.
     """
     checked(config)
     run = RunDirectory(config.output)
     store = ShardStore(run.path / "data")
-    begun = store.has_begun
+    begun = bool(store.written())
     run.check(config, begun=begun, resume=resume, may_change=_MAY_CHANGE)
     with run.alone():
         shards = _shards(config)  # in it, as templates can write the date
@@ -71,6 +67,33 @@ def generate_data(
         run.check(config, begun=begun, resume=resume, may_change=_MAY_CHANGE, inputs=inputs)
         _generate(config, run, store, shards, digest, progress)
     return run.path
+
+
+def planned(config: GenerateDataConfig) -> str:
+    """Texts, tokens and bytes of a run, for its dry run.
+
+    Bytes are those of token ids and text before compression, of recorded scores and hidden states.
+
+    Raises:
+        UsageError: a prompt or a setting is invalid.
+    """
+    requests = [request for shard in _shards(config) for request in shard.requests]
+    num_read = sum(len(request.tokens) for request in requests)
+    num_new = len(requests) * config.max_new_tokens
+    num_bytes = (num_read + num_new) * _TOKEN_BYTES + num_new * _recorded_bytes(config)
+    return (
+        f"run: {len(requests):,} answers to prompts of {num_read:,} tokens, at most {num_new:,} "
+        f"new tokens and about {size_in_words(num_bytes)}"
+    )
+
+
+def _recorded_bytes(config: GenerateDataConfig) -> int:
+    """Bytes that are recorded with a new token."""
+    writer = config.writer
+    scores = 8 * writer.top_logprobs  # an id and a log probability
+    if isinstance(writer, ModelWriter) and writer.hidden_states:
+        return scores + 2 * config_at(config.target).get_text_config().hidden_size
+    return scores
 
 
 def _shards(config: GenerateDataConfig) -> list[Shard]:
@@ -92,11 +115,6 @@ def _generate(
     missing = [shard for shard in shards if not store.holds(shard.name, len(shard.requests))]
     if not missing and run.read_result() is not None:
         return
-    if foreign := store.foreign():
-        raise ConfigError(
-            f"output {run.path} holds records of another version of Paceline, such as "
-            f"{foreign[0]}; choose another output"
-        )
     run.write_manifest(config, plan=digest)
     total = sum(len(shard.requests) for shard in shards)
     done = total - sum(len(shard.requests) for shard in missing)
@@ -245,156 +263,3 @@ def _gpus(writer: ModelWriter | OpenAIWriter | EngineWriter) -> float:
             return gpus
         case OpenAIWriter():
             return 0
-
-
-_ROUNDS = 4  # of requests in flight, in a part that is measured: its end is idle in part
-
-
-class Range(StrictModel):
-    """An estimate with its 95% interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def scaled(self, factor: float) -> Range:
-        """The same, times a factor."""
-        return Range(value=factor * self.value, low=factor * self.low, high=factor * self.high)
-
-
-class RunPlan(StrictModel):
-    """A run, as its measured part predicts it.
-
-    Attributes:
-        num_measured: Answers that were measured, in `measured_s` seconds, by one worker.
-        prompt_tokens: Of all prompts, counted.
-        tokens_per_answer: Mean number of generated tokens.
-        new_tokens: Generated tokens of the run.
-        tokens_per_s: Generated tokens per second.
-        hours: Of one worker.
-        bytes_per_token: Of the files, per generated token.
-        bytes: Size of the files.
-        cost: Hours times the price per hour; None without a price.
-    """
-
-    num_records: int
-    num_measured: int
-    measured_s: float
-    prompt_tokens: int
-    tokens_per_answer: Range
-    new_tokens: Range
-    tokens_per_s: float
-    hours: Range
-    bytes_per_token: float
-    bytes: Range
-    cost: Range | None
-
-
-def plan_run(
-    config: GenerateDataConfig,
-    seconds: float,
-    price_per_hour: float | None = None,
-    progress: Progress = silent,
-) -> RunPlan:
-    """Answer some of the run's requests for about `seconds`, and predict the run.
-
-    The requests are a random sample in which every temperature has its share. Loading a model or
-    starting a server is not measured. Nothing is kept.
-
-    Raises:
-        UsageError: A model, a prompt or a setting is invalid, or two answers were not measured.
-        EngineError: No server answers.
-    """
-    checked(config)
-    shards = _shards(config)
-    with tempfile.TemporaryDirectory(prefix="paceline-plan.") as folder:
-        measured = _measure(config, shards, Path(folder), seconds, progress)
-    return _plan(shards, measured, price_per_hour)
-
-
-class _Measured(NamedTuple):
-    lengths: list[int]
-    seconds: float
-    num_bytes: int
-
-
-def _measure(
-    config: GenerateDataConfig,
-    shards: Sequence[Shard],
-    folder: Path,
-    seconds: float,
-    progress: Progress,
-) -> _Measured:
-    store = ShardStore(folder)
-    with closing(ShardWriter(config, folder)) as write:
-        first = shards[0]
-        write(Shard("warm-up", first.requests[:1]))  # loads, starts and compiles
-        (folder / "warm-up").unlink()
-        begun = time.monotonic()
-        passed, num_answers = 0.0, 0
-        for part in _parts(config, shards):
-            write(part)
-            passed = time.monotonic() - begun
-            num_answers += len(part.requests)
-            progress("measuring", min(passed, seconds), seconds)
-            if passed >= seconds and num_answers > 1:
-                break
-    answers = store.read()
-    lengths = [len(answer.completion_tokens) for answer in answers]
-    store.write("whole", answers)  # small files are larger
-    size = (folder / "whole").stat().st_size
-    return _Measured(lengths, passed, size)
-
-
-def _parts(config: GenerateDataConfig, shards: Sequence[Shard]) -> Iterator[Shard]:
-    """Parts of the run in random order, each of one temperature; all have their share."""
-    waiting: dict[float, list[Request]] = {}
-    for shard in shards:
-        waiting.setdefault(shard.requests[0].temperature, []).extend(shard.requests)
-    totals = {temperature: len(requests) for temperature, requests in waiting.items()}
-    for requests in waiting.values():
-        order = torch.randperm(len(requests), generator=named_generator(config.seed, "plan"))
-        requests[:] = [requests[index] for index in order.tolist()]
-    size = _part_size(config)
-    for number in itertools.count():
-        chosen = max(waiting, key=lambda name: len(waiting[name]) / totals[name])
-        part, waiting[chosen] = waiting[chosen][:size], waiting[chosen][size:]
-        if not part:
-            return
-        yield Shard(f"{number:05d}.parquet", tuple(part))
-
-
-def _part_size(config: GenerateDataConfig) -> int:
-    match config.writer:
-        case ModelWriter():
-            return config.batch_size
-        case OpenAIWriter() as writer:
-            return _ROUNDS * writer.concurrency * len(writer.urls)
-        case writer:
-            return _ROUNDS * writer.concurrency
-
-
-def _plan(shards: Sequence[Shard], measured: _Measured, price_per_hour: float | None) -> RunPlan:
-    requests = [request for shard in shards for request in shard.requests]
-    if len(measured.lengths) < 2:
-        raise UsageError("a plan needs at least 2 answers, and the run has 1; start it without one")
-    found = mean_interval(torch.tensor(measured.lengths, dtype=torch.float64))
-    per_answer = Range(value=found.value, low=max(1.0, found.low), high=found.high)
-    total = sum(measured.lengths)
-    new_tokens = per_answer.scaled(len(requests))
-    tokens_per_s = total / measured.seconds
-    hours = new_tokens.scaled(1 / tokens_per_s / 3600)
-    per_token = measured.num_bytes / total
-    return RunPlan(
-        num_records=len(requests),
-        num_measured=len(measured.lengths),
-        measured_s=measured.seconds,
-        prompt_tokens=sum(len(request.tokens) for request in requests),
-        tokens_per_answer=per_answer,
-        new_tokens=new_tokens,
-        tokens_per_s=tokens_per_s,
-        hours=hours,
-        bytes_per_token=per_token,
-        bytes=new_tokens.scaled(per_token),
-        cost=None if price_per_hour is None else hours.scaled(price_per_hour),
-    )

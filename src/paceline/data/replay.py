@@ -24,7 +24,13 @@ from paceline.config import StrictModel
 from paceline.data.chats import AnswerEnd
 from paceline.data.examples import top_scores_of
 from paceline.data.prompts import TopTokens
-from paceline.data.sources import ExampleStream, TextBatch, rows_of, sample_completions
+from paceline.data.sources import (
+    ExampleStream,
+    Origins,
+    TextBatch,
+    rows_of,
+    sample_completions,
+)
 from paceline.engines.contract import Request
 from paceline.engines.text_servers import TextServers
 from paceline.errors import EngineError
@@ -74,8 +80,9 @@ class WritingClock:
 class TargetRounds:
     """Corpus prompts continued by the target, `rows` texts per round, each used `uses` times.
 
-    The number of examples drawn determines the round and the position in it. A resumed run
-    generates its current round again, with the same texts, but not the earlier ones.
+    The number of the target's batches so far determines the round and the position in it, and
+    follows from the number of examples drawn. A resumed run generates its current round again, with
+    the same texts, but not the earlier ones.
     """
 
     def __init__(
@@ -90,7 +97,9 @@ class TargetRounds:
         shard: Shard,
         progress: Progress = silent,
         clock: WritingClock | None = None,
+        origins: Origins | None = None,
     ) -> None:
+        """`origins`: of the batches of a mixture; None: all are the target's."""
         assert rounds.rows % stream.batch_size == 0, "a round consists of whole batches"
         self.stream = stream
         self.model = model
@@ -101,6 +110,7 @@ class TargetRounds:
         self.progress = progress
         self._prompts = ExampleStream(stream.examples, rounds.rows, seed=stream.seed, shard=shard)
         self._clock = clock or WritingClock()
+        self._origins = origins or Origins(stream, fixed_fraction=0, draft_fraction=0)
         self._size = len(range(stream.batch_size)[stream.mine])
         self._number = -1
         self._latest: deque[list[TokenRow]] = deque(maxlen=_KEPT_ROUNDS)
@@ -112,7 +122,7 @@ class TargetRounds:
         together, since reusing only the last one would overfit. If none is kept (in a resumed run),
         a partial round is generated in a third of the time left.
         """
-        batch = self.stream.num_drawn // self.stream.batch_size
+        batch = self._origins.num_of_target(self.stream.num_drawn)
         self.stream.num_drawn += self.stream.batch_size
         batches_per_round = self.rounds.rows // self.stream.batch_size * self.rounds.uses
         number = batch // batches_per_round

@@ -13,7 +13,7 @@ import dataclasses
 import hashlib
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from pydantic import AliasChoices, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from paceline.config import HomePath, StrictModel
 from paceline.data.chats import warn_of_unused
@@ -81,7 +81,7 @@ class GenerateDataConfig(StrictModel):
         activations: Precision of activations on a CPU; `bfloat16` is faster, but less exact.
         shard_size: Records per file; a killed worker loses at most one file.
         workers: Number of processes, or of Ray actors.
-        pool: `processes` on this machine, or actors of a `ray` cluster. Its old name is `engine`.
+        pool: `processes` on this machine, or actors of a `ray` cluster.
         dtype: Data type of the models' weights.
     """
 
@@ -103,9 +103,7 @@ class GenerateDataConfig(StrictModel):
     activations: Literal["float32", "bfloat16"] = "bfloat16"
     shard_size: int = Field(default=512, ge=1)
     workers: int = Field(default=1, ge=1)
-    pool: Literal["processes", "ray"] = Field(
-        default="processes", validation_alias=AliasChoices("pool", "engine")
-    )
+    pool: Literal["processes", "ray"] = "processes"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     seed: int = 0
 
@@ -149,19 +147,14 @@ class Request:
 
     Attributes:
         id: `PROMPT/N` for answer N to a prompt.
-        source: Location of the prompt in its corpus.
         tokens: The target's input tokens.
         seed: Random seed of this answer.
-        cut: True if the prompt was truncated.
     """
 
     id: str
-    source: str
-    system_prompt: str
     tokens: tuple[int, ...]
     temperature: float
     seed: int
-    cut: bool
 
 
 class Shard(NamedTuple):
@@ -228,18 +221,14 @@ def plan_requests(
             if system not in encoded:
                 encoded[system] = encode_prompt(prompt, tokenizer)
             tokens = encoded[system]
-            cut = len(tokens) > limit and not continues
-            if cut and answer == 0:
+            if len(tokens) > limit and not continues and answer == 0:
                 lengths.append(len(tokens))
             requests.append(
                 Request(
                     id=f"{name}/{answer}",
-                    source=record.where,
-                    system_prompt=system,
                     tokens=tuple(truncated(tokens, limit, prompt, tokenizer, encoder=encoder)),
                     temperature=temperature,
                     seed=_seed(config.seed, f"{name}/{answer}"),
-                    cut=cut,
                 )
             )
     warn_of_cut_prompts(lengths, len(records), limit, encoder=encoder)

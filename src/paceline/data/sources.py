@@ -203,7 +203,7 @@ def rows_of(
     ]
 
 
-class MixedText:
+class Origins:
     """Samples each batch's source: fixed (probability lambda1), else draft (lambda2), else target.
 
     Paper: Zhou et al. 2023, Alg. A.2. Differs: the uniforms lie in [0, 1) and are compared with <,
@@ -211,27 +211,43 @@ class MixedText:
     """
 
     def __init__(
-        self,
-        stream: ExampleStream,
-        fixed: BatchSource,
-        draft: BatchSource,
-        target: BatchSource,
-        *,
-        fixed_fraction: float,
-        draft_fraction: float,
+        self, stream: ExampleStream, *, fixed_fraction: float, draft_fraction: float
     ) -> None:
         self.stream = stream
-        self.sources: dict[Origin, BatchSource] = {"fixed": fixed, "draft": draft, "target": target}
         self.fixed_fraction = fixed_fraction
         self.draft_fraction = draft_fraction
+        self._counted, self._num_of_target = 0, 0
+
+    def at(self, num_drawn: int) -> Origin:
+        """Source of the batch that begins at this position of the stream."""
+        rng = named_generator(self.stream.seed, "batch origin", num_drawn)
+        first, second = torch.rand(2, generator=rng, dtype=torch.float64).tolist()
+        if first < self.fixed_fraction:
+            return "fixed"
+        return "draft" if second < self.draft_fraction else "target"
+
+    def num_of_target(self, num_drawn: int) -> int:
+        """How many batches before this position of the stream are the target's."""
+        if num_drawn < self._counted:
+            self._counted, self._num_of_target = 0, 0
+        for position in range(self._counted, num_drawn, self.stream.batch_size):
+            self._num_of_target += self.at(position) == "target"
+        self._counted = num_drawn
+        return self._num_of_target
+
+
+class MixedText:
+    """Takes each batch from its source by `Origins`; all sources share one stream of examples."""
+
+    def __init__(
+        self, origins: Origins, fixed: BatchSource, draft: BatchSource, target: BatchSource
+    ) -> None:
+        self.origins = origins
+        self.sources: dict[Origin, BatchSource] = {"fixed": fixed, "draft": draft, "target": target}
 
     def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
-        """The next batch of a randomly chosen source; all sources share one stream of examples."""
-        rng = named_generator(self.stream.seed, "batch origin", self.stream.num_drawn)
-        first, second = torch.rand(2, generator=rng, dtype=torch.float64).tolist()
-        origin: Origin = "draft" if second < self.draft_fraction else "target"
-        if first < self.fixed_fraction:
-            origin = "fixed"
+        """The next batch of its source."""
+        origin = self.origins.at(self.origins.stream.num_drawn)
         return self.sources[origin].next_batch(seconds_left)
 
 

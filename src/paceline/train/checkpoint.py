@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # keys that a resumed run may change
 _MAY_CHANGE = {"output", "num_steps", "max_seconds", "max_loss_ratio", "checkpoints"}
 _MAY_CHANGE |= {"chunk_tokens", "track", *MAY_CHANGE}
-_MODEL, _OLD_MODEL = "model", "draft"  # directory of the model in a checkpoint
+_MODEL = "model"  # directory of the model in a checkpoint
 
 
 @dataclass
@@ -106,9 +106,8 @@ def _save_optimizer(optimizer: dict[str, Any], path: Path) -> None:
 
 
 def saved_model(checkpoint: Path) -> Path:
-    """The model in a checkpoint; it was called `draft` in earlier ones."""
-    model = checkpoint / _MODEL
-    return model if model.exists() else checkpoint / _OLD_MODEL
+    """The model in a checkpoint."""
+    return checkpoint / _MODEL
 
 
 def read_state(checkpoint: Path | None) -> TrainingState:

@@ -153,9 +153,8 @@ class TrainingLoop:
         self._write(
             {
                 "step": self.state.step,
-                "loss": figures.loss,
+                **_finite({"loss": figures.loss, "gradient_norm": figures.gradient_norm}),
                 "learning_rate": self._rate,
-                "gradient_norm": figures.gradient_norm,
                 "num_tokens": figures.num_tokens,
                 "chunk_tokens": figures.chunk_tokens,
                 "tokens_per_s": round(figures.num_tokens / (self._moved - started), 1),
@@ -242,7 +241,7 @@ class TrainingLoop:
         figures = None
         if self.evaluator is not None:
             figures = self.evaluator.evaluate(self.stepper.model)
-            self._write({"step": self.state.step, "evaluation": figures})
+            self._write({"step": self.state.step, "evaluation": _finite(figures)})
             name = self.evaluator.headline
             self._report(f"held-out {name.replace('_', ' ')} {figures[name]:.3f}")
         self.run.accelerator.wait_for_everyone()
@@ -279,6 +278,11 @@ class TrainingLoop:
 
     def _report(self, note: str) -> None:
         self.run.progress("training", self._spent(), 1.0, note)
+
+
+def _finite(figures: Figures) -> Figures:
+    """Figures without NaN and infinity, which JSON does not have."""
+    return {name: value for name, value in figures.items() if math.isfinite(value)}
 
 
 def train(loop: TrainingLoop, *, product: str, stored_dtype: torch.dtype | None) -> None:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 _PART = 2048  # rows of the head that are cast at a time for the loss in C
 SMALLEST, _LARGEST = 256, 8192
 _ENTRY_BYTES = 48  # per token, vocabulary entry and term
+_UPDATE_BYTES = 12  # per trained weight: its gradient and its moments
 _SHARE = 0.5  # of free memory
 
 
@@ -370,10 +371,8 @@ class ChunkSize:
         current: The number in use.
     """
 
-    def __init__(self, configured: int | Literal["auto"], update_bytes: int = 12) -> None:
-        """`update_bytes`: for each trained weight, those of its gradient and its moments."""
+    def __init__(self, configured: int | Literal["auto"]) -> None:
         self._is_open = configured == "auto"
-        self._update_bytes = update_bytes
         self._most = 0  # entries times terms of a loss
         self.current = SMALLEST if configured == "auto" else configured
 
@@ -384,7 +383,7 @@ class ChunkSize:
         if self._is_open and weights[0].device.type == "cuda" and size > self._most:
             self._most = size
             count = sum(local_part(weight).numel() for weight in weights)
-            free = _free_bytes(weights[0].device) - self._update_bytes * count
+            free = _free_bytes(weights[0].device) - _UPDATE_BYTES * count
             tokens = int(_SHARE * free / (_ENTRY_BYTES * size))
             self.current = max(SMALLEST, min(_LARGEST, tokens // SMALLEST * SMALLEST))
         return self.current

@@ -4,7 +4,6 @@ A schedule is a function of progress in [0, 1], the larger of the spent fraction
 and the time budget.
 """
 
-# R rows, C columns of a matrix
 from __future__ import annotations
 
 import math
@@ -16,15 +15,9 @@ from pydantic import Field
 from paceline.config import StrictModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
-    from torch import Tensor, nn
-
-# Ours: at this floor torch's Adafactor divides 0 by 0; that of transformers decays otherwise.
-_EPSILON_1 = 1e-30  # added to squared gradients
-_EPSILON_2 = 1e-3  # minimum RMS of a weight, for the relative step size
-_CLIP = 1.0  # maximum RMS of an update
-_DECAY = -0.8  # beta2 of step t is 1 - t^-0.8
+    from torch import nn
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
@@ -76,9 +69,12 @@ class Adafactor(Warmup):
     """Adafactor (Shazeer and Stern 2018); the learning rate is relative to the weights' RMS.
 
     Attributes:
-        floor: `paper` adds 1e-30 to squared gradients, as Shazeer and Stern do. `torch` clamps the
-            rows' mean square to at least 1.2e-7, as `torch.optim.Adafactor` does. Gradients with an
-            RMS below 3.5e-4 then give updates of the same RMS, regardless of earlier gradients.
+        floor: `paper` adds 1e-30 to squared gradients, as Shazeer and Stern do: the Adafactor of
+            transformers. `torch` clamps the rows' mean square to at least 1.2e-7: that of torch.
+            Gradients with an RMS below 3.5e-4 then give updates of the same RMS, regardless of
+            earlier gradients.
+        weight_decay: Of matrices; times the learning rate, and with floor `paper` also times the
+            weights' RMS.
 
     Paper: Zhou et al. 2023, Table B.1. Differs: the warm-up is 1/60 of the run instead of 5,000
     steps, which is the same for the paper's 300,000 steps.
@@ -92,19 +88,13 @@ class Adafactor(Warmup):
 
 
 class AdamW(Warmup):
-    """AdamW; weight decay applies to matrices, not to norms and biases.
-
-    Attributes:
-        offload: Keep the moments in main memory and compute the update there, which takes 8 bytes
-            less per weight on a GPU, and longer.
-    """
+    """AdamW; weight decay applies to matrices, not to norms and biases."""
 
     kind: Literal["adamw"] = "adamw"
     learning_rate: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     schedule: Schedule = Cosine(final_fraction=0.1)
-    offload: bool = False
 
 
 Optimizer = Annotated[Adafactor | AdamW, Field(discriminator="kind")]
@@ -120,12 +110,40 @@ def build_optimizer(config: Optimizer, parameters: Iterable[nn.Parameter]) -> to
     groups = [group for group in groups if group["params"]]
     match config:
         case Adafactor(floor="paper"):
-            return PaperAdafactor(groups, lr=config.learning_rate)
+            return paper_adafactor(groups, config.learning_rate)
         case Adafactor():
             return torch.optim.Adafactor(groups, lr=config.learning_rate)
         case AdamW():
-            kind = OffloadedAdamW if config.offload else torch.optim.AdamW
-            return kind(groups, lr=config.learning_rate, betas=config.betas, fused=True)
+            rate, betas = config.learning_rate, config.betas
+            return torch.optim.AdamW(groups, lr=rate, betas=betas, fused=True)
+
+
+def paper_adafactor(groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
+    """The Adafactor of transformers with the settings of Adafactor's paper.
+
+    Update of a matrix X by its gradient G at step t, with beta = 1 - t^-0.8 and mean squares of
+    rows R and columns C:
+
+        R = beta R + (1 - beta) mean_columns(G^2 + 1e-30), C likewise over rows
+        U = G / sqrt(R C / mean(R));  X -= rate max(1e-3, RMS(X)) U / max(1, RMS(U))
+
+    Vectors have one mean square per entry. That of torch is another function: it clamps mean(R) to
+    at least 1.2e-7, and its rate to at most t^-0.5.
+
+    Paper: Shazeer and Stern 2018, algorithms 4 and 5. Differs: the caller sets the step size (rho_t
+    is the learning rate).
+    """
+    from transformers.optimization import Adafactor as OfTransformers
+
+    return OfTransformers(
+        groups,
+        lr=learning_rate,
+        eps=(1e-30, 1e-3),
+        clip_threshold=1.0,
+        decay_rate=-0.8,
+        scale_parameter=True,
+        relative_step=False,
+    )
 
 
 def learning_rate(config: Optimizer, step: int, progress: float) -> float:
@@ -151,102 +169,3 @@ def _factor(schedule: Schedule, progress: float) -> float:
 
 def _half_cosine(progress: float, final: float) -> float:
     return final + (1.0 - final) * (1.0 + math.cos(math.pi * progress)) / 2.0
-
-
-class OffloadedAdamW(torch.optim.AdamW):
-    """AdamW of copies in main memory; `step` takes gradients there and brings the weights back.
-
-    Its state is that of `torch.optim.AdamW`, so that either can continue from the other's. Weights
-    must not be changed elsewhere.
-    """
-
-    def __init__(self, groups: Iterable[dict[str, Any]], **settings: Any) -> None:
-        self._pairs: list[tuple[Tensor, Tensor]] = []  # weight, its copy
-        super().__init__(
-            [group | {"params": [self._copied(p) for p in group["params"]]} for group in groups],
-            **settings,
-        )
-
-    def _copied(self, weight: Tensor) -> Tensor:
-        copied = torch.empty_like(weight, device="cpu", pin_memory=weight.is_cuda)
-        self._pairs.append((weight, copied.copy_(weight.detach())))
-        return copied
-
-    @torch.no_grad()
-    def step(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, closure: Callable[[], float] | None = None
-    ) -> None:
-        assert closure is None, "closures are not supported"
-        for weight, copied in self._pairs:
-            grad = weight.grad
-            copied.grad = None if grad is None else grad.to("cpu", non_blocking=True)
-        if any(weight.is_cuda for weight, _ in self._pairs):
-            torch.cuda.synchronize()  # until the gradients have arrived
-        super().step()
-        for weight, copied in self._pairs:
-            weight.copy_(copied, non_blocking=True)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Delete the gradients of the weights."""
-        assert set_to_none, "no buffer is kept"
-        for weight, _ in self._pairs:
-            weight.grad = None
-
-
-class PaperAdafactor(torch.optim.Optimizer):
-    """Adafactor as in its paper: step sizes relative to the weight's RMS, factored second moments.
-
-    1e-30 is added to each squared gradient. `torch.optim.Adafactor` instead clamps the rows' mean
-    square to at least 1.2e-7 (the float32 epsilon). Mean squares of gradients are usually much
-    smaller. The second moment is then underestimated, and every update is clipped to an RMS of 1
-    regardless of earlier gradients.
-
-    Paper: Shazeer and Stern 2018, algorithms 4 and 5. Differs: the caller sets the step size (rho_t
-    is the learning rate); weight decay is decoupled, as in torch.
-    """
-
-    def __init__(self, params: Iterable[dict[str, Any]], lr: float) -> None:
-        super().__init__(params, {"lr": lr, "weight_decay": 0.0})
-
-    @torch.no_grad()
-    def step(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, closure: Callable[[], float] | None = None
-    ) -> None:
-        assert closure is None, "closures are not supported"
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    self._step(weight, group["lr"], group["weight_decay"])
-
-    def _step(self, weight: Tensor, rate: float, decay: float) -> None:
-        state = self.state[weight]
-        if not state:
-            state["step"] = torch.tensor(0.0)
-        state["step"] += 1
-        new_weight = float(state["step"]) ** _DECAY
-        scale = rate * _rms(weight).clamp(min=_EPSILON_2)
-        update = _normalised(weight.grad, state, new_weight)
-        update /= (_rms(update) / _CLIP).clamp(min=1)
-        weight.mul_(1 - rate * decay).sub_(update.mul_(scale))
-
-
-def _normalised(grad: Any, state: dict[str, Any], new_weight: float) -> Tensor:
-    """Update the second moment, then divide the gradient by its square root."""
-    squares = grad.square().add_(_EPSILON_1)
-    if grad.ndim < 2:
-        return grad * _moment(state, "variance", squares, new_weight).rsqrt()
-    rows_R1 = _moment(state, "row_var", squares.mean(-1, keepdim=True), new_weight)
-    columns_1C = _moment(state, "col_var", squares.mean(-2, keepdim=True), new_weight)
-    # R C / mean(R) is not formed: the product of two small factors underflows in float32
-    rows_R1 = rows_R1 / rows_R1.mean(-2, keepdim=True)
-    return torch.mul(grad, rows_R1.rsqrt(), out=squares).mul_(columns_1C.rsqrt())
-
-
-def _moment(state: dict[str, Any], name: str, squares: Tensor, new_weight: float) -> Tensor:
-    if name not in state:
-        state[name] = torch.zeros_like(squares)
-    return state[name].lerp_(squares, new_weight)
-
-
-def _rms(values: Tensor) -> Tensor:
-    return values.square().mean().sqrt()

@@ -88,8 +88,7 @@ class Stepper:
         self.config = config
         self.accelerator = accelerator
         self.vocab_size = vocab_size
-        offloads = config.optimizer.kind == "adamw" and config.optimizer.offload
-        self._chunk = ChunkSize(config.chunk_tokens, update_bytes=4 if offloads else 12)
+        self._chunk = ChunkSize(config.chunk_tokens)
         self._normalisers = Normalisers(vocab_size, self._chunk.current)
         model.hf.eval()
         # The padding token may be the end-of-text token, whose embedding must be trained. Masked
@@ -170,8 +169,9 @@ class Stepper:
         )
         weights = [
             Weights(
-                token_weights(labelled_BT, mean=mean, total=units),
-                token_weights(scored_BT, mean=mean, total=max(scored_units, 1.0)),  # none: 0
+                # a step without such positions, as of a draft that proposes other tokens: 0
+                token_weights(labelled_BT, mean=mean, total=max(units, 1.0)),
+                token_weights(scored_BT, mean=mean, total=max(scored_units, 1.0)),
             )
             for labelled_BT, scored_BT in zip(labelled, scored, strict=True)
         ]

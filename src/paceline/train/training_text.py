@@ -16,6 +16,7 @@ from paceline.data.sources import (
     ExampleStream,
     FixedText,
     MixedText,
+    Origins,
     ReadText,
     SampledText,
 )
@@ -127,33 +128,34 @@ def _mixture(
         "max_new_tokens": config.max_completion_tokens,
         "eos_token_ids": target.eos_token_ids,
     }
+    fractions = {"fixed_fraction": config.fixed_fraction, "draft_fraction": config.draft_fraction}
+    origins = Origins(stream, **fractions)
     draft_writer = run.writer_of(draft) if config.draft_writes else draft
-    by_target = _text_of_target(config, run, stream, target, generation, writing)
+    by_target = _text_of_target(config, run, origins, target, generation, writing)
     limit_gb = config.data.keep_states_gb
     fixed = FixedText(stream)
     if config.fixed_fraction > 0:
         fixed.check(recorded=reads_top(config.terms))
     return MixedText(
-        stream,
+        origins,
         fixed if limit_gb is None else ReadText(stream, target, limit_gb),
         SampledText(stream, draft_writer, "draft", **generation),
         by_target,
-        fixed_fraction=config.fixed_fraction,
-        draft_fraction=config.draft_fraction,
     )
 
 
 def _text_of_target(
     config: AlignConfig,
     run: TrainingRun,
-    stream: ExampleStream,
+    origins: Origins,
     target: HfModel,
     generation: dict[str, Any],
     writing: WritingClock,
 ) -> BatchSource:
     """Text that the target or its servers generate, batch by batch or in rounds."""
-    rounds = config.target_rounds
-    in_rounds = generation | {"shard": run.shard, "progress": run.progress, "clock": writing}
+    rounds, stream = config.target_rounds, origins.stream
+    in_rounds = generation | {"shard": run.shard, "progress": run.progress}
+    in_rounds |= {"clock": writing, "origins": origins}
     if isinstance(config.writer, OpenAIWriter):
         batches = min(_SERVED_BATCHES, config.num_steps or _SERVED_BATCHES)
         rounds = rounds or Rounds(rows=stream.batch_size * batches, uses=1)

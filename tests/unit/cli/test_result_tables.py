@@ -4,9 +4,8 @@ from io import StringIO
 
 from rich.console import Console, RenderableType
 
-from paceline.cli.result_tables import alignment_table, plan_table
+from paceline.cli.result_tables import alignment_table
 from paceline.cli.tables import printed
-from paceline.data.distillation_data import RunPlan
 from paceline.train.config import Evaluation
 from paceline.view.tables import trajectory_tables
 from support.reports import trajectory_row
@@ -34,38 +33,6 @@ def test_an_alignment_shows_its_figures_before_and_after_with_intervals():
     assert lines[3].split() == ["greedy", "agreement", "0.250", "0.250"]
     assert lines[4].split() == ["tokens", "per", "target", "call", "-", "1.812"]
     assert "tokens per target call: new tokens / target calls" in " ".join(lines)
-
-
-def test_a_plan_says_what_a_run_takes_with_intervals():
-    """One answer in a hundred was measured; 2 million tokens take 2.5 hours."""
-    plan = {
-        "num_records": 20_000,
-        "num_measured": 200,
-        "measured_s": 90.0,
-        "prompt_tokens": 1_200_000,
-        "tokens_per_answer": {"value": 100, "low": 90, "high": 110},
-        "new_tokens": {"value": 2e6, "low": 1.8e6, "high": 2.2e6},
-        "tokens_per_s": 222.25,
-        "hours": {"value": 2.5, "low": 2.25, "high": 2.75},
-        "bytes_per_token": 6.5,
-        "bytes": {"value": 1.3e7, "low": 1.17e7, "high": 1.43e7},
-        "cost": {"value": 5, "low": 4.5, "high": 5.5},
-    }
-    lines = shown(plan_table(RunPlan.model_validate(plan)))
-    assert lines[0].startswith("200 answers measured in 90 s: 222.2 tokens/s, 6.5 bytes")
-    cells = [" ".join(line.split()) for line in lines[2:8]]
-    assert cells == [
-        "answers 20,000",
-        "tokens in prompts 1,200,000",
-        "tokens, generated 2,000,000 (1,800,000 to 2,200,000)",
-        "hours 2.5 (2.2 to 2.8)",
-        "size, MB 13.0 (11.7 to 14.3)",
-        "cost, as --price 5.00 (4.50 to 5.50)",
-    ]
-    plan["hours"] = {name: 0.1 * value for name, value in plan["hours"].items()}
-    plan["bytes"] = {name: 1000 * value for name, value in plan["bytes"].items()}
-    text = " ".join(" ".join(shown(plan_table(RunPlan.model_validate(plan)))).split())
-    assert "minutes 15.0 (13.5 to 16.5) size, GB 13.0 (11.7 to 14.3)" in text
 
 
 def test_a_trajectory_is_a_table_a_task_and_sampling():

@@ -8,7 +8,14 @@ import torch
 from paceline.core.sampling import SamplingParams
 from paceline.data.examples import Example
 from paceline.data.replay import Rounds, TargetRounds, WritingClock
-from paceline.data.sources import ExampleStream, Shard, TextBatch
+from paceline.data.sources import (
+    ExampleStream,
+    MixedText,
+    Origins,
+    SampledText,
+    Shard,
+    TextBatch,
+)
 from paceline.models import prepare_for_decoding
 from paceline.models.contract import Texts
 from paceline.models.hf.base import HfModel, Sessions, recorded_hidden_states
@@ -31,11 +38,13 @@ def rounds(
     shard: Shard | None = None,
     eos_token_ids: tuple[int, ...] = (),
     clock: WritingClock | None = None,
+    origins: Origins | None = None,
     **settings: int,
 ) -> TargetRounds:
     shard = shard or Shard()
+    stream = ExampleStream(examples(), batch_size, seed=0, shard=shard)
     return TargetRounds(
-        ExampleStream(examples(), batch_size, seed=0, shard=shard),
+        stream if origins is None else origins.stream,
         model or tiny_model(),
         Rounds.model_validate({"rows": 4, **settings}),
         sampling=SamplingParams(),
@@ -43,6 +52,7 @@ def rounds(
         eos_token_ids=eos_token_ids,
         shard=shard,
         clock=clock,
+        origins=origins,
     )
 
 
@@ -114,6 +124,36 @@ def test_every_text_is_used_so_often_in_a_new_order_each_time():
     assert len({frozenset(use) for use in uses}) == 1
     assert len({tuple(use) for use in uses}) > 1
     assert not set(texts([source.next_batch()])) & set(uses[0])
+
+
+@pytest.mark.parametrize("done", [0, 5, 11])
+def test_in_a_mixture_too_every_text_is_used_so_often(done: int):
+    """Half of the batches are given text; also in a run that goes on after `done` batches."""
+
+    def mixed(num_drawn: int) -> list[TextBatch]:
+        stream = ExampleStream(examples(), 2, seed=0)
+        origins = Origins(stream, fixed_fraction=0.5, draft_fraction=0)
+        source = rounds(origins=origins, uses=3)
+        fixed = SampledText(
+            source.stream,
+            source.model,
+            "draft",
+            sampling=SamplingParams(),
+            max_new_tokens=1,
+            eos_token_ids=(),
+        )
+        mixture = MixedText(origins, fixed, fixed, source)
+        source.stream.num_drawn = 2 * num_drawn
+        return [mixture.next_batch() for _ in range(40 - num_drawn)]
+
+    found = mixed(0)
+    written = [batch for batch in found if batch.origin == "target"]
+    assert 12 <= len(written) <= 28
+    whole_rounds = len(written) // 6 * 6  # a round of two batches, each three times
+    counts = Counter(texts(written[:whole_rounds]))
+    assert set(counts.values()) == {3}
+    assert len(counts) == 4 * whole_rounds // 6
+    assert texts(mixed(done)) == texts(found[done:])
 
 
 @pytest.mark.parametrize("done", [0, 1, 3, 4, 7])

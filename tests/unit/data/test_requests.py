@@ -29,15 +29,6 @@ def planned(tmp_path: Path, rows: list[dict[str, Any]], **changes: Any) -> list[
     return [list(shard.requests) for shard in shards]
 
 
-def test_the_old_name_of_pool_is_read_and_the_new_one_written():
-    values = {"target": "t", "output": "o", "prompts": "p"}
-    found = [validate(GenerateDataConfig, values | {key: "ray"}) for key in ("pool", "engine")]
-    assert [config.model_dump()["pool"] for config in found] == ["ray", "ray"]
-    assert "engine" not in found[1].model_dump()
-    with pytest.raises(ConfigError, match="engine"):
-        validate(GenerateDataConfig, values | {"pool": "ray", "engine": "processes"})
-
-
 def asked(request: Request) -> str:
     text = tiny_tokenizer().decode(list(request.tokens))
     assert isinstance(text, str)
@@ -79,8 +70,9 @@ def test_a_greedy_answer_is_not_asked_for_twice(tmp_path: Path):
     # under another system prompt it is another answer
     systems = {"system_prompts": ["be brief", "be kind"], "format": "chat"}
     shards = planned(tmp_path, PROMPTS[:1], num_per_prompt=5, temperatures=[0, 1], **systems)
-    greedy = [request.system_prompt for request in shards[0]]
-    assert greedy == ["be brief", "be kind"]
+    greedy = [asked(request) for request in shards[0]]
+    said = "[user]say one[assistant]"
+    assert greedy == [f"[system]be brief{said}", f"[system]be kind{said}"]
 
 
 def test_prompts_are_given_as_they_are_or_as_a_user_s_message(tmp_path: Path):
@@ -109,7 +101,6 @@ def test_a_prompt_that_is_too_long_loses_its_beginning_and_a_document_goes_on_af
     with pytest.warns(UserWarning, match="1 of 2 prompts are longer than 3 tokens"):
         (shard,) = planned(tmp_path, rows, temperatures=[1], max_prompt_tokens=3)
     assert [asked(request) for request in shard] == ["fgh", "abc"]
-    assert [request.cut for request in shard] == [True, False]
 
 
 def test_ids_are_those_of_the_rows_and_no_two_are_the_same(tmp_path: Path):
@@ -130,16 +121,17 @@ def test_no_temperature_is_refused(tmp_path: Path):
 def test_every_system_prompt_meets_every_temperature(tmp_path: Path):
     rows = [{"prompt": f"say {number}"} for number in range(8)]
     shards = planned(tmp_path, rows, system_prompts=["a", "b"], format="chat")
-    met = {(request.temperature, request.system_prompt) for shard in shards for request in shard}
+    met = {(request.temperature, asked(request)[8]) for shard in shards for request in shard}
     assert len(met) == 8
 
 
-def test_a_record_names_the_system_prompt_that_was_there(tmp_path: Path):
+def test_a_chat_keeps_its_own_system_prompt_and_a_plain_text_gets_none(tmp_path: Path):
     systems = {"system_prompts": ["be brief"], "temperatures": [1]}
     own = [{"role": "system", "content": "own"}, {"role": "user", "content": "a"}]
     rows = [{"prompt": "hi"}, {"messages": own}, {"messages": own[1:]}]
     (shard,) = planned(tmp_path, rows, **systems)
-    assert [request.system_prompt for request in shard] == ["", "own", "be brief"]
+    told = ["hi", "[system]own[user]a[assistant]", "[system]be brief[user]a[assistant]"]
+    assert list(map(asked, shard)) == told
     with pytest.raises(PromptError, match="line 1 has tokens, and format chat needs text"):
         planned(tmp_path, [{"tokens": [5, 6]}], format="chat")
 

@@ -88,8 +88,6 @@ def test_records_are_what_the_server_writes(folder: Path, tmp_path: Path, kind: 
         run = generate_data(config(folder, tmp_path / "run", url))
     found = answers(run)
     assert {answer.id for answer in found} == {f"{i}/{j}" for i in range(11) for j in range(2)}
-    names = {"vllm": "vllm 0.32.0", "llama.cpp": "llama.cpp b1-abc", "other": ""}
-    assert {answer.server for answer in found} == {names[kind]}
     greedy = AutoregressiveDecoder(served.model, SamplingParams(temperature=0))
     tokenizer = served.tokens_of
     for answer in found:
@@ -170,7 +168,7 @@ def stopping(served: Served) -> Iterator[str]:
     served.complete = complete
 
 
-def test_a_failed_run_keeps_its_answers_and_asks_for_the_others_only(
+def test_a_failed_run_keeps_its_files_and_asks_for_the_others_only(
     folder: Path, tmp_path: Path, served: Served, url: str
 ):
     whole = answers(generate_data(config(folder, tmp_path / "whole", url)))
@@ -181,26 +179,8 @@ def test_a_failed_run_keeps_its_answers_and_asks_for_the_others_only(
     assert len(served.bodies) == 6
     # at another address
     generate_data(config(folder, tmp_path / "run", url, writer=one), resume=True)
-    assert len(served.bodies) == 22
+    assert len(served.bodies) == 6 + 22 - 4, "the first file has four"
     assert [a.model_dump() for a in answers(tmp_path / "run")] == [a.model_dump() for a in whole]
-    assert not list((tmp_path / "run/data/.partial").iterdir())
-
-
-def test_answers_of_a_file_that_is_not_complete_are_not_mixed_with_those_of_other_settings(
-    folder: Path, tmp_path: Path, served: Served, url: str
-):
-    large = {"writer": {"concurrency": 1}, "shard_size": 512}
-    with stopping(served) as other, pytest.raises(UsageError, match="no more today"):
-        generate_data(config(folder, tmp_path / "run", other, **large))
-    assert not list((tmp_path / "run/data").glob("*.parquet"))
-    (journal,) = (tmp_path / "run/data/.partial").iterdir()
-    kept = journal.read_text()
-    assert len(kept.splitlines()) == 6
-    with pytest.raises(ConfigError, match="already holds a run"):
-        generate_data(config(folder, tmp_path / "run", url, max_new_tokens=9, **large))
-    with pytest.raises(ConfigError, match="another max_new_tokens"):
-        generate_data(config(folder, tmp_path / "run", url, max_new_tokens=9, **large), resume=True)
-    assert journal.read_text() == kept
 
 
 def test_requests_go_to_all_servers_and_on_when_one_dies(folder: Path, tmp_path: Path):
@@ -261,9 +241,9 @@ def test_a_server_that_refuses_for_now_is_not_taken_for_another(folder: Path, tm
     routes |= {path: first_refused(path, routes[path]) for path in refused}
     with serving(routes) as url:
         made = config(folder, tmp_path / "run", url, writer={"patience_s": 60})
-        found = answers(generate_data(made))
+        generate_data(made)
     assert not any(refused.values())
-    assert {answer.server for answer in found} == {"llama.cpp b1-abc"}
+    assert all("n_predict" in body for body in served.bodies), "requests of llama-server"
 
 
 def test_a_server_that_joins_gets_requests(folder: Path, tmp_path: Path):

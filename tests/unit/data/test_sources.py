@@ -13,6 +13,7 @@ from paceline.data.sources import (
     FixedText,
     MixedText,
     Origin,
+    Origins,
     SampledText,
     Shard,
     TextBatch,
@@ -42,12 +43,10 @@ def sampled(stream: ExampleStream, model: TableModel, origin: Origin = "draft") 
 def mix(stream: ExampleStream, fixed_fraction: float, draft_fraction: float) -> MixedText:
     """The draft writes 31, the target 32, the corpus says 30."""
     return MixedText(
-        stream,
+        Origins(stream, fixed_fraction=fixed_fraction, draft_fraction=draft_fraction),
         FixedText(stream),
         sampled(stream, repeats(31), "draft"),
         sampled(stream, repeats(32), "target"),
-        fixed_fraction=fixed_fraction,
-        draft_fraction=draft_fraction,
     )
 
 
@@ -101,10 +100,8 @@ def test_a_restored_stream_gives_the_same_batches():
         stream = ExampleStream(examples(7), 3, seed=2)
         texts = TableModel.random(VOCABULARY, seed=0), TableModel.random(VOCABULARY, seed=1)
         drafted, written = sampled(stream, texts[0]), sampled(stream, texts[1], "target")
-        mixed = MixedText(
-            stream, FixedText(stream), drafted, written, fixed_fraction=0.4, draft_fraction=0.5
-        )
-        return stream, mixed
+        origins = Origins(stream, fixed_fraction=0.4, draft_fraction=0.5)
+        return stream, MixedText(origins, FixedText(stream), drafted, written)
 
     stream, whole = source()
     batches = [whole.next_batch() for _ in range(20)]

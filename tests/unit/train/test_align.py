@@ -14,6 +14,7 @@ from accelerate.state import AcceleratorState
 from paceline.errors import (
     ConfigError,
     ContextLengthError,
+    DivergedError,
     ModelLoadError,
     PromptError,
     TrainingError,
@@ -32,7 +33,7 @@ from paceline.train.loop import TrainingLoop
 from paceline.train.loss import VocabularySample
 from paceline.train.objectives import token_losses
 from paceline.train.run import open_run
-from paceline.train.step import Stepper
+from paceline.train.step import StepFigures, Stepper
 from support.runs import align_config, held_out, losses, write_corpus, write_pair
 
 
@@ -351,12 +352,11 @@ def test_policy_gradients_and_rules_teach(objective: dict[str, Any], folder: Pat
 
 
 def test_a_resumed_run_draws_what_it_would_have_drawn(folder: Path, tmp_path: Path):
-    """Tokens of the draft, the only draws of an objective; here with moments in main memory."""
+    """Tokens of the draft, the only draws of an objective."""
     steady = {"kind": "adamw", "warmup_fraction": 0, "schedule": {"kind": "constant"}}
     objective = {"kind": "tvd_plus_plus", "estimator": "sampled"}
     changes = {"objective": objective, "optimizer": steady}
     whole = losses(align(align_config(folder, tmp_path / "whole", num_steps=6, **changes)))
-    changes["optimizer"] = steady | {"offload": True}
     for num_steps in (3, 6):
         config = align_config(folder, tmp_path / "run", num_steps=num_steps, **changes)
         align(config, resume=True)
@@ -388,6 +388,19 @@ def test_pretraining_text_makes_up_its_part_of_every_step(folder: Path, tmp_path
     assert not has_begun(RunDirectory(tmp_path / "missing")), "it is said before the first step"
     with pytest.raises(ConfigError, match=r"0\.1 of batch_size 4 is 0 rows; wanted at least 1"):
         align_config(folder, tmp_path / "x", data=data | {"pretraining_fraction": 0.1})
+
+
+def test_metrics_of_a_run_that_diverges_are_json(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    bad = StepFigures(loss=math.nan, gradient_norm=math.inf, num_tokens=4, chunk_tokens=256)
+    monkeypatch.setattr(Stepper, "step", lambda *_: bad)
+    with pytest.raises(DivergedError, match="the loss became nan at step 1"):
+        align(align_config(folder, tmp_path / "run"))
+    text = (tmp_path / "run" / "metrics.jsonl").read_text()
+    row = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert (row["step"], row["num_tokens"]) == (1, 4)
+    assert not row.keys() & {"loss", "gradient_norm"}
 
 
 @pytest.mark.parametrize("name", ["DEEPSPEED", "FSDP", "MEGATRON_LM"])

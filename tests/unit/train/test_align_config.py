@@ -115,7 +115,6 @@ ADAMW = {"kind": "adamw"}
         ({"objective": RULE, **FEW}, "a rule objective needs the full vocabulary"),
         ({"finish": {"objective": RULE}, **FEW}, "a rule objective needs the full vocabulary"),
         ({"shard": ["draft"]}, r"needs optimizer\.kind adamw"),
-        ({"shard": ["draft"], "optimizer": ADAMW | {"offload": True}}, r"optimizer\.offload"),
         (
             {"shard": ["draft"], "optimizer": ADAMW, "fixed_fraction": 0.5, "draft_fraction": 1.0},
             "a sharded draft cannot generate text",

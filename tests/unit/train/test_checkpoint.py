@@ -64,14 +64,6 @@ def test_the_state_of_a_gpu_is_read_where_there_is_none(
     assert torch.equal(found[0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
 
 
-def test_a_model_of_an_earlier_version_is_read_under_its_old_name(store: CheckpointStore):
-    draft, optimizer = trained_draft()
-    path = store.save(draft, optimizer.state_dict(), TrainingState(step=1))
-    assert saved_model(path) == path / "model"
-    (path / "model").rename(path / "draft")
-    assert saved_model(path) == path / "draft"
-
-
 def test_without_a_checkpoint_a_run_begins_at_its_beginning(store: CheckpointStore):
     assert store.latest() is None
     assert read_state(store.latest()) == TrainingState()

@@ -44,6 +44,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_a_step_without_a_token_that_the_draft_proposes_changes_nothing(
+    folder: Path, tmp_path: Path
+):
+    proposed = load_model(folder / "few", dtype="float32").draft_vocabulary
+    assert proposed is not None
+    others = sorted(set(range(266)) - set(proposed.tolist()))[:12]
+    row = {"prompt_tokens": PROMPT, "completion_tokens": others}
+    changes: dict[str, Any] = {"draft": str(folder / "few"), "objective": "cross_entropy"}
+    changes |= {"data": {"train": str(write_corpus(tmp_path / "text.jsonl", [row]))}}
+    changes |= {"batch_size": 1, "num_steps": 2, "max_completion_tokens": 4}
+    run = align(align_config(folder, tmp_path / "run", **changes))
+    assert losses(run) == [0, 0]
+    before, after = (load_model(path) for path in (folder / "few", run / "draft"))
+    for name, weight in before.hf.state_dict().items():
+        assert torch.equal(weight, after.hf.state_dict()[name]), name
+
+
 def served_losses(folder: Path) -> tuple[dict[str, float], Any]:
     """1 - sum_K min(p, q) and its log, token by token in transformers; the draft with their sum."""
     target = load_model(folder / "target", dtype="float32").hf.double()
