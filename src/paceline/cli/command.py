@@ -64,9 +64,15 @@ class Call:
         return options.build(cls, self.config, self.overrides, one_of, self.chosen, resume=resume)
 
     def check(
-        self, config: Any, *, dry_run: bool = False, as_json: bool = False, resume: bool = False
+        self,
+        config: Any,
+        *,
+        dry_run: bool = False,
+        as_json: bool = False,
+        resume: bool = False,
+        summary: Callable[[], str] | None = None,
     ) -> None:
-        """Check the inputs; a dry run ends here.
+        """Check the inputs; a dry run ends here, with this summary of the run.
 
         Raises:
             UsageError: an input cannot be used, or there is no run to resume.
@@ -77,6 +83,7 @@ class Call:
             options.check_resumable(config.output)
         if dry_run:
             config.check(checks := InputChecks(resume=resume))
+            checks.lines.extend([summary()] if summary else [])
             end_dry_run(checks, as_json=as_json)
         checked(config, resume=resume)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import options
-from paceline.cli.command import Call, Group, end_dry_run
+from paceline.cli.command import Call, Group
 from paceline.cli.console import echo, progress_bars, stderr, stdout
 from paceline.config import apply_override
 from paceline.errors import UsageError
@@ -92,17 +92,11 @@ def generate_data(
     """
     from paceline.data.distillation_data import generate_data as run
     from paceline.data.distillation_data import planned
-    from paceline.data.input_checks import InputChecks
     from paceline.data.requests import GenerateDataConfig
 
     config = call.build(GenerateDataConfig, resume=resume)
-    if dry_run:
-        if resume:
-            options.check_resumable(config.output)
-        config.check(checks := InputChecks(resume=resume))
-        checks.lines.append(planned(config))
-        end_dry_run(checks, as_json=as_json)
-    call.check(config, resume=resume)
+    settings = {"dry_run": dry_run, "as_json": as_json, "resume": resume}
+    call.check(config, **settings, summary=lambda: planned(config))
     with progress_bars() as progress:
         directory = run(config, resume=resume, progress=progress)
     text = (directory / "result.json").read_text("utf-8")

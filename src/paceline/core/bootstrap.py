@@ -16,14 +16,11 @@ from __future__ import annotations
 import functools
 import math
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 import torch
 from pydantic import AfterValidator, BeforeValidator, GetCoreSchemaHandler, PlainSerializer
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 # With fewer units there is an interval, but it does not support a decision.
 LEAST_UNITS = 8
@@ -160,7 +157,7 @@ def ratio_interval(
     here of a logarithm and for several ratios at once.
     """
     ratios = [(numerators_N, denominators_N)]
-    (found,) = _intervals(ratios, rng, (confidence,), num_resamples)
+    found = _interval(ratios, rng, confidence, num_resamples)
     if counted and found.low == found.high:
         num_units = int(((numerators_N != 0) | (denominators_N != 0)).sum())
         unseen = 1 - ((1 - confidence) / 2) ** (1 / num_units)
@@ -187,7 +184,7 @@ def ratio_of_ratios_interval(
     Raises:
         ValueError: no units, a negative number, or a denominator that sums to 0.
     """
-    return _intervals([over, (under[1], under[0])], rng, (confidence,), num_resamples)[0]
+    return _interval([over, (under[1], under[0])], rng, confidence, num_resamples)
 
 
 def product_interval(*factors: Interval) -> Interval:
@@ -246,10 +243,10 @@ def resampled_means(columns_NP: Tensor, num_resamples: int, rng: torch.Generator
     return torch.cat([resample_counts(size, part, rng) @ columns_NP / size for part in parts])
 
 
-def _intervals(
-    ratios: Ratios, rng: torch.Generator, confidences: Sequence[float], num_resamples: int
-) -> list[Interval]:
-    """The product of the ratios, with its interval of each confidence."""
+def _interval(
+    ratios: Ratios, rng: torch.Generator, confidence: float, num_resamples: int
+) -> Interval:
+    """The product of the ratios, with its interval."""
     shapes = [tuple(part.shape) for ratio in ratios for part in ratio]
     if len(set(shapes)) > 1 or len(shapes[0]) != 1:
         raise ValueError(f"wanted {len(shapes)} vectors of one length, got {shapes}")
@@ -262,15 +259,15 @@ def _intervals(
     value = math.prod(float(tops_N.sum() / bottoms_N.sum()) for tops_N, bottoms_N in ratios)
     num_units = int(used_N.sum())
     if num_units == 1:
-        return [Interval(value, 0.0, math.inf) for _ in confidences]
+        return Interval(value, 0.0, math.inf)
     deviations_NP, signs_P = _deviations(ratios)
     error = _log_error(deviations_NP @ signs_P)
     if value == 0 or error < _ROUNDING:
-        return [Interval(value, value, value) for _ in confidences]
+        return Interval(value, value, value)
     errors_R = torch.empty(0)
     if num_units >= LEAST_UNITS:
         errors_R = _studentised(deviations_NP, signs_P, error, rng, num_resamples)
-    return [Interval(value, *_bounds(ratios, value, errors_R, each)) for each in confidences]
+    return Interval(value, *_bounds(ratios, value, errors_R, confidence))
 
 
 def _deviations(ratios: Ratios) -> tuple[Tensor, Tensor]:
