@@ -152,7 +152,7 @@ def tune(garden: int) -> None:
             for arm in TUNED
             for rate in (LOW_RATES if arm == "tvd_plus_plus" else RATES)
         ]
-        rows += draw.measure(runs, {"held_out": 96})
+        rows += draw.measure(runs, {"held_out": 64})
     best_rates([row for row in rows if row.has(gamma=3)], folder_of(garden) / "direct")
 
 
@@ -163,7 +163,7 @@ def run(garden: int, number: int) -> Path:
     draw = Draw(garden, number)
     draw.prepare()
     runs = [draw.align(arm, rates.get(arm, rates["kld"])) for arm in ARMS]
-    rows = draw.measure(runs, {"held_out": 128, "code": 80})
+    rows = draw.measure(runs, {"held_out": 64, "code": 48})
     path = draw.folder / "rows.csv"
     write(path, lines_of(rows, garden=garden, draw=number))
     return path
