@@ -8,12 +8,10 @@ noise.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    import pandas as pd
+import pandas as pd
 
 ALONE = "none"  # the draft before alignment
 
@@ -54,8 +52,34 @@ def combined(table: pd.DataFrame, part: dict[str, Any], chosen_by: pd.DataFrame)
     return table.stack().loc[list(chosen.items())].droplevel(1)
 
 
-def statistic(rows: pd.DataFrame, how: dict[str, Any]) -> pd.Series:
-    """The contrast of each draw, in rows of one task, temperature and gamma."""
+def shuffled(rows: pd.DataFrame, how: dict[str, Any], drawn: np.random.Generator) -> pd.DataFrame:
+    """The rows with the names of drafts shuffled in each draw, so that no contrast has an effect.
+
+    Of a contrast over steps, the checkpoints of every draft that has them are shuffled.
+    """
+    named = rows.assign(draft=rows["draft"].where(rows["label"] != "start", ALONE))
+    named = named.drop_duplicates(["draw", "draft", "label"])
+    if "less" in how:
+        followed = named.loc[named["label"].str.startswith("step"), "draft"]
+        chosen = named[named["draft"].isin(followed)]
+    else:
+        chosen = named[named["label"].isin(["start", "end"])]
+    parts: list[pd.DataFrame] = []
+    for _, own in chosen.groupby("draw"):
+        order = drawn.permutation(len(own))
+        names = {name: own[name].to_numpy()[order] for name in ("draft", "label")}
+        parts.append(own.assign(**names))
+    return pd.concat(parts)
+
+
+def statistic(
+    rows: pd.DataFrame, how: dict[str, Any], drawn: np.random.Generator | None = None
+) -> pd.Series:
+    """The contrast of each draw, in rows of one task, temperature and gamma.
+
+    `drawn`: with it, the names of drafts are shuffled.
+    """
+    rows = rows if drawn is None else shuffled(rows, how, drawn)
 
     def side(table: pd.DataFrame, part: dict[str, Any]) -> pd.Series:
         return combined(table, part, by_arm(rows, part["by"]) if "by" in part else table)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from papers.contrasts import by_arm
 from papers.contrasts import statistic as contrast
 from papers.statistics import interval, percent
+
+if TYPE_CHECKING:
+    import numpy as np
 
 NAMES = {"documentation": "held_out", "code": "code"}
 TASKS = tuple(NAMES)
@@ -21,9 +24,11 @@ def at(rows: pd.DataFrame, task: str, gamma: int) -> pd.DataFrame:
     return rows[chosen & ~cut]
 
 
-def statistic(rows: pd.DataFrame, how: dict[str, Any], task: str) -> pd.Series:
-    """A claim's number of each draw."""
-    return contrast(at(rows, task, 3), how)
+def statistic(
+    rows: pd.DataFrame, how: dict[str, Any], task: str, drawn: np.random.Generator | None = None
+) -> pd.Series:
+    """A claim's number of each draw; with `drawn`, the names of drafts are shuffled."""
+    return contrast(at(rows, task, 3), how, drawn)
 
 
 def tables(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:

@@ -14,6 +14,7 @@ from papers.statistics import interval, percent
 
 if TYPE_CHECKING:
     import altair as alt
+    import numpy as np
 
 
 TASKS = ("spelling", "sums")
@@ -27,9 +28,11 @@ def at(rows: pd.DataFrame, task: str, temperature: float = 1.0, gamma: int = 5) 
     return rows[chosen & (rows["gamma"] == gamma)]
 
 
-def statistic(rows: pd.DataFrame, how: dict[str, Any], task: str) -> pd.Series:
-    """A claim's number of each draw."""
-    return contrast(at(rows, task), how)
+def statistic(
+    rows: pd.DataFrame, how: dict[str, Any], task: str, drawn: np.random.Generator | None = None
+) -> pd.Series:
+    """A claim's number of each draw; with `drawn`, the names of drafts are shuffled."""
+    return contrast(at(rows, task), how, drawn)
 
 
 def tables(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:

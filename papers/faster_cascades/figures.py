@@ -83,16 +83,36 @@ def best_accuracy(draws: dict[int, pd.DataFrame], families: Sequence[str]) -> di
     return dict(zip(draws, table[np.arange(len(table)), others.argmax(1)], strict=True))
 
 
-def statistic(rows: pd.DataFrame, how: dict[str, Any], task: str) -> pd.Series:
-    """A claim's number of each draw."""
+def shuffled(rows: pd.DataFrame, drawn: np.random.Generator) -> pd.DataFrame:
+    """The rows of one draw with the names of settings shuffled; lossless decoding keeps its own."""
+    others = rows[rows["family"] != LOSSLESS]
+    order = drawn.permutation(len(others))
+    names = {name: others[name].to_numpy()[order] for name in ("family", "alpha")}
+    return pd.concat([rows[rows["family"] == LOSSLESS], others.assign(**names)])
+
+
+def statistic(
+    rows: pd.DataFrame, how: dict[str, Any], task: str, drawn: np.random.Generator | None = None
+) -> pd.Series:
+    """A claim's number of each draw.
+
+    `drawn`: with it, the names of settings are shuffled, or of calls the two sides: these have
+    unlike ends, which settings in any order would not make alike.
+    """
     del task
     chosen = rows[rows["temperature"] == 1]
     draws: dict[int, pd.DataFrame] = {int(draw): own for draw, own in chosen.groupby("draw")}
     if "accuracy" in how:
+        if drawn is not None:
+            draws = {draw: shuffled(own, drawn) for draw, own in draws.items()}
         first, second = (best_accuracy(draws, how[side]) for side in ("first", "second"))
         values = {draw: first[draw] - second[draw] for draw in draws}
     else:
-        values = {draw: _log_calls(own, how) for draw, own in draws.items()}
+        sides = itertools.repeat(1.0) if drawn is None else drawn.choice([-1.0, 1.0], len(draws))
+        values = {
+            draw: side * _log_calls(own, how)
+            for side, (draw, own) in zip(sides, draws.items(), strict=drawn is not None)
+        }
     return pd.Series(values, name="value").rename_axis("draw")
 
 

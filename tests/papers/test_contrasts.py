@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from papers.contrasts import by_arm, statistic
+from papers.contrasts import by_arm, shuffled, statistic
+from papers.faster_cascades import figures as cascades
 from papers.faster_cascades.figures import Point, accuracy_at, best_accuracy, calls_at
 from scipy.optimize import linprog
 
@@ -68,6 +69,64 @@ def test_one_side_less_its_first_checkpoint_is_its_gain():
 
 def test_the_start_is_an_arm_of_its_own():
     assert set(by_arm(rows_of(ARMS, SCORES), "accuracy").columns) == {"a", "b", "none"}
+
+
+HOW = {"contrast": "log_tau", "first": {"mean": ["a"]}, "second": {"mean": ["b"]}}
+
+
+def test_shuffled_names_keep_the_numbers_of_each_draw():
+    rows = rows_of(ARMS, SCORES)
+    found = shuffled(rows, HOW, np.random.default_rng(0))
+    assert not found["draft"].equals(rows["draft"])
+    for key in ("draft", "emitted"):
+        for draw, own in found.groupby("draw"):
+            expected = rows[rows["draw"] == draw].fillna("none")
+            assert sorted(own[key]) == sorted(expected[key])
+
+
+def test_shuffled_names_have_no_effect_where_names_have_one():
+    """200 shuffles of 12 draws; the mutant shuffles all draws alike and keeps the effect."""
+    gain = np.random.default_rng(1).normal(0, 0.01, (2, 12))
+    taus = {"a": list(3 * np.exp(gain[0])), "b": list(2 * np.exp(gain[1]))}
+    rows = rows_of(taus, dict.fromkeys(taus, [0.0] * 12))
+    drawn = np.random.default_rng(2)
+    means = [statistic(rows, HOW, drawn).mean() for _ in range(200)]
+    spread = math.log(1.5) / 12**0.5
+    assert np.std(means) == pytest.approx(spread, rel=0.2)
+    assert abs(np.mean(means)) < 4 * spread / 200**0.5
+    mutant = [sign * statistic(rows, HOW).mean() for sign in drawn.choice([-1, 1], 200)]
+    assert np.std(mutant) > 3 * spread
+
+
+def test_shuffled_checkpoints_have_no_gain():
+    rows = rows_of({"a": [2.0] * 12}, {"a": [0.1] * 12})
+    early = rows.assign(label="step 25", acceptance=5.0)
+    how = {"contrast": "acceptance", "first": {"mean": ["a"]}, "less": "first checkpoint"}
+    both = pd.concat([rows, early])
+    assert set(statistic(both, how).round(9)) == {0.1}
+    assert set(statistic(both, how, np.random.default_rng(0)).round(9)) == {0.1, -0.1}
+
+
+@pytest.mark.parametrize("how", [{"calls": 0.95}, {"accuracy": 1.0}])
+def test_shuffled_settings_of_cascades_have_no_effect(how: dict[str, Any]):
+    rows = pd.DataFrame(
+        {"draw": draw, "temperature": 1.0, "n": 100, "emitted": 10.0} | one
+        for draw in range(12)
+        for one in (
+            {"family": "autoregressive", "score": 80, "calls": 10.0},
+            {"family": "lossless", "score": 80, "calls": 5.0},
+            {"family": "opt", "alpha": 0.1, "score": 90, "calls": 2.0},
+            {"family": "chow", "alpha": 0.1, "score": 70, "calls": 3.0},
+        )
+    )
+    how = how | {"first": ["chow", "lossless"], "second": ["opt", "lossless"]}
+    plain = cascades.statistic(rows, how, "sums")
+    assert plain.nunique() == 1
+    drawn = np.random.default_rng(0)
+    found = np.array([cascades.statistic(rows, how, "sums", drawn) for _ in range(100)])
+    means = found.mean(axis=1)
+    assert abs(means.mean()) < 4 * means.std() / 10
+    assert means.std() < 1.3 * abs(found).max() / 12**0.5
 
 
 @pytest.mark.parametrize("seed", range(20))
