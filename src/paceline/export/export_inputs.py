@@ -34,7 +34,6 @@ from paceline.models.loading import (
     model_directory,
     stored_dtype,
 )
-from paceline.places import refuse_link_out
 from paceline.records import RunDirectory, is_run
 
 if TYPE_CHECKING:
@@ -215,9 +214,6 @@ def read_sources(config: ExportConfig) -> Sources:
     if named is not None and not isinstance(named, str):
         raise UsageError(f"{manifest_of(config.model)} names no model as target; give --target")
     target = None if named is None else read_target(named)
-    for path in (config.model, named):
-        if path is not None:
-            _refuse_links(model_directory(path))
     if target is not None:
         drafted = _facts_of(config.model)
         check_same_reading(target, drafted)
@@ -327,13 +323,6 @@ def _run_of(model: str) -> dict[str, Any] | None:
     manifest = RunDirectory(folder.parent).read_manifest() if folder.is_dir() else None
     ours = manifest is not None and is_run(manifest) and manifest.get("kind") == "Align"
     return manifest if ours else None
-
-
-def _refuse_links(directory: Path) -> None:
-    """Raise a UsageError if what an export repeats of a model, all but weights, is linked to."""
-    for path in directory.iterdir():
-        if path.suffix not in _WEIGHTS:
-            refuse_link_out(path, directory)
 
 
 def read_measurement(config: ExportConfig, target: str | None) -> Measurement:
