@@ -71,10 +71,10 @@ def check_consent(values: Any, given: Any, where: str = "") -> None:
             f"a file may not send the key in {variable}, or name who gets it; if you trust the "
             f"server, add --set {where}api_key_env={variable} --set {where}url={url}"
         )
-    _sent.add(variable)
+    _sent.append(variable)
 
 
-_sent: set[str] = set()
+_sent: list[Any] = []
 
 
 def is_given(value: Any) -> bool:

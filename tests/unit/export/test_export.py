@@ -407,27 +407,6 @@ def test_a_disk_that_fills_while_a_gguf_file_is_written_is_one_line(
     assert not (folder / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("to", "name"),
-    [
-        *(("vllm", name) for name in ("LICENSE", "vocab.key", "chat_template.jinja", "README.md")),
-        ("llamacpp", "LICENSE"),
-    ],
-)
-def test_a_link_out_of_a_model_is_refused_before_anything_is_written(
-    tmp_path: Path, to: str, name: str
-):
-    folder = models(tmp_path)
-    (tmp_path / "id_rsa").write_text("SECRET")
-    for model in ("target", "draft"):
-        (folder / model / name).unlink(missing_ok=True)
-        (folder / model / name).symlink_to("../id_rsa")
-        with pytest.raises(UsageError, match=rf"{model}/{name} is a link out of"):
-            run(folder, to)
-        assert not (folder / "out").exists()
-        (folder / model / name).unlink()
-
-
 def test_a_strangers_manifest_is_named_and_writes_no_markup(tmp_path: Path):
     folder, hostile = (
         models(tmp_path),
