@@ -69,7 +69,7 @@ def check_consent(values: Any, given: Any, where: str = "") -> None:
     if (named.get("api_key_env"), named.get("url")) != (variable, url):
         raise ConfigError(
             f"a file may not send the key in {variable}, or name who gets it; if you trust the "
-            f"server, add --set {where}api_key_env={variable} --set {where}url={url}"
+            f"server, add --set {where}api_key_env={variable} --set {where}url=URL"
         )
     _sent.append(variable)
 
