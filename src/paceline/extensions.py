@@ -86,7 +86,8 @@ def imported(path: str) -> Any:
         )
     folder = os.getcwd()  # noqa: PTH109 - a str, as sys.path holds
     try:
-        if importlib.util.find_spec(module_name.partition(".")[0]) is None:
+        top = module_name.partition(".")[0]
+        if top not in sys.modules and importlib.util.find_spec(top) is None:
             sys.path += [] if folder in sys.path else [folder]
         module = importlib.import_module(module_name)
     except Exception as error:  # the user's module may raise anything
