@@ -148,7 +148,6 @@ def _check_place(config: ExportConfig) -> None:
 
 _FRONT = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)  # the header of a model card
 _NUM_STRINGS = 100
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 SAMPLES = (
     'def mean(values):\n    """The arithmetic mean."""\n    return sum(values) / len(values)\n',
     "The quick brown fox didn't jump over 13 lazy dogs; it's 2026, and they've 1,234.5 reasons.",
