@@ -99,7 +99,7 @@ def served(
         "num_speculative_tokens": GAMMA,
     }
     sets = [part for key, value in given.items() for part in ("--set", f"{key}={value}")]
-    pair = ("--target", TARGET, "--draft", DRAFT)
+    pair = ("--target", TARGET, "--draft", DRAFT, "--allow-program", PROGRAMS[engine])
     code, out, err = run(
         *("measure", "--engine", engine, *pair, *PROMPTS, *sets, "--temperature", "0", "--json"),
         *more,

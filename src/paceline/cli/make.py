@@ -12,7 +12,6 @@ from paceline.cli.command import Call, Group
 from paceline.cli.console import echo, progress_bars, stderr, stdout
 from paceline.config import apply_override
 from paceline.errors import UsageError
-from paceline.permissions import given
 
 if TYPE_CHECKING:
     from paceline.cli.command import Shown
@@ -177,7 +176,7 @@ def task(
     check_output_file(out)
     if out.exists() and not overwrite:
         raise UsageError(f"{out} exists already; choose another file or add --overwrite")
-    values: dict[str, Any] = {"task": given(name)}
+    values: dict[str, Any] = {"task": name}
     for override in overrides or ():
         apply_override(values, override)
     num_distinct = write_examples(build_task(values), split, count, out, seed)

@@ -34,7 +34,6 @@ from paceline.models.loading import (
     model_directory,
     stored_dtype,
 )
-from paceline.places import refuse_link_out
 from paceline.records import RunDirectory, is_run
 
 if TYPE_CHECKING:
@@ -149,7 +148,6 @@ def _check_place(config: ExportConfig) -> None:
 
 _FRONT = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)  # the header of a model card
 _NUM_STRINGS = 100
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 SAMPLES = (
     'def mean(values):\n    """The arithmetic mean."""\n    return sum(values) / len(values)\n',
     "The quick brown fox didn't jump over 13 lazy dogs; it's 2026, and they've 1,234.5 reasons.",
@@ -215,9 +213,6 @@ def read_sources(config: ExportConfig) -> Sources:
     if named is not None and not isinstance(named, str):
         raise UsageError(f"{manifest_of(config.model)} names no model as target; give --target")
     target = None if named is None else read_target(named)
-    for path in (config.model, named):
-        if path is not None:
-            _refuse_links(model_directory(path))
     if target is not None:
         drafted = _facts_of(config.model)
         check_same_reading(target, drafted)
@@ -327,13 +322,6 @@ def _run_of(model: str) -> dict[str, Any] | None:
     manifest = RunDirectory(folder.parent).read_manifest() if folder.is_dir() else None
     ours = manifest is not None and is_run(manifest) and manifest.get("kind") == "Align"
     return manifest if ours else None
-
-
-def _refuse_links(directory: Path) -> None:
-    """Raise a UsageError if what an export repeats of a model, all but weights, is linked to."""
-    for path in directory.iterdir():
-        if path.suffix not in _WEIGHTS:
-            refuse_link_out(path, directory)
 
 
 def read_measurement(config: ExportConfig, target: str | None) -> Measurement:

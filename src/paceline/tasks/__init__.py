@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from paceline.config import StrictModel, validate
+from paceline.config import StrictModel
 from paceline.extensions import variants
 from paceline.tasks.base import OwnTask, Split, Task, TaskExample, write_examples
 from paceline.tasks.code_problems import Code
@@ -58,7 +58,7 @@ def build_task(chosen: str | Mapping[str, Any]) -> Task:
     Raises:
         ConfigError: unknown task or invalid value.
     """
-    return validate(_Choice, {"task": chosen if isinstance(chosen, str) else dict(chosen)}).task
+    return _Choice(task=chosen if isinstance(chosen, str) else dict(chosen)).task  # pyright: ignore
 
 
 __all__ = [

@@ -11,12 +11,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from paceline.errors import UsageError
 from paceline.models import load_model
 from paceline.models.inspection import inspect_model
 from paceline.models.loading import fingerprint, load_tokenizer
 from paceline.places import TEMPLATES
-from paceline.records import cache_root
 from support.checkpoints import edit, fails
 from support.models import LLAMA_LIKE, tiny_hf, tiny_tokenizer
 
@@ -184,15 +182,6 @@ def test_an_adapter_without_peft_is_refused_by_name(
     monkeypatch.setitem(sys.modules, "peft", None)
     monkeypatch.setattr("paceline.models.adapters.find_spec", lambda name: None)
     fails(folder, "holds an adapter (LORA)", "'.[peft]'", "merge it into its base model")
-
-
-def test_a_merged_model_has_no_copy_of_what_a_link_leads_to(tmp_path: Path):
-    base(tmp_path / "base")
-    (tmp_path / "id_rsa").write_text("SECRET")
-    adapter = lora(tmp_path / "adapter", str(tmp_path / "base"))
-    (adapter / "vocab.key").symlink_to("../id_rsa")
-    fails(adapter, "vocab.key is a link out of ", error=UsageError)
-    assert not list(cache_root().rglob("vocab.key"))
 
 
 @pytest.mark.parametrize("tied", [False, True])
