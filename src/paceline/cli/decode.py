@@ -44,21 +44,14 @@ def decode(
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     show: Annotated[bool, typer.Option("--show", help="Colour tokens by source.")] = False,
     as_json: options.Json = False,
-    trace: Annotated[
-        bool,
-        typer.Option("--trace", help="With --json: also what rules read at each drafted token."),
-    ] = False,
     html: options.Html = None,
 ) -> None:
     """Generate text from one prompt; --draft is optional."""
     from paceline.cli.streaming import load_decoder, read_prompt, stream_text
     from paceline.data.input_checks import InputChecks
     from paceline.decode.strategies import DecodingConfig
-    from paceline.decode.trace import Trace
 
     check_html(html)
-    if trace and not (as_json and draft):
-        raise UsageError("--trace needs --draft and --json, which it adds to; add both")
     gamma = call.chosen.get("strategy.num_speculative_tokens")
     if gamma is not None and gamma < 1:
         raise UsageError(
@@ -77,9 +70,8 @@ def decode(
     recorded |= {"chat": chat, "draft_weights": draft_weights}
     without = None if draft else {"strategy"}  # a default that the command refuses
     recorded["decoding"] = decoding.model_dump(mode="json", exclude=without)
-    noted = Trace(decoding, seed) if trace else None
     stream_text(
-        *load_decoder(target, draft, draft_weights, noted.decoding if noted else decoding),
+        *load_decoder(target, draft, draft_weights, decoding),
         text,
         chat=chat,
         max_new_tokens=max_new_tokens,
@@ -88,7 +80,6 @@ def decode(
         as_json=as_json,
         html=html,
         recorded=recorded,
-        trace=noted,
     )
 
 
