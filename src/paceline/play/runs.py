@@ -1,13 +1,10 @@
-"""A request of the page, and the events of decoding it with and without the draft.
+"""A request of the page, and the events of decoding it.
 
-With both, blocks alternate: the decoder that has used less time goes next. Each counts only its own
-time, so both meet the same machine. Probabilities are read in other passes, whose time is not
-counted: decoders keep their faster ones.
+Probabilities are read in other passes, whose time is not counted: the decoder's may return none.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
@@ -37,11 +34,11 @@ if TYPE_CHECKING:
 
 
 class PlayRequest(StrictModel):
-    """What to decode, and how; `plain`: also without the draft."""
+    """What to decode, and how; `plain`: without the draft."""
 
     prompt: Annotated[str, Field(min_length=1, max_length=200_000)]
     chat: bool = False
-    plain: bool = True
+    plain: bool = False
     num_speculative_tokens: Annotated[int, Field(ge=1, le=64)] = 4
     max_new_tokens: Annotated[int, Field(ge=1, le=4096)] = 128
     seed: int = 0
@@ -61,33 +58,15 @@ def rules() -> list[dict[str, Any]]:
 
 
 def decoded(target: HfModel, draft: HfModel, request: PlayRequest) -> Iterator[dict[str, Any]]:
-    """Decode; yields an event for each block. Raises UsageError, at the first."""
+    """Yields the tokens of each block, and the figures so far. Raises UsageError at the first."""
     prompt: Any = [{"role": "user", "content": request.prompt}] if request.chat else request.prompt
     sampling = SamplingParams(temperature=request.temperature)
     gamma = request.num_speculative_tokens
-    pair = SpeculativeDecoder(target, draft, request.rule, gamma, sampling)
-    texts = {"draft": _blocks(pair, prompt, request)}
+    decoder = SpeculativeDecoder(target, draft, request.rule, gamma, sampling)
+    pair = {"target": target, "draft": draft}
+    readers = {name: _Reader(model, decoder, prompt) for name, model in pair.items()}
     if request.plain:
-        texts["plain"] = _blocks(AutoregressiveDecoder(target, sampling), prompt, request)
-    seconds = dict.fromkeys(texts, 0.0)
-    while texts:
-        name = min(texts, key=seconds.__getitem__)
-        event = next(texts[name], None)
-        if event is None:
-            del texts[name]
-        else:
-            seconds[name] = event["figures"]["seconds"]
-            yield {"way": name, **event}
-
-
-def _blocks(decoder: Decoder, prompt: Any, request: PlayRequest) -> Iterator[dict[str, Any]]:
-    """Yields the tokens of each block of a text, and the figures of the text so far."""
-    readers: dict[str, _Reader] = {}
-    if isinstance(decoder, SpeculativeDecoder):
-        readers = {
-            name: _Reader(model, decoder, prompt)
-            for name, model in (("target", decoder.target), ("draft", decoder.draft))
-        }
+        decoder, readers = AutoregressiveDecoder(target, sampling), {}
     pieces = decoder.stream(prompt, request.max_new_tokens, request.seed)
     stats, num_tokens, seconds = DecodeStats(), 0, 0.0
     start = time.perf_counter()
@@ -96,15 +75,12 @@ def _blocks(decoder: Decoder, prompt: Any, request: PlayRequest) -> Iterator[dic
         seconds += time.perf_counter() - start
         stats += count_blocks([first.block])
         num_tokens += len(block)
-        figures = {
-            "tokens": num_tokens,
-            "seconds": seconds,
-            "tokens_per_s": num_tokens / seconds,
-            "acceptance_rate": stats.acceptance_rate,
-            "block_efficiency": stats.block_efficiency,
-        }
-        known = {name: number for name, number in figures.items() if not math.isnan(number)}
-        yield {"tokens": _tokens(block, decoder.target.tokenizer, readers), "figures": known}
+        figures = f"{num_tokens} tokens in {seconds:.2f} s, {num_tokens / seconds:.1f} tokens/s"
+        if stats.num_target_calls:
+            figures += f", {stats.block_efficiency:.2f} tokens per target call"
+        if stats.num_examined:
+            figures += f", {stats.num_accepted} of {stats.num_examined} examined tokens accepted"
+        yield {"tokens": _tokens(block, target.tokenizer, readers), "figures": figures}
         start = time.perf_counter()
 
 
@@ -112,13 +88,9 @@ def _tokens(
     pieces: list[Piece], tokenizer: Any, readers: dict[str, _Reader]
 ) -> list[dict[str, Any]]:
     """The tokens of a block, with the rejected ones where they were drafted."""
-    kept: list[dict[str, Any]] = [
-        {"id": one.token, "text": one.text, "source": one.source} for one in pieces
-    ]
-    rejected: list[dict[str, Any]] = [
-        {"id": one, "text": tokenizer.decode([one]), "source": "unexamined"}
-        for one in pieces[0].block.rejected
-    ]
+    kept = [_shown(piece.token, piece.text, piece.source) for piece in pieces]
+    behind = pieces[0].block.rejected
+    rejected = [_shown(token, tokenizer.decode([token]), "unexamined") for token in behind]
     for one in rejected[:1]:
         one["source"] = "rejected"
     for name, reader in list(readers.items()):
@@ -131,6 +103,10 @@ def _tokens(
         for probs_V, one in zip([*probs_NV, probs_NV[-1]], [*kept, *rejected[:1]], strict=False):
             one[name] = float(probs_V[one["id"]])
     return [*kept[:-1], *rejected, kept[-1]]
+
+
+def _shown(token: int, text: str, source: str) -> dict[str, Any]:
+    return {"id": token, "text": text, "source": source}
 
 
 class _Reader:

@@ -20,8 +20,6 @@ from paceline.errors import PacelineError, UsageError, first_line
 from paceline.play.runs import PlayRequest, decoded, rules
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from paceline.models import HfModel
 
 _LARGEST = 1 << 20  # bytes of a request
@@ -30,7 +28,6 @@ _FILES = {
     "/play.css": ("text/css", ("view/templates/style.css", "play/static/play.css")),
     "/play.js": ("text/javascript", ("play/static/play.js",)),
 }
-_PATHS = {"GET": {*_FILES, "/settings"}, "POST": {"/decode"}}
 _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -78,20 +75,33 @@ class _Handler(BaseHTTPRequestHandler):
     server: Playground  # pyright: ignore[reportIncompatibleVariableOverride]
     timeout = 60  # seconds that a browser may keep its thread waiting
 
-    def do_GET(self) -> None:
-        if fault := self._fault():
-            self._refuse(*fault)
-        elif self.path == "/settings":
-            self._answer(200, "application/json", json.dumps(self.server.settings))
+    def parse_request(self) -> bool:
+        """As the base class, and False after refusing a request that may not use the models."""
+        if not super().parse_request():
+            return False
+        asked, posts = self.headers, self.command == "POST"
+        host, origin = asked["host"] or "", asked["origin"]
+        if re.sub(r":\d+$", "", host) not in ("localhost", "127.0.0.1"):
+            self._refuse(403, "this host is not served; open the address that play printed")
+        elif posts and origin is not None and origin != f"http://{host}":
+            self._refuse(403, "another page sent this request; use the page of play itself")
+        elif posts and asked["content-type"] != "application/json":
+            self._refuse(415, "the request must be application/json")
         else:
+            return True
+        return False
+
+    def do_GET(self) -> None:
+        if self.path == "/settings":
+            self._answer(200, "application/json", json.dumps(self.server.settings))
+        elif self.path in _FILES:
             kind, names = _FILES[self.path]
             files = [resources.files("paceline").joinpath(name) for name in names]
             self._answer(200, kind, "".join(file.read_text("utf-8") for file in files))
+        else:
+            self._refuse(404, "there is no such page; open the address that play printed")
 
     def do_POST(self) -> None:
-        if fault := self._fault():
-            self._refuse(*fault)
-            return
         try:
             length = min(abs(int(self.headers["content-length"] or 0)), _LARGEST)
             request = validate(PlayRequest, json.loads(self.rfile.read(length)))
@@ -99,28 +109,17 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(422, first_line(error))
             return
         self._answer(200, "application/x-ndjson", "")
-        events, event = decoded(*self.server.pair, request), {"way": ""}
-        while "way" in event:  # or until the browser has left: then nothing can be written
-            with self.server.models:
-                event = _next(events)
+        events, event = decoded(*self.server.pair, request), {"tokens": None}
+        while "tokens" in event:  # or until the browser has left: then nothing can be written
+            try:
+                with self.server.models:
+                    event = next(events, {"end": True})
+            except PacelineError as error:
+                event = {"error": str(error)}
+            except Exception as error:
+                said = f"{type(error).__name__}: {first_line(error)}"
+                event = {"error": f"the model failed: {said}"}
             self.wfile.write(json.dumps(event, allow_nan=False).encode() + b"\n")
-
-    def _fault(self) -> tuple[int, str] | None:
-        """Why a request may not use the models."""
-        posts, host, origin = (
-            self.command == "POST",
-            self.headers["host"] or "",
-            self.headers["origin"],
-        )
-        if re.sub(r":\d+$", "", host) not in ("localhost", "127.0.0.1"):
-            return 403, "this host is not served; open the address that play printed"
-        if posts and origin is not None and origin != f"http://{host}":
-            return 403, "another page sent this request; use the page of play itself"
-        if posts and self.headers["content-type"] != "application/json":
-            return 415, "the request must be application/json"
-        if self.path not in _PATHS[self.command]:
-            return 404, "there is no such page; open the address that play printed"
-        return None
 
     def _refuse(self, status: int, message: str) -> None:
         self._answer(status, "application/json", json.dumps({"error": message}))
@@ -134,13 +133,3 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         """The terminal shows the address alone."""
-
-
-def _next(events: Iterator[dict[str, Any]]) -> dict[str, Any]:
-    """The next block, or else how the text ended."""
-    try:
-        return next(events, {"end": True})
-    except PacelineError as error:
-        return {"error": str(error)}
-    except Exception as error:
-        return {"error": f"the model failed: {type(error).__name__}: {first_line(error)}"}

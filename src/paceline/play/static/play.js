@@ -5,99 +5,76 @@ const make = (name, properties, ...children) => {
   node.append(...children);
   return node;
 };
-const decimals = (value, count) => value?.toFixed(count) ?? "–";
 const form = find("form");
-const fail = (error) => { find("#failure").textContent = error.message; };
-const ask = async (path, options) => {
-  const answer = await fetch(path, options);
-  if (answer.ok) return answer;
-  throw new Error((await answer.json()).error);
-};
-
-// a setting that is no number is a word, such as "tuned"
-const valueOf = ({ type, value, checked }) =>
-  type === "checkbox" ? checked : type === "textarea" || value.trim() === "" || Number.isNaN(Number(value)) ? value : Number(value);
-const valuesOf = (inputs) => Object.fromEntries([...inputs].map((input) => [input.name, valueOf(input)]));
-const request = () => ({
-  ...valuesOf(form.querySelectorAll("[name]:not(#settings *)")),
-  rule: { rule: find("#rule").value, ...valuesOf(find("#settings").querySelectorAll("input")) },
-});
-
-const FIGURES = {
-  tokens: ["tokens", 0], seconds: ["seconds", 2], tokens_per_s: ["tokens per second", 1],
-  acceptance_rate: ["acceptance (accepted / examined)", 3], block_efficiency: ["tokens per target call", 2],
-};
-const row = (title, ...cells) =>
-  make("tr", {}, make("th", { scope: "row" }, title), ...cells.map((text) => make("td", {}, text)));
-const draw = ({ way, tokens, figures }, text) => {
-  text.figures[way] = figures;
-  const spans = tokens.map(({ id, text: written, source, target, draft }) => {
-    if (way === "draft") text.counts[source] = (text.counts[source] ?? 0) + 1;
-    const probabilities = target === undefined ? "" : `, target ${decimals(target, 4)}, draft ${decimals(draft, 4)}`;
-    const title = `${JSON.stringify(written)} (${id}): ${source}${probabilities}`;
-    return make("span", { className: `token ${way === "draft" ? source : "prefill"}`, title }, written);
-  });
-  find(`#${way}`).append(make("span", { className: "block" }, ...spans));
-  const { draft = {}, plain = {} } = text.figures;
-  find("#figures").replaceChildren(
-    ...Object.entries(FIGURES).map(([name, [title, places]]) => row(title, decimals(draft[name], places), decimals(plain[name], places))),
-    row("tokens per second, with / without", decimals(draft.tokens_per_s / plain.tokens_per_s || undefined, 2), ""),
-  );
-  find("#counts").replaceChildren(...Object.entries(text.counts).map(([source, number]) =>
-    make("li", {}, make("span", { className: `token ${source}` }, source), ` ${number}`)));
-};
-
 let leave = null; // ends the text that is being decoded
-const decode = async () => {
-  leave = new AbortController();
-  find("#start").disabled = !(find("#stop").disabled = false);
-  find("main").hidden = false;
-  for (const id of ["#failure", "#draft", "#plain", "#counts", "#figures"]) find(id).replaceChildren();
-  find("#status").textContent = "Decoding";
-  const text = { figures: {}, counts: {} };
-  let ended = "The server closed the connection.";
-  try {
-    const headers = { "Content-Type": "application/json" };
-    const answer = await ask("/decode", { method: "POST", headers, body: JSON.stringify(request()), signal: leave.signal });
-    let rest = "";
-    for await (const part of answer.body.pipeThrough(new TextDecoderStream())) {
-      const lines = (rest + part).split("\n");
-      rest = lines.pop();
-      for (const event of lines.map((line) => JSON.parse(line))) {
-        if (event.error) throw new Error(event.error);
-        if (event.way) draw(event, text);
-        else ended = "Ended.";
-      }
-    }
-  } catch (error) {
-    ended = error.name === "AbortError" ? "Stopped." : "";
-    if (!ended) fail(error);
+
+async function* eventsOf(body) {
+  const headers = { "Content-Type": "application/json" };
+  const answer = await fetch("/decode", { method: "POST", headers, body: JSON.stringify(body), signal: leave.signal });
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let rest = ""; ;) {
+    const { value, done } = await reader.read();
+    const lines = (rest + (done ? "\n" : value)).split("\n");
+    rest = lines.pop();
+    yield* lines.filter(Boolean).map((line) => JSON.parse(line));
+    if (done) throw new Error("the server closed the connection; is it still running?");
   }
-  find("#status").textContent = ended;
+}
+// a setting that is no number is a word, such as "tuned"
+const settingOf = ({ name, value }) => [name, value.trim() === "" || Number.isNaN(Number(value)) ? value : Number(value)];
+const valuesIn = (selector) => Object.fromEntries([...form.querySelectorAll(selector)].map(settingOf));
+const request = ({ prompt, chat, rule }) => ({
+  prompt: prompt.value, chat: chat.checked, ...valuesIn("[type=number]"), rule: { rule: rule.value, ...valuesIn("#settings input") },
+});
+const spanOf = ({ id, text, source, ...probabilities }) => {
+  const said = Object.entries(probabilities).map(([name, value]) => `, ${name} ${value.toFixed(4)}`);
+  return make("span", { className: `token ${source}`, title: `${JSON.stringify(text)} (token ${id}): ${source}${said.join("")}` }, text);
+};
+const draw = async (way, body) => {
+  const counts = {};
+  for await (const { tokens, figures, error, end } of eventsOf({ ...body, plain: way === "plain" })) {
+    if (error) throw new Error(error);
+    if (end) return;
+    find(`#${way}`).append(make("span", { className: "block" }, ...tokens.map(way === "draft" ? spanOf : ({ text }) => text)));
+    find(`#figures-${way}`).textContent = figures;
+    for (const { source } of tokens) counts[source] = (counts[source] ?? 0) + 1;
+    if (way === "draft") find("#counts").replaceChildren(...Object.entries(counts).map(([source, number]) =>
+      make("li", {}, make("span", { className: `token ${source}` }, source), ` ${number}`)));
+  }
+};
+const show = (status, failure = "") => {
+  find("#status").textContent = status;
+  find("#failure").textContent = failure;
+  find("#stop").disabled = !leave;
+  find("#start").disabled = Boolean(leave);
+};
+const decode = async () => {
+  const body = request(form.elements);
+  leave = new AbortController();
+  show("Decoding");
+  for (const id of ["#draft", "#plain", "#counts", "#figures-draft", "#figures-plain"]) find(id).replaceChildren();
+  const said = await draw("draft", body).then(() => form.elements.compare.checked && draw("plain", body))
+    .then(() => ["Ended."], (error) => (leave.signal.aborted ? ["Stopped."] : ["", error.message]));
   leave = null;
-  find("#stop").disabled = !(find("#start").disabled = false);
+  show(...said);
 };
 form.addEventListener("submit", (event) => { event.preventDefault(); if (!leave) decode(); });
-addEventListener("keydown", (event) => {
-  if (event.key === "Escape") leave?.abort();
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !find("#start").disabled) form.requestSubmit();
+addEventListener("keydown", ({ key, ctrlKey, metaKey }) => {
+  if (key === "Escape") leave?.abort();
+  if (key === "Enter" && (ctrlKey || metaKey) && !find("#start").disabled) form.requestSubmit();
 });
 find("#stop").addEventListener("click", () => leave?.abort());
 find("#draft").addEventListener("pointerover", ({ target }) => { if (target.title) find("#token").textContent = target.title; });
 
-try {
-  const { models, rules } = await (await ask("/settings")).json();
-  find("#models").textContent = models;
-  find("#rule").append(...rules.map(({ rule }) => make("option", { value: rule }, rule.replaceAll("_", " "))));
-  const show = () => {
-    const { about, settings } = rules[find("#rule").selectedIndex];
-    find("#about").textContent = about;
-    find("#settings").replaceChildren(...Object.entries(settings).map(([name, value]) =>
-      make("label", {}, `${name} `, make("input", { name, value, required: true }))));
-  };
-  find("#rule").addEventListener("change", show);
-  show();
-  find("#start").disabled = false;
-} catch (error) {
-  fail(error);
-}
+const { models, rules } = await (await fetch("/settings")).json();
+const choose = () => {
+  const { about, settings } = rules[form.elements.rule.selectedIndex];
+  find("#about").textContent = about;
+  find("#settings").replaceChildren(...Object.entries(settings).map(([name, value]) =>
+    make("label", {}, `${name} `, make("input", { name, value, required: true }))));
+};
+find("#models").textContent = models;
+form.elements.rule.append(...rules.map(({ rule }) => make("option", { value: rule }, rule.replaceAll("_", " "))));
+form.elements.rule.addEventListener("change", choose);
+choose();
+show("");
