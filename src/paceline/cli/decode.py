@@ -99,41 +99,30 @@ def play(
     draft_weights: Annotated[
         Literal["auto", "int8"], typer.Option(help="int8: faster draft, slightly lower acceptance.")
     ] = "auto",
-    host: Annotated[
-        str, typer.Option(help="Address to listen at; others than your own machine need a token.")
-    ] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port to listen at; 0: a free one.")
     ] = 8642,
 ) -> None:
     """Decode in the browser, with and without the draft.
 
-    Prints the address of a page, and serves it until it is interrupted. The page also reads what
-    `paceline decode --json --trace` writes.
+    Prints the address of a page, and serves it to this machine until it is interrupted.
     """
-    from paceline.play import require
-
-    require()
     from paceline.cli.console import echo
-    from paceline.cli.defaults import meaning_of
     from paceline.data.input_checks import InputChecks
     from paceline.models import load
     from paceline.models.loading import tokenizer_of
-    from paceline.play.runs import controls
-    from paceline.play.server import Listening, Playground
+    from paceline.play.server import Playground
 
     checks = InputChecks()
     checks.pair(target, draft)
     checks.drafting(target, draft)
-    listening = Listening(host, port)
+    playground = Playground(port)
     large = load(target)
     tokenizer_of(large, target)
     small = load(draft, large.dtype, str(large.device), draft_weights)
-    settings = {"target": target, "draft": draft, "request": controls(meaning_of)}
-    playground = Playground(large, small, settings, listening.hosts, listening.token)
-    echo(listening.address)
+    echo(playground.address)
     with contextlib.suppress(KeyboardInterrupt):  # the usual end
-        listening.server(playground).run(sockets=[listening.socket])
+        playground.serve(large, small, f"target {target}, draft {draft}")
 
 
 @DECODE.verb(

@@ -68,13 +68,13 @@ def decoded(target: HfModel, draft: HfModel, request: PlayRequest) -> Iterator[d
     if request.plain:
         decoder, readers = AutoregressiveDecoder(target, sampling), {}
     pieces = decoder.stream(prompt, request.max_new_tokens, request.seed)
-    stats, num_tokens, seconds = DecodeStats(), 0, 0.0
+    stats, seconds = DecodeStats(), 0.0
     start = time.perf_counter()
     for first in pieces:
         block = [first, *islice(pieces, len(first.block.tokens) - 1)]
         seconds += time.perf_counter() - start
         stats += count_blocks([first.block])
-        num_tokens += len(block)
+        num_tokens = stats.num_prefill_tokens + stats.num_emitted
         figures = f"{num_tokens} tokens in {seconds:.2f} s, {num_tokens / seconds:.1f} tokens/s"
         if stats.num_target_calls:
             figures += f", {stats.block_efficiency:.2f} tokens per target call"

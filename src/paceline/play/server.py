@@ -117,8 +117,7 @@ class _Handler(BaseHTTPRequestHandler):
             except PacelineError as error:
                 event = {"error": str(error)}
             except Exception as error:
-                said = f"{type(error).__name__}: {first_line(error)}"
-                event = {"error": f"the model failed: {said}"}
+                event = {"error": f"the model failed: {type(error).__name__}: {first_line(error)}"}
             self.wfile.write(json.dumps(event, allow_nan=False).encode() + b"\n")
 
     def _refuse(self, status: int, message: str) -> None:

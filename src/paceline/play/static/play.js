@@ -35,7 +35,7 @@ const draw = async (way, body) => {
   for await (const { tokens, figures, error, end } of eventsOf({ ...body, plain: way === "plain" })) {
     if (error) throw new Error(error);
     if (end) return;
-    find(`#${way}`).append(make("span", { className: "block" }, ...tokens.map(way === "draft" ? spanOf : ({ text }) => text)));
+    find(`#${way}`).append(...(way === "plain" ? tokens.map(({ text }) => text) : [make("span", { className: "block" }, ...tokens.map(spanOf))]));
     find(`#figures-${way}`).textContent = figures;
     for (const { source } of tokens) counts[source] = (counts[source] ?? 0) + 1;
     if (way === "draft") find("#counts").replaceChildren(...Object.entries(counts).map(([source, number]) =>
