@@ -28,7 +28,7 @@ const request = ({ prompt, chat, rule }) => ({
 });
 const spanOf = ({ id, text, source, ...probabilities }) => {
   const said = Object.entries(probabilities).map(([name, value]) => `, ${name} ${value.toFixed(4)}`);
-  return make("span", { className: `token ${source}`, title: `${JSON.stringify(text)} (token ${id}): ${source}${said.join("")}` }, text);
+  return make("span", { className: `token ${source}`, title: `${JSON.stringify(text)} (token ${id}): ${source}${said.join("")}` }, text || "·");
 };
 const draw = async (way, body) => {
   const counts = {};
