@@ -178,7 +178,7 @@ def test_a_draft_of_few_tokens_leaves_the_text_the_targets(run, folder, tmp_path
     ("options", "message"),
     [
         (("--vocabulary", "20"), "vocabulary needs text for ranking"),
-        (("--text", "corpus.jsonl"), "text is set, but is only used with search_layers"),
+        (("--text", "corpus.jsonl"), "text is set, but is only used with a width"),
         (("--vocabulary", "9999", "--text", "corpus.jsonl"), "draft vocabulary of 9999 tokens"),
     ],
 )

@@ -54,7 +54,7 @@ from paceline.models.hf.causal import CausalModel
 from paceline.models.hf.draft_vocabulary import is_draft_vocabulary, read_draft_vocabulary
 from paceline.models.hf.seq2seq import Seq2SeqModel
 from paceline.models.hf.settings import refuse_malformed, warn_of_ends, warn_of_unused
-from paceline.models.hf.spreading import SHARE, device_map, join_ends, num_bytes
+from paceline.models.hf.spreading import SHARE, join_ends, num_bytes
 from paceline.models.precision import choose_precision, shapes_of
 from paceline.models.silence import quiet
 
@@ -110,6 +110,7 @@ def load_model(
             kind = choose_dtype(dtype, config, found_device)
             spread = _spread(location, config, kind) if device == "auto" else None
             hf, info = with_weights(location, config, kind, spread or found_device)
+            join_ends(hf)
             refuse_incomplete(location, hf, info)
             if not is_quantized(config):  # hf.config does not say so of weights that were unpacked
                 refuse_integers(location, hf)
@@ -443,7 +444,7 @@ def find_device(device: str) -> torch.device:
     return found
 
 
-def _spread(location: ModelLocation, config: Any, dtype: torch.dtype) -> dict[str, int] | None:
+def _spread(location: ModelLocation, config: Any, dtype: torch.dtype) -> str | None:
     """The `device_map` of a model that the first of several GPUs cannot hold; else None.
 
     Raises:
@@ -453,22 +454,19 @@ def _spread(location: ModelLocation, config: Any, dtype: torch.dtype) -> dict[st
     # workers have a card each; shapes do not tell the size of quantized weights
     if count < 2 or is_worker or is_quantized(config):
         return None
-    hf = without_weights(location, copy.deepcopy(config))
+    size = num_bytes(without_weights(location, copy.deepcopy(config)), dtype)
     free = [_free_bytes(card) for card in range(count)]
-    rooms, size = [SHARE * each for each in free], num_bytes(hf, dtype)
-    if size <= rooms[0]:
+    if size <= SHARE * free[0]:
         return None
-    found = device_map(hf, dtype, rooms)
     needs = f"{location.name} needs {size / 1e9:.1f} GB in {str(dtype).removeprefix('torch.')}"
-    if found is None:
+    if size > SHARE * sum(free):
         listed = ", ".join(f"{each / 1e9:.1f}" for each in free)
         raise ModelLoadError(
             f"{needs}, and the GPUs have {listed} GB free, of which weights may take {SHARE:.0%}; "
             "free memory, use more or larger GPUs, or load it on the CPU (device=cpu)"
         )
-    cards = ", ".join(f"cuda:{card}" for card in sorted(set(found.values())))
-    _log.info("%s and is spread over %s", needs, cards)
-    return found
+    _log.info("%s and is spread over %d GPUs", needs, count)
+    return "auto"
 
 
 def _free_bytes(card: int) -> int:
