@@ -18,7 +18,6 @@ from paceline.config import validate
 from paceline.errors import (
     ConfigError,
     ExportError,
-    StorageError,
     UsageError,
     VocabularyMismatchError,
 )
