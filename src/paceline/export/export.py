@@ -28,7 +28,7 @@ from paceline.export.directory import (
     write_directory,
 )
 from paceline.export.export_inputs import Sources, manifest_of, read_sources
-from paceline.export.gguf_file import Tokenizer, write_gguf
+from paceline.export.gguf_file import write_gguf
 from paceline.models.compatibility import without_rollback
 from paceline.models.hf.architectures import num_decoder_layers, num_encoder_layers
 from paceline.models.hf.draft_vocabulary import EXPORTED
@@ -166,7 +166,8 @@ def _write(
     write_gguf(
         *(sources.model, folder / name),
         stored=_gguf_type(sources),
-        tokenizer=Tokenizer(sources.tokenizer_source, sources.tokenizer),
+        tokenizer=sources.tokenizer,
+        source=sources.tokenizer_source,
         facts={"name": config.out.name, "license": sources.licence},
     )
     checks = check_gguf(folder / name, reference, exact=lossless, baked=baked)

@@ -18,7 +18,6 @@ from paceline.config import validate
 from paceline.errors import (
     ConfigError,
     ExportError,
-    StorageError,
     UsageError,
     VocabularyMismatchError,
 )
@@ -389,22 +388,6 @@ def test_what_no_engine_could_serve_is_refused_before_anything_is_written(
     monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
     refused(folder, "needs the target as a directory: run", "vllm", served_target="T.gguf")
     refused(write_pair(tmp_path / "t5", architecture="t5"), "is an encoder-decoder, which")
-
-
-def test_a_disk_that_fills_while_a_gguf_file_is_written_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """numpy's error has no number: "1536 requested and 208 written"."""
-    import gguf
-
-    def full(_: object) -> None:
-        raise OSError("1536 requested and 208 written")
-
-    folder = models(tmp_path)
-    monkeypatch.setattr(gguf.GGUFWriter, "write_tensors_to_file", full)
-    with pytest.raises(StorageError, match="the disk is full"):
-        run(folder, "llamacpp")
-    assert not (folder / "out").exists()
 
 
 def test_a_strangers_manifest_is_named_and_writes_no_markup(tmp_path: Path):
