@@ -106,7 +106,7 @@ def state_keeper(path: str | Path) -> str | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run repeats them
         with quiet():
-            twin = twin_admission(CausalModel(without_weights(config)))
+            twin = twin_admission(CausalModel(without_weights(location, config)))
     return None if twin is None or rolls_back(twin.sessions) else config.model_type
 
 
@@ -123,7 +123,7 @@ def read_header(path: str | Path) -> Header:
     with open_model(path) as location:
         config = read_config(location)
         tokenizer = read_tokenizer(location)
-        hf = without_weights(config)
+        hf = without_weights(location, config)
         hf.generation_config = _generation_config(location)
     return Header(hf, tokenizer, num_text_parameters(hf))
 

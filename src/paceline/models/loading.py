@@ -429,7 +429,7 @@ def _spread(location: ModelLocation, config: Any, dtype: torch.dtype) -> dict[st
     # workers have a card each; shapes do not tell the size of quantized weights
     if count < 2 or is_worker or is_quantized(config):
         return None
-    hf = without_weights(copy.deepcopy(config))
+    hf = without_weights(location, copy.deepcopy(config))
     free = [_free_bytes(card) for card in range(count)]
     rooms, size = [SHARE * each for each in free], num_bytes(hf, dtype)
     if size <= rooms[0]:
