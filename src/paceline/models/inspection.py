@@ -6,10 +6,16 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from safetensors import safe_open
 from transformers import GenerationConfig
 
 from paceline.models.admission.model import twin_admission
-from paceline.models.checkpoint_files import ModelLocation, read_config, without_weights
+from paceline.models.checkpoint_files import (
+    ModelLocation,
+    read_config,
+    weight_files,
+    without_weights,
+)
 from paceline.models.gguf.conversion import is_converted, is_gguf, read_gguf_header
 from paceline.models.hf.architectures import (
     configured_prompt,
@@ -125,6 +131,10 @@ def read_header(path: str | Path) -> Header:
         tokenizer = read_tokenizer(location)
         hf = without_weights(location, config)
         hf.generation_config = _generation_config(location)
+        for file in weight_files(location.directory) if location.directory else ():
+            if file.suffix == ".safetensors":
+                with safe_open(file, "pt"):  # raises if it was cut off
+                    pass
     return Header(hf, tokenizer, num_text_parameters(hf))
 
 
