@@ -6,23 +6,16 @@ word.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import re
 import warnings
-from collections import Counter
-from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import huggingface_hub
 import torch
 import transformers
-from torch.nn.modules.module import (
-    register_module_buffer_registration_hook,
-    register_module_parameter_registration_hook,
-)
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.models.auto.modeling_auto import AutoModelForImageTextToText
 from transformers.utils.import_utils import is_flash_attn_2_available
@@ -39,9 +32,6 @@ from paceline.models.hf.architectures import (
 from paceline.places import TEMPLATES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from torch import nn
     from transformers import PreTrainedTokenizerBase
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -60,10 +50,6 @@ _HEAD_KEYS = re.compile(r"medusa_num_heads|hydra_num_heads|speculators_")
 _FUSED = "fc.weight"  # of EAGLE: from an embedding and hidden states to one state
 _OWN = (None, "eager", "sdpa", "batched_mm", "grouped_mm")
 """Attention and products of experts that need no code of the hub."""
-_COPIES = 4  # of a tied embedding, and parts of a fused weight, while a model is built
-_MORE_TENSORS, _MORE_VALUES = 1000, 1 << 20
-_MOST_TENSORS = 200_000  # of files that are not on this machine
-_BUFFER_VALUES = 1 << 28  # masks and positions that a model computes itself
 
 
 class ModelLocation(NamedTuple):
@@ -236,55 +222,11 @@ def with_weights(
     return hf, info
 
 
-def without_weights(location: ModelLocation, config: Any) -> Any:
+def without_weights(config: Any) -> Any:
     """The model of transformers on the meta device."""
     auto = auto_class(config)
     with torch.device("meta"):
         return auto.from_config(config, trust_remote_code=False)
-
-
-class Size(NamedTuple):
-    """Number of tensors, and of the values in them."""
-
-    tensors: int
-    values: int
-
-
-@contextlib.contextmanager
-def within(name: str, size: Callable[[], Size | None]) -> Iterator[None]:
-    """Stop the construction of a model on the meta device that is larger than its files.
-
-    Args:
-        name: The model as the user named it.
-        size: What its files hold; called once the first weight is made, after any download.
-
-    Raises:
-        ModelLoadError: it has more than 4 times their tensors and 1000, or more than 4 times their
-            values and 2^20; or its buffers have more than 4 times their values and 2^28.
-    """
-    stored = cache(size)
-    made: Counter[str] = Counter()
-    seen: dict[int, Any] = {}  # tied weights are registered again
-
-    def count(kind: str, spare: int, _module: nn.Module, _name: str, tensor: Any) -> None:
-        if tensor is None or not tensor.is_meta or id(tensor) in seen:
-            return
-        seen[id(tensor)] = tensor
-        made[f"{kind}s"] += 1
-        made[kind] += tensor.numel()
-        held = stored() or Size(_MOST_TENSORS, 1 << 62)
-        most = Size(_COPIES * held.tensors + _MORE_TENSORS, _COPIES * held.values + spare)
-        if made[f"{kind}s"] > most.tensors or made[kind] > most.values:
-            raise ModelLoadError(
-                f"{name}: config.json and weights do not match: the configuration has at least "
-                f"{made[f'{kind}s']:,} {kind}s with {made[kind]:,} values, and the files have "
-                f"{held.tensors:,} with {held.values:,}; use the config.json that came with them"
-            )
-
-    weights = register_module_parameter_registration_hook(partial(count, "weight", _MORE_VALUES))
-    buffers = register_module_buffer_registration_hook(partial(count, "buffer", _BUFFER_VALUES))
-    with weights, buffers:
-        yield
 
 
 def refuse_incomplete(location: ModelLocation, hf: Any, info: dict[str, Any]) -> None:

@@ -112,7 +112,7 @@ def state_keeper(path: str | Path) -> str | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run repeats them
         with quiet():
-            twin = twin_admission(CausalModel(without_weights(location, config)))
+            twin = twin_admission(CausalModel(without_weights(config)))
     return None if twin is None or rolls_back(twin.sessions) else config.model_type
 
 
@@ -129,7 +129,7 @@ def read_header(path: str | Path) -> Header:
     with open_model(path) as location:
         config = read_config(location)
         tokenizer = read_tokenizer(location)
-        hf = without_weights(location, config)
+        hf = without_weights(config)
         hf.generation_config = _generation_config(location)
         for file in weight_files(location.directory) if location.directory else ():
             if file.suffix == ".safetensors":

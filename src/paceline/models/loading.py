@@ -430,7 +430,7 @@ def _spread(location: ModelLocation, config: Any, dtype: torch.dtype) -> str | N
     # workers have a card each; shapes do not tell the size of quantized weights
     if count < 2 or is_worker or is_quantized(config):
         return None
-    size = num_bytes(without_weights(location, copy.deepcopy(config)), dtype)
+    size = num_bytes(without_weights(copy.deepcopy(config)), dtype)
     free = [_free_bytes(card) for card in range(count)]
     if size <= SHARE * free[0]:
         return None
