@@ -86,10 +86,10 @@ class ModelReport(StrictModel):
     """
 
     path: str
-    facts: dict[str, str] = {}
-    examples: list[TrainedText] = []
-    uses: list[Use] = []
-    warnings: list[str] = []
+    facts: dict[str, str]
+    examples: list[TrainedText]
+    uses: list[Use]
+    warnings: list[str]
     faults: list[str]
 
     @property
@@ -114,7 +114,10 @@ def inspect(path: str, chat: CorpusConfig | None = None) -> ModelReport:
         try:
             model = load_model(path)
         except UnsupportedModelError as error:
-            return ModelReport(path=path, faults=[str(error)])
+            faults = [str(error)]
+            return ModelReport(
+                path=path, facts={}, examples=[], uses=[], warnings=[], faults=faults
+            )
         admission = admit(model, files_of(model, path))
         prepared = prepare_for_decoding(model)
     facts = _facts(model) | {
