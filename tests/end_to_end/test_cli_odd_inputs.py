@@ -172,10 +172,8 @@ def test_a_dry_run_prints_json_if_asked(run: Run, pair_folder: Path, command: st
     out = succeeded(run, command, *given, "--dry-run")
     *lines, _ = out.splitlines()
     code, out, _ = run(command, *given, "--dry-run", "--json")
-    shown = json.loads(out)
-    assert (code, shown["dry_run"]) == (0, True)
-    assert shown["checks"] == lines[: len(shown["checks"])]
-    assert lines[-1].split()[-1] == shown["models"][0]["path"]
+    assert code == 0
+    assert json.loads(out) == {"dry_run": True, "checks": lines, "examples": []}
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "result.json"])
