@@ -148,7 +148,7 @@ def _add_sizes(writer: GGUFWriter, config: Any, family: str) -> None:
     names = ("rope.dimension_count", "attention.key_length", "attention.value_length")
     sizes |= dict.fromkeys(names, head_width(config))
     for key, value in sizes.items():
-        add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+        add: Any = writer.add_float32 if isinstance(value, float) else writer.add_uint32
         add(f"{family}.{key}", value)
     _add_rope(writer, config.rope_parameters)
 

@@ -52,17 +52,16 @@ class TaskExample:
 
 
 class Task(StrictModel, ABC):
-    """Provides prompts and scores answers; a frozen configuration tagged by `task`."""
+    """Provides prompts and scores answers; a frozen configuration tagged by `task`.
 
-    if TYPE_CHECKING:
+    Attributes:
+        task: Name of the task.
+        metric: Name of the metric that `score` computes, such as accuracy; None if there is none.
+    """
 
-        @property
-        def task(self) -> str: ...
-
-        @property
-        def metric(self) -> str | None:
-            """Name of the metric that `score` computes, such as accuracy; None if there is none."""
-            ...
+    if TYPE_CHECKING:  # fields or properties
+        task: Any
+        metric: Any
 
     @abstractmethod
     def examples(self, split: Split, count: int, seed: int = 0) -> list[TaskExample]:

@@ -215,6 +215,7 @@ def corpus_score(metric: Any, answers: Sequence[str], references: Sequence[str])
     # Of a single system it has the interval. `n_bootstrap` of a metric has it, too, but fails where
     # only some resamples have a figure of 0.
     test = PairedTest([("", answers)], {"": metric}, [references], "bs", n_samples=_RESAMPLES)
+    found: Any
     *_, (found,) = test()[1].values()
     value, middle, half = float(found.score), float(found.mean), float(found.ci)
     if not half:
