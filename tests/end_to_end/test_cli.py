@@ -316,7 +316,7 @@ def test_mismatched_tokenizers_are_refused_in_one_line(run, folder, tmp_path):
     [
         ("{rule: opt", "the value in --rule '{rule: opt' is not valid YAML"),
         ("oppt", "strategy.speculative.rule"),
-        ("nowhere:Rule", "nowhere cannot be imported"),
+        ("nowhere:Rule", "nowhere:Rule is code, which needs permission"),
         ("{rule: opt, alfa: 1}", "alfa"),
     ],
 )

@@ -229,11 +229,6 @@ def test_a_trajectory_and_an_export_run(run, pair: Path, tmp_path: Path):
     out = succeeded(run, *draft, "--to", "transformers", "--out", tmp_path / "exported")
     assert "AutoModelForSeq2SeqLM" in out
     assert "decoder layers" not in out
-    deep = tmp_path / "deep"  # an encoder layer for the target's two decoder layers
-    cut = ("--layers", "0,1", "--encoder-layers", "0", "--no-time")
-    succeeded(run, "draft", "--target", pair / "target/model", "--out", deep, *cut)
-    out = succeeded(run, "export", deep, "--to", "transformers", "--out", tmp_path / "alone")
-    assert "2 decoder layers and 1 encoder layers, for which generate() of transformers" in out
     assert "is an encoder-decoder, which vllm cannot serve with a draft" in refused(
         run, *draft, "--to", "vllm", "--out", tmp_path / "refused"
     )

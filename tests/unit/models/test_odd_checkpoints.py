@@ -223,7 +223,7 @@ def test_a_library_that_is_missing_is_not_damage(model_directory: Path, settings
     edit(model_directory / "config.json", quantization_config=settings)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the quantizers
-        message = fails(model_directory, "nstall")
+        message = fails(model_directory, "pip install")
     assert "damaged" not in message
 
 

@@ -25,6 +25,7 @@ _APPLIED = {
     *("use_cache", "cache_implementation", "remove_invalid_values", "renormalize_logits"),
     *("length_penalty", "early_stopping", "transformers_version", "_from_model_config"),
 }
+_OF_DRAFTS_AND_RESULTS = ("assistant_", "num_assistant_", "prompt_lookup_", "output_", "return_")
 
 
 def banned_tokens(
@@ -84,7 +85,8 @@ def unused_settings(hf: PreTrainedModel) -> dict[str, Any]:
     given = {
         name: value
         for name, value in generation.to_diff_dict().items()
-        if name not in _APPLIED and value and value != neutral.get(name)
+        if name not in _APPLIED and not name.startswith(_OF_DRAFTS_AND_RESULTS)
+        if value and value != neutral.get(name)
     }
     # banned tokens are applied, longer sequences are not
     if not any(len(each) > 1 for each in given.get("bad_words_ids", ())):
