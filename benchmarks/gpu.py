@@ -202,7 +202,7 @@ def made_pair(name: str, options: argparse.Namespace, results: Results) -> Pair:
     results.add(name, "first call, s", time.perf_counter() - begin)
     if not shape.draft_layers:
         return Pair(name, (target, None), (ready, None))
-    draft = subset_layers(target, range(shape.draft_layers), share=True)
+    draft = subset_layers(target, range(shape.draft_layers))
     fix_block_length(draft, options.gamma)
     pair = ready, with_cuda_graphs(draft, compiled=options.compiled)
     make_agree(pair, shape.draft_layers, options.gamma)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import math
 import re
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -13,7 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from paceline.errors import ConfigError, PacelineError, first_line
-from paceline.permissions import Origin, given, without_consent
+from paceline.permissions import Origin, check_consent
 from paceline.places import shipped
 from paceline.strict_models import HomePath as HomePath
 from paceline.strict_models import Result as Result
@@ -41,10 +40,6 @@ _KEYS_OF_A_TEXT = frozenset(
     ]
 )
 _TAG = "tag:yaml.org,2002:"
-_LARGEST = 2**63
-_LARGEST_FILE = 1 << 20  # bytes of a configuration
-_MOST_NODES = 100_000  # values of a configuration, each as often as aliases repeat it
-_LONGEST_NUMBER = 10_000  # characters in YAML
 _SHOWN = 200  # characters of a key or a problem
 
 
@@ -84,9 +79,11 @@ def load_config(
         ConfigError: the file cannot be read, an override is malformed, or a value is wrong.
     """
     values = read_yaml(path) if path is not None else {}
+    given: dict[str, Any] = {}
     for override in overrides:
         apply_override(values, override)
-    return validate(cls, values, path)
+        apply_override(given, override)
+    return validate(cls, values, path, given=given)
 
 
 def validate(
@@ -94,39 +91,23 @@ def validate(
     values: dict[str, Any],
     path: Path | None = None,
     way_to_give: Callable[[str], str] | None = None,
+    given: Mapping[str, Any] | None = None,
 ) -> ConfigT:
     """Build `cls` from plain values, read from `path`; report all errors in one line.
 
-    `way_to_give`: how the user gives a key that is missing, such as `--draft`.
+    `way_to_give`: how the user gives a key that is missing, such as `--draft`. `given`: the part of
+    the values that the command line names, and not a file; see `permissions`.
     """
     try:
-        _refuse_extremes(values)
+        check_consent(values, given)
         return cls.model_validate(values, context=Origin.CONFIGURATION)
     except ValidationError as error:
         fault = describe(error, cls, way_to_give)
     except ConfigError as error:
         fault = str(error)
+    except RecursionError:
+        fault = "a value is nested in itself or too deeply; write its value"
     raise ConfigError(fault if path is None else f"{path}: {fault}")
-
-
-_DEEPEST = 64  # nested values; YAML may refer to a value inside of itself
-
-
-def _refuse_extremes(value: Any, where: str = "", depth: int = 0) -> None:
-    """Raise ConfigError for numbers that no key can use: NaN, infinity, and beyond 64 bits."""
-    if depth > _DEEPEST:
-        raise ConfigError(f"{where[:60]} is nested in itself or too deeply; write its value")
-    if isinstance(value, dict):
-        for key, part in cast("dict[Any, Any]", value).items():
-            _refuse_extremes(part, f"{where}.{key}" if where else str(key), depth + 1)
-    elif isinstance(value, list | tuple):
-        for at, part in enumerate(cast("Sequence[Any]", value)):
-            _refuse_extremes(part, f"{where}.{at}", depth + 1)
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{where} is {value}; give a finite number")
-    elif isinstance(value, int) and abs(value) >= _LARGEST:
-        shown = value if value.bit_length() < 256 else "a number"  # Python prints only 4300 digits
-        raise ConfigError(f"{where} is {shown}, which is too large; give a number below 2^63")
 
 
 def read_result(cls: type[ConfigT], path: Path, command: str) -> ConfigT:
@@ -184,34 +165,30 @@ def read_json_mapping(path: Path) -> dict[str, Any]:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML mapping of at most 1 MiB; an empty file is an empty mapping.
+    """Read a YAML mapping; an empty file is an empty mapping.
 
     Paths such as `configs/align/quick.yaml` need no clone; see `places.shipped`.
     """
     try:
-        with shipped(path).open("rb") as stream:
-            content = stream.read(_LARGEST_FILE + 1)
-        text = content.decode()
+        text = shipped(path).read_text("utf-8")
     except FileNotFoundError:
         raise ConfigError(f"no configuration file at {path}; check the path") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the configuration {path}: {error}") from None
-    if len(content) > _LARGEST_FILE:
-        raise ConfigError(f"{path} has more than {_LARGEST_FILE:,} bytes; name a configuration")
     loaded = parse_yaml(text, str(path))
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
         kind = type(loaded).__name__
         raise ConfigError(f"{path} holds a {kind}; a configuration is a mapping of keys to values")
-    return without_consent(cast("dict[str, Any]", loaded))
+    return cast("dict[str, Any]", loaded)
 
 
 def parse_yaml(text: str, source: str, advice: str = "correct it") -> Any:
     """The value of YAML text; `source` names its origin in errors. No other reader reads YAML.
 
     Raises:
-        ConfigError: it is not valid, or has more than `_MOST_NODES` values with those of aliases.
+        ConfigError: it is not valid.
     """
     try:
         return yaml.load(text, _Loader)
@@ -232,35 +209,7 @@ class _RefusedError(yaml.YAMLError):
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe loader that rejects repeated keys and counts values, those of an alias each time."""
-
-    def __init__(self, stream: str) -> None:
-        super().__init__(stream)
-        self._num_nodes = 0
-        self._sizes: dict[yaml.Node, int] = {}
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node:
-        is_alias = bool(self.check_event(yaml.AliasEvent))  # pyright: ignore
-        before = self._num_nodes
-        node = cast("yaml.Node", super().compose_node(parent, index))
-        if is_alias and node not in self._sizes:
-            raise _RefusedError("a value is nested in itself; write its value")
-        self._num_nodes += self._sizes[node] if is_alias else 1
-        if self._num_nodes > _MOST_NODES:
-            raise _RefusedError(f"it has more than {_MOST_NODES:,} values; name a configuration")
-        self._sizes.setdefault(node, self._num_nodes - before)
-        return node
-
-    def short_number(self, node: yaml.ScalarNode) -> int | float:
-        if len(node.value) > _LONGEST_NUMBER:  # 1:1:1 is a number to the base of 60
-            raise _RefusedError(f"a number has more than {_LONGEST_NUMBER:,} characters")
-        is_int = node.tag == f"{_TAG}int"
-        return self.construct_yaml_int(node) if is_int else self.construct_yaml_float(node)
-
-    def refuse_type(self, node: yaml.Node) -> None:
-        raise _RefusedError(
-            f"{node.tag.removeprefix(_TAG)[:_SHOWN]} in it is no type of a value; write a text"
-        )
+    """Safe loader that rejects repeated keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         lines: dict[str, int] = {}
@@ -287,10 +236,6 @@ for _reader in (_Loader, _Dumper):
     _reader.add_implicit_resolver(  # pyright: ignore
         f"{_TAG}float", re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+$"), [*"-+.0123456789"]
     )
-for _kind in ("binary", "set", "omap", "pairs"):
-    _Loader.add_constructor(_TAG + _kind, _Loader.refuse_type)
-for _kind in ("int", "float"):
-    _Loader.add_constructor(_TAG + _kind, _Loader.short_number)
 # a name such as 2026-11-26
 _Loader.add_constructor(f"{_TAG}timestamp", _Loader.construct_scalar)  # pyright: ignore
 
@@ -311,7 +256,7 @@ def read_value(text: str, source: str) -> Any:
     Raises:
         ConfigError: it is not valid YAML.
     """
-    return given(parse_yaml(text, f"the value in {source}", "quote it"))
+    return parse_yaml(text, f"the value in {source}", "quote it")
 
 
 def set_key(values: dict[str, Any], keys: Sequence[str], value: Any, source: str) -> None:

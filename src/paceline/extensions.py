@@ -3,9 +3,8 @@
 `{rule: opt, alpha: 0.2}` is a built-in variant. `{import: mypackage.module:Name, alpha: 0.2}` is a
 user's class, importable from the Python path or the working directory.
 
-A module is imported only if the user permits it: `import:` stands on the command line, or
---allow-import or PACELINE_IMPORTS names the module. Without permission, a configuration is refused,
-and results that are read keep the name and the settings of the variant.
+A module is imported only if --allow-import or PACELINE_IMPORTS names it. Without that, a
+configuration is refused, and a rule or policy in results stays a dictionary.
 """
 
 from __future__ import annotations
@@ -13,24 +12,18 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-import symtable
 import sys
-import types
-from functools import cache
-from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, cast, get_args
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, WrapSerializer, WrapValidator
-from pydantic.fields import FieldInfo
 
 from paceline.config import describe
 from paceline.core.rules import AnyRule, Rule
 from paceline.errors import first_line
-from paceline.permissions import IMPORTS, Given, Origin, allow, allowed
+from paceline.permissions import IMPORTS, Origin, allowed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from importlib.machinery import ModuleSpec
 
     from pydantic import SerializationInfo, ValidationInfo
 
@@ -79,25 +72,24 @@ def as_mapping(value: Any, tag: str) -> Any:
 
 
 def imported(path: str) -> Any:
-    """Import `package.module:Name`; a path from the command line permits its module.
+    """Import `package.module:Name`.
 
     Raises:
         ValueError: the form is wrong, the module is not permitted or cannot be imported, or it
             lacks the name.
     """
     module_name, name = _parts(path)
-    if isinstance(path, Given):
-        allow(IMPORTS, module_name)
     if not is_permitted(module_name):
         raise ValueError(
-            f"{path} is code, which a file may not run by itself; if you trust it, add "
-            f"--allow-import {module_name}, or set {IMPORTS}={module_name}"
+            f"{path} is code, which needs permission; if you trust it, add --allow-import "
+            f"{module_name}, or set {IMPORTS}={module_name}"
         )
+    folder = os.getcwd()  # noqa: PTH109 - a str, as sys.path holds
     try:
-        _check_before_import(module_name, name)
+        top = module_name.partition(".")[0]
+        if top not in sys.modules and importlib.util.find_spec(top) is None:
+            sys.path += [] if folder in sys.path else [folder]
         module = importlib.import_module(module_name)
-    except _RefusedError:
-        raise
     except Exception as error:  # the user's module may raise anything
         reason = first_line(error)
         raise ValueError(
@@ -118,10 +110,6 @@ def imported_variants(base: type[Variant]) -> list[type[Variant]]:
     return [kind for kind in _IMPORTED if issubclass(kind, base)]
 
 
-class _RefusedError(ValueError):
-    """A module that is not imported."""
-
-
 def _parts(path: str) -> tuple[str, str]:
     module_name, _, name = path.partition(":")
     if not all(part.isidentifier() for part in (*module_name.split("."), *name.split("."))):
@@ -134,51 +122,15 @@ def is_permitted(module_name: str) -> bool:
     return any(f"{module_name}.".startswith(f"{name}.") for name in allowed(IMPORTS))
 
 
-def _check_before_import(module_name: str, name: str) -> None:
-    """Refuse a module of Python's own, a directory without __init__.py, and one without the name.
-
-    No code of the module runs. A module that is nowhere else is looked for in the working directory
-    from then on, as are the modules that it imports.
-    """
-    top, *inner = module_name.split(".")
-    if top in sys.stdlib_module_names:
-        raise _RefusedError(f"{module_name} is part of Python; name a module of your own")
-    if module_name in sys.modules:
-        return
-    folder = os.getcwd()  # noqa: PTH109 - a str, as sys.path holds
-    if importlib.util.find_spec(top) is None and folder not in sys.path:
-        sys.path.append(folder)
-    spec = importlib.util.find_spec(top)
-    places = [] if spec is None else spec.submodule_search_locations or []
-    if spec is not None and spec.origin is None and os.path.join(folder, top) in places:  # noqa: PTH118
-        raise _RefusedError(
-            f"{top} is a directory without __init__.py, such as one of results; add that file, or "
-            "run from the directory that contains the module"
-        )
-    for part in inner:
-        if spec is None or spec.submodule_search_locations is None:
-            return  # the import says what is missing
-        spec = PathFinder.find_spec(f"{spec.name}.{part}", spec.submodule_search_locations)
-    source = _source_of(spec)
-    if "import *" not in source and "__getattr__" not in source:
-        names = symtable.symtable(source, module_name, "exec").get_identifiers()
-        if source and name not in names:
-            raise _RefusedError(f"{module_name} ({spec and spec.origin}) has no {name}")
-
-
-def _source_of(spec: ModuleSpec | None) -> str:
-    """Source of a module; empty if it has none."""
-    get_source = getattr(spec and spec.loader, "get_source", None)
-    return "" if spec is None or get_source is None else get_source(spec.name) or ""
-
-
 def _build(value: Mapping[str, Any], base: type[Any], origin: Any) -> Any:
     path = value[IMPORT]
     given = {key: part for key, part in value.items() if key != IMPORT}
     if not isinstance(path, str):
         raise ValueError(f"import wants package.module:Name, got {path!r}")
     if origin is Origin.RESULTS and not is_permitted(_parts(path)[0]):
-        return _named(path, given, base)
+        if issubclass(base, BaseModel):  # rows and manifests that are read hold none
+            raise ValueError(f"{path} is not imported")
+        return value
     found = imported(path)
     if not (isinstance(found, type) and issubclass(found, base)):
         raise ValueError(f"{path} is not a class that derives from {base.__name__}")
@@ -189,46 +141,11 @@ def _build(value: Mapping[str, Any], base: type[Any], origin: Any) -> Any:
         raise ValueError(f"{path}: {describe(error)}") from None
 
 
-class Named:
-    """Mixin of a variant that results name: its settings without its code, to compare and show."""
-
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and vars(self) == vars(other)
-
-    def __hash__(self) -> int:
-        return hash(repr(self))
-
-    def __repr__(self) -> str:
-        settings = ", ".join(f"{key}={value!r}" for key, value in vars(self).items())
-        return f"{type(self).__qualname__}({settings})"
-
-
-def _named(path: str, settings: dict[str, Any], base: type[Any]) -> Any:
-    if issubclass(base, BaseModel):  # rows and manifests that are read hold none
-        raise ValueError(f"{path} is not imported")
-    for key in settings:
-        if not key.isidentifier() or key.startswith("_") or hasattr(base, key):
-            raise ValueError(f"{path} has a setting {key!r}, which is no name of a field")
-    variant = object.__new__(_named_class(path, tuple(settings), base))
-    vars(variant).update(settings)
-    return variant
-
-
-@cache
-def _named_class(path: str, keys: tuple[str, ...], base: type[Any]) -> type[Any]:
-    module_name, name = _parts(path)
-    fields = {key: FieldInfo(annotation=cast("Any", object)) for key in keys}
-    body = {"__module__": module_name, "__qualname__": name, "__pydantic_fields__": fields}
-    kind = types.new_class(name, (Named, base), exec_body=lambda space: space.update(body))
-    kind.__abstractmethods__ = frozenset()  # pyright: ignore[reportAttributeAccessIssue]
-    return kind
-
-
 def _serialized(value: Any, mode: str) -> dict[str, Any]:
+    if isinstance(value, dict):  # of results
+        return cast("dict[str, Any]", value)
     kind = cast("type[Any]", type(value))
     path = f"{kind.__module__}:{kind.__qualname__}"
-    if isinstance(value, Named):
-        return {IMPORT: path, **vars(value)}
     return {IMPORT: path, **TypeAdapter(kind).dump_python(value, mode=cast("Any", mode))}
 
 

@@ -1,8 +1,8 @@
-"""What a file may not decide: code to import, programs to start, and keys to send.
+"""What a file may not decide: code to import, programs to start, and who gets a key.
 
-Configurations, result rows and manifests are untrusted input. A file may name code or a program of
-its author, but only the user permits it: on the command line, where `Given` marks every text, or
-by an environment variable, which processes started by this one inherit.
+All that Paceline reads is data. Modules and programs are permitted by `--allow-import`,
+`--allow-program` or an environment variable, which processes started by this one inherit. The
+command line consents to run what a model writes, and names a key with the server that gets it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import os
 from enum import Enum, auto
 from typing import Any, cast
 
+from paceline.errors import ConfigError
+
 IMPORTS = "PACELINE_IMPORTS"
 """Environment variable: Python modules that `import:` may name, separated by commas."""
 PROGRAMS = "PACELINE_PROGRAMS"
-"""Environment variable: programs that a file may start as an engine, separated by commas."""
+"""Environment variable: programs that may be started as an engine, separated by commas."""
 EXECUTION = "PACELINE_EXECUTION"
 """Environment variable: 1 permits code tasks that only a file allows."""
-_CONSENT = "allow_execution"
 
 
 class Origin(Enum):
@@ -27,43 +28,9 @@ class Origin(Enum):
     """
 
     CONFIGURATION = auto()
-    """A configuration file, or text of the command line, which is `Given`."""
+    """A configuration file, or text of the command line."""
     RESULTS = auto()
-    """Rows and manifests: nothing that they name is imported without permission."""
-
-
-class Given(str):
-    """A text from the command line."""
-
-    __slots__ = ()
-
-
-def given(value: Any) -> Any:
-    """Mark all texts in a value of the command line."""
-    if isinstance(value, str):
-        return Given(value)
-    if isinstance(value, list):
-        return [given(part) for part in cast("list[Any]", value)]
-    if isinstance(value, dict):
-        return {key: given(part) for key, part in cast("dict[Any, Any]", value).items()}
-    return value
-
-
-def is_given(value: Any) -> bool:
-    """True for texts of the command line, lists of them, and None; a file has other types, too."""
-    if isinstance(value, list | tuple):
-        return all(is_given(part) for part in cast("list[Any]", value))
-    return value is None or isinstance(value, Given)
-
-
-def without_consent(value: Any) -> Any:
-    """What a file holds, without the consent to run programs that only its reader can give."""
-    if isinstance(value, list):
-        return [without_consent(part) for part in cast("list[Any]", value)]
-    if isinstance(value, dict) and not allowed(EXECUTION):
-        known = cast("dict[Any, Any]", value)
-        return {key: without_consent(part) for key, part in known.items() if key != _CONSENT}
-    return value
+    """Rows and manifests: a variant that is not permitted stays a dictionary."""
 
 
 def allow(variable: str, *names: str) -> None:
@@ -75,3 +42,41 @@ def allowed(variable: str) -> tuple[str, ...]:
     """The permitted names. `variable`: IMPORTS or PROGRAMS."""
     found = os.environ.get(variable, "").split(",")
     return tuple(name.strip() for name in found if name.strip())
+
+
+def check_consent(values: Any, given: Any, where: str = "") -> None:
+    """Raise ConfigError if values allow programs of a model, or send a key, by a file alone.
+
+    `given`: the part of them that the command line names.
+    """
+    if isinstance(values, list):
+        for at, value in enumerate(values):
+            check_consent(value, value if values == given else None, f"{where}{at}.")
+    if not isinstance(values, dict):
+        return
+    found, named = cast("dict[str, Any]", values), given if isinstance(given, dict) else {}
+    for key, value in found.items():
+        check_consent(value, named.get(key), f"{where}{key}.")
+    execution = found.get("allow_execution")
+    if execution and not (named.get("allow_execution") or allowed(EXECUTION)):
+        raise ConfigError(
+            "a file may not allow that programs of a model run; if you want that, add --set "
+            f"{where}allow_execution=true"
+        )
+    variable, url = found.get("api_key_env"), found.get("url")
+    if variable is None:
+        return
+    if (named.get("api_key_env"), named.get("url")) != (variable, url):
+        raise ConfigError(
+            f"a file may not send the key in {variable}, or name who gets it; if you trust the "
+            f"server, add --set {where}api_key_env={variable} --set {where}url=URL"
+        )
+    _sent.append(variable)
+
+
+_sent: list[Any] = []
+
+
+def is_given(value: Any) -> bool:
+    """True for None and for a key's variable that `check_consent` has let pass."""
+    return value is None or value in _sent

@@ -260,16 +260,13 @@ def keep_freed_memory() -> None:
         mallopt(_TOP_PAD, _PAD_BYTES)
 
 
-def end_with_parent(parent: int | None = None) -> None:
+def end_with_parent() -> None:
     """In a new process: get SIGTERM when the thread that started it ends, even if it is killed.
 
-    Can be a `preexec_fn`; without effect on other systems than Linux. `parent`: the process that
-    started this one, which may have ended already.
+    Can be a `preexec_fn`; without effect on other systems than Linux.
     """
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if parent is not None and os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def stop_groups(processes: Collection[subprocess.Popen[Any]], grace_s: float = 0.0) -> None:

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import gzip
 import hashlib
-import itertools
 import json
 import os
 import secrets
@@ -19,20 +17,19 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from pydantic import ValidationError
+from filelock import FileLock, Timeout
 
 from paceline.config import read_json_mapping
 from paceline.environment import begin, environment
 from paceline.errors import ConfigError, PacelineError, PromptError, StorageError, UsageError
-from paceline.permissions import Origin
-from paceline.places import refuse_links_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
+    from filelock import BaseFileLock
+
     from paceline.config import StrictModel
 
-_MOST_BYTES, _MOST_TIMES = 64 << 20, 100  # of a line, and of a decompressed file
 SCHEMA_VERSION: Final = 1
 """Of all result rows and files; it increases when a field changes its meaning."""
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -79,13 +76,13 @@ def cache_root() -> Path:
         ) from None
 
 
-def atomic_write_text(path: Path, text: str, mode: int = 0o666) -> None:
+def atomic_write_text(path: Path, text: str) -> None:
     """Write a text file in UTF-8 as `atomic_write_bytes` does, with its errors."""
-    atomic_write_bytes(path, text.encode(), mode)
+    atomic_write_bytes(path, text.encode())
 
 
-def atomic_write_bytes(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """Write a file atomically; create parent directories. The umask removes bits of `mode`.
+def atomic_write_bytes(path: Path, content: bytes) -> None:
+    """Write a file atomically; create parent directories.
 
     Raises:
         StorageError: the disk is full, or the path is not writable or not a regular file.
@@ -98,7 +95,7 @@ def atomic_write_bytes(path: Path, content: bytes, mode: int = 0o666) -> None:
             raise FileExistsError(errno.EEXIST, "not a regular file", str(path))
         path.parent.mkdir(parents=True, exist_ok=True)
         name = path.parent / f".{path.name}.{secrets.token_hex(4)}"
-        handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             with os.fdopen(handle, "wb") as stream:
                 stream.write(content)
@@ -124,6 +121,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
         scratch.mkdir()
         try:
             yield scratch
+            _flush(scratch)
             if path.exists():
                 old = scratch.with_name(f"{scratch.name}.old")
                 old.mkdir()
@@ -142,6 +140,13 @@ def atomic_directory(path: Path) -> Iterator[Path]:
             raise
 
 
+def _flush(folder: Path) -> None:
+    """Write all files below a directory through to the disk, so that a power cut loses none."""
+    for path in [one for one in folder.rglob("*") if one.is_file()]:
+        with path.open("rb") as stream:
+            os.fsync(stream.fileno())
+
+
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Hold an exclusive lock on a directory, which is created; released if the process dies.
@@ -152,42 +157,37 @@ def locked(directory: Path) -> Iterator[None]:
         BlockingIOError: another process holds the lock.
         StorageError: the directory cannot be created.
     """
+    file = directory / ".lock"
+    lock = FileLock(file, blocking=False, thread_local=False)
     with storage_errors(directory):
-        handle = _lock(directory)
+        _acquire(lock, directory)
     try:
         yield
     finally:
         with contextlib.suppress(OSError):  # not empty
+            file.unlink()
             directory.rmdir()
-        with contextlib.suppress(OSError):  # no locks
-            fcntl.flock(handle, fcntl.LOCK_UN)  # closing leaves it to copies of this process
-        os.close(handle)
+        lock.release()  # closing would leave it to copies of this process
 
 
-def _lock(directory: Path) -> int:
-    """Lock the directory and return its descriptor; retry if the path was removed or recreated."""
+def _acquire(lock: BaseFileLock, directory: Path) -> None:
+    """Create and lock the directory; retry if the path was removed or recreated."""
     while True:
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            handle = os.open(directory, os.O_RDONLY)
+            lock.acquire()
+        except Timeout:
+            raise BlockingIOError from None
         except FileNotFoundError:
             continue  # removed by the previous owner
         except FileExistsError:
-            if directory.exists() and not directory.is_dir():
+            if os.path.lexists(directory) and not directory.is_dir():
                 raise
             continue  # mkdir found it, and then the previous owner removed it
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(handle), directory.stat()):
-                return handle
-        except BlockingIOError:
-            os.close(handle)
-            raise
-        except FileNotFoundError:
-            pass  # removed while waiting for the lock
         except OSError:
-            return handle  # the file system has no locks
-        os.close(handle)
+            if not directory.is_dir():
+                raise
+        return  # after an OSError, the file system has no locks
 
 
 def append_jsonl(path: Path, row: dict[str, Any]) -> None:
@@ -250,25 +250,15 @@ def read_lines(path: Path) -> Iterator[tuple[str, str]]:
     """Lines that are not blank, with their locations. Files that end in `.gz` are decompressed.
 
     Raises:
-        PromptError: they are not UTF-8, one has more than 64 MiB, or a file becomes more than 100
-            times as large when it is decompressed, beyond 64 MiB.
+        PromptError: they are not UTF-8, or the file cannot be read.
     """
     if not path.exists():
         raise PromptError(f"no file at {path}; check the path")
     try:
         opened = gzip.open if path.suffix.lower() == ".gz" else open
-        most = _MOST_BYTES + _MOST_TIMES * path.stat().st_size
         with opened(path, "rb") as stream:
-            for number in itertools.count(1):
-                raw, where = stream.readline(_MOST_BYTES + 1), f"{path} line {number}"
-                most -= len(raw)
-                if len(raw) > _MOST_BYTES or most < 0:
-                    raise PromptError(
-                        f"{where} is longer than {_MOST_BYTES:,} bytes, or the file decompresses "
-                        f"to more than {_MOST_TIMES} times its size; divide it"
-                    )
-                if not raw:
-                    return
+            for number, raw in enumerate(stream, 1):
+                where = f"{path} line {number}"
                 try:
                     # Only the first line can have a byte order mark.
                     line = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
@@ -279,14 +269,6 @@ def read_lines(path: Path) -> Iterator[tuple[str, str]]:
     except (OSError, EOFError, zlib.error) as error:  # the last two: a damaged .gz
         reason = getattr(error, "strerror", None) or error
         raise PromptError(f"cannot read {path}: {reason}; name a text file") from None
-
-
-def _with_defaults(values: dict[str, Any], kind: type[StrictModel]) -> dict[str, Any]:
-    """Values that an earlier version wrote, with the keys that were added since."""
-    try:
-        return kind.model_validate(values, context=Origin.RESULTS).model_dump(mode="json")
-    except ValidationError:  # it has keys that are gone
-        return values
 
 
 def _leaves(settings: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
@@ -318,13 +300,9 @@ def _kind(config: StrictModel) -> str:
 
 
 def is_run(manifest: Mapping[str, Any]) -> bool:
-    """True for the manifest of a run; other programs write a manifest.json, too.
-
-    An early one has no `kind`.
-    """
+    """True for the manifest of a run; other programs write a manifest.json, too."""
     kinds: dict[str, type] = {"config": dict, "config_hash": str, "kind": str}
-    given = {"kind": "", **manifest}
-    return all(isinstance(given.get(key), kind) for key, kind in kinds.items())
+    return all(isinstance(manifest.get(key), kind) for key, kind in kinds.items())
 
 
 class RunDirectory:
@@ -354,9 +332,17 @@ class RunDirectory:
                     f"output {self.path} is being written by another process; wait for it, or "
                     "choose another output"
                 ) from None
-            refuse_links_out(self.path)
+            self._refuse_links_out()
             stack.enter_context(begin(self.resumed))
             yield
+
+    def _refuse_links_out(self) -> None:
+        """Raise ConfigError for a link in another's run, through which this one would write."""
+        for path in self.path.iterdir():
+            if path.is_symlink() and not path.resolve().is_relative_to(self.path.resolve()):
+                raise ConfigError(
+                    f"{path} is a link out of {self.path}; remove it, or choose another output"
+                )
 
     def write_manifest(self, config: StrictModel, **more: str | dict[str, Any]) -> None:
         """Record the resolved configuration, its hash, the environment and further entries."""
@@ -411,7 +397,7 @@ class RunDirectory:
         marks = manifest.get("inputs", {}) if inputs is None else inputs
         same = [name for name, mark in marks.items() if mark and recorded.get(name) == mark]
         moved = {*same, *(f"{name}.path" for name in same)}
-        before = _leaves(_with_defaults(manifest["config"], type(config)), may_change)
+        before = _leaves(manifest["config"], may_change)
         now = _leaves(config.model_dump(mode="json"), may_change)
         keys = sorted((before.keys() | now.keys()) - moved)
         changed = [k for k in keys if before.get(k) != now.get(k)]
@@ -447,7 +433,7 @@ class RunDirectory:
             there = self.path.iterdir() if self.path.exists() else ()
             if any(not path.name.startswith(".") for path in there):
                 raise ConfigError(f"{where} is not empty and holds no run; choose another")
-        elif manifest.get("kind", _kind(config)) != _kind(config):
+        elif manifest["kind"] != _kind(config):
             raise ConfigError(
                 f"{where} holds a run of another kind, {manifest['kind']}; choose another output"
             )

@@ -178,7 +178,7 @@ def test_a_draft_of_few_tokens_leaves_the_text_the_targets(run, folder, tmp_path
     ("options", "message"),
     [
         (("--vocabulary", "20"), "vocabulary needs text for ranking"),
-        (("--text", "corpus.jsonl"), "text is set, but is only used with search_layers"),
+        (("--text", "corpus.jsonl"), "text is set, but is only used with a width"),
         (("--vocabulary", "9999", "--text", "corpus.jsonl"), "draft vocabulary of 9999 tokens"),
     ],
 )
@@ -316,7 +316,7 @@ def test_mismatched_tokenizers_are_refused_in_one_line(run, folder, tmp_path):
     [
         ("{rule: opt", "the value in --rule '{rule: opt' is not valid YAML"),
         ("oppt", "strategy.speculative.rule"),
-        ("nowhere:Rule", "nowhere cannot be imported"),
+        ("nowhere:Rule", "nowhere:Rule is code, which needs permission"),
         ("{rule: opt, alfa: 1}", "alfa"),
     ],
 )

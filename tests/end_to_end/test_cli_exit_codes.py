@@ -118,6 +118,23 @@ def test_every_kind_of_error_has_its_exit_code(
     assert said in one_line(err)
 
 
+def test_a_configuration_that_exhausts_memory_or_the_stack_is_one_line_with_code_3(
+    run: Run, model_directory: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def exhausted(*_args: object, **_kwargs: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("paceline.models.checkpoint_files.AutoConfig.from_pretrained", exhausted)
+        code, _, err = run("inspect", model_directory)
+    assert code == 3
+    assert "memory ran out" in one_line(err)
+    (model_directory / "config.json").write_text("[" * 200_000)
+    code, _, err = run("inspect", model_directory)
+    assert code == 3
+    assert "RecursionError: maximum recursion depth exceeded" in one_line(err)
+
+
 def test_only_a_verdict_exits_with_1():
     """Every class of the tree: 1 is for what was measured and found wanting, nothing else."""
     classes = [

@@ -75,32 +75,14 @@ def test_a_page_that_fails_after_the_run_leaves_the_verdict(
 
 
 @pytest.mark.parametrize(
-    ("command", "key"),
-    [
-        ("measure", "num_prompts"),
-        ("measure", "max_new_tokens"),
-        ("verify", "batch_size"),
-        ("analyze", "seed"),
-        ("perplexity", "batch_size"),
-        ("generate-data", "samples_per_prompt"),
-        ("align", "num_steps"),
-    ],
-)
-def test_an_integer_beyond_64_bits_is_refused_with_its_key(run: Run, command: str, key: str):
-    assert f"{key} is {10**20}, which is too large" in refused(
-        run, command, "--set", f"{key}={10**20}"
-    )
-
-
-@pytest.mark.parametrize(
     ("key", "value"),
     [
         *(("sampling.temperature", value) for value in (".nan", ".inf", "-.inf")),
-        *((key, ".nan") for key in ("false_alarm", "tolerance", "strategy.rule.alpha")),
+        *((key, ".nan") for key in ("false_alarm", "tolerance")),
     ],
 )
 def test_a_number_that_is_not_finite_is_refused_with_its_key(run: Run, key: str, value: str):
-    assert f"{key} is " in refused(run, "verify", "--set", f"{key}={value}")
+    assert f"{key}: Input should be " in refused(run, "verify", "--set", f"{key}={value}")
 
 
 def test_many_prompts_are_as_many_as_there_are(run: Run, pair_folder: Path):
@@ -190,10 +172,8 @@ def test_a_dry_run_prints_json_if_asked(run: Run, pair_folder: Path, command: st
     out = succeeded(run, command, *given, "--dry-run")
     *lines, _ = out.splitlines()
     code, out, _ = run(command, *given, "--dry-run", "--json")
-    shown = json.loads(out)
-    assert (code, shown["dry_run"]) == (0, True)
-    assert shown["checks"] == lines[: len(shown["checks"])]
-    assert lines[-1].split()[-1] == shown["models"][0]["path"]
+    assert code == 0
+    assert json.loads(out) == {"dry_run": True, "checks": lines, "examples": []}
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "result.json"])

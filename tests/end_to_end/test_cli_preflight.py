@@ -22,6 +22,7 @@ def arguments(command: str, folder: Path, tmp_path: Path, **places: Any) -> list
     pair = ["--target", target, "--draft", draft]
     run = ["--output", output]
     smoke = ["--set", "num_steps=1", "--set", "batch_size=2", "--set", f"data.train={corpus}"]
+    few = ["--layers", "0,1", "--vocabulary", "20"]
     bench = ["--set", f"task={{task: text, corpus: {corpus}}}", *run, *SHORT]
     return {
         **{name: [*pair, "--prompts", corpus, *SHORT] for name in ("measure", "analyze", "verify")},
@@ -31,7 +32,7 @@ def arguments(command: str, folder: Path, tmp_path: Path, **places: Any) -> list
         "bench": [*pair, *bench],
         "tune": [*pair, *bench, "--max-latency", "0.9"],
         "perplexity": ["--model", target, "--text", corpus],
-        "draft": [*pair[:2], "--out", output, "--search-layers", "2", "--text", corpus],
+        "draft": [*pair[:2], "--out", output, *few, "--text", corpus],
         "demo": [*pair[:2], "--out", output, "--layers", "0,1"],
     }[command]
 

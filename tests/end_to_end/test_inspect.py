@@ -8,7 +8,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, BertConfig, BertLMHeadModel, Qwen3NextConfig
 
-from support.gguf_files import write_gguf
 from support.models import tiny_hf, tiny_tokenizer
 from support.processes import finish, start
 from support.runs import write_corpus
@@ -98,31 +97,6 @@ def test_a_model_that_fails_its_check_ends_with_1(run: Run, tmp_path: Path):
     found = facts_of(run, tmp_path, code=1)
     (fault,) = found["faults"]
     assert "bert cannot be decoded" in fault
-    assert found["facts"]["architecture"].startswith("bert")
-
-
-@pytest.mark.parametrize("kind", ["llama", "t5", "mistral", "gguf"])
-def test_the_json_of_a_dry_run_has_what_inspect_finds_and_its_lines_name_inspect(
-    run: Run, tmp_path: Path, kind: str
-):
-    text = tmp_path / "text.jsonl"
-    text.write_text('{"text": "the in an er"}\n')
-    if kind == "gguf":
-        model = write_gguf(tmp_path / "model.gguf", tiny_hf("llama", vocab_size=266))
-    else:
-        model = saved(tmp_path / "model", kind, template=CHATML if kind == "llama" else None)
-    out = succeeded(run, "perplexity", "--model", model, "--text", text, "--dry-run", "--json")
-    (unread,) = json.loads(out)["models"]
-    read = facts_of(run, model)
-    from_weights = {"compared with", "pass"} | ({"tokenizer"} if kind == "gguf" else set())
-    assert read["facts"].keys() - unread["facts"].keys() == {"pass", "C library"}
-    for name in unread["facts"].keys() - from_weights:
-        assert unread["facts"][name] == read["facts"][name], name
-    assert (unread["uses"], unread["examples"]) == (read["uses"], read["examples"])
-    shown = run("perplexity", "--model", model, "--text", text, "--dry-run")[1].splitlines()
-    assert any(line.startswith("model: ") for line in shown)
-    assert f"All that is read in a model: paceline inspect {model}" in shown
-    assert not [line for line in shown if line.startswith("architecture ")]
 
 
 def test_a_dry_run_of_training_shows_its_first_example(run: Run, tmp_path: Path):

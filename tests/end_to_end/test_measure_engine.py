@@ -50,7 +50,8 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
         command = f'"{sys.executable}" -S "{SERVER}" "{models}"'
         program.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
         program.chmod(0o755)
-        yield ["--engine", "llamacpp", "--set", f"engine.program={program}"]
+        named = ["--set", f"engine.program={program}", "--allow-program", str(program)]
+        yield ["--engine", "llamacpp", *named]
 
 
 def test_an_engine_is_started_without_and_with_the_draft_and_its_costs_give_a_verdict(

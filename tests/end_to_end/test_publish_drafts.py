@@ -1,6 +1,5 @@
 """`make publish-drafts`: the archives of two drafts, as someone who downloads them sees them."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -111,9 +110,6 @@ def test_an_archive_has_the_right_sum_and_a_draft_that_transformers_loads(
     assert names[0] in card.text
     assert str(release) not in card.text, "its place there is not that of the release"
     assert str(tmp_path) not in card.text
-    values = json.loads((folder / "measurement.json").read_text())
-    figures = {one.metric_type: one.metric_value for one in card.data.eval_results or ()}
-    assert figures["speedup"] == pytest.approx(values["speed"]["speedup"]["value"], abs=5e-5)
     # the same files: another run of `make` gives the same archives
     assert content_of(release / archives[0]) == content_of(release / archives[1])
 

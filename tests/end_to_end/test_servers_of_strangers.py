@@ -7,7 +7,6 @@ from threading import Thread
 from typing import Any
 
 import pytest
-import yaml
 
 from paceline.config import validate
 from paceline.core.sampling import SamplingParams
@@ -18,8 +17,7 @@ from paceline.engines.kinds import KINDS, Drafting
 from paceline.engines.text_servers import TextServers
 from paceline.engines.texts import OpenAIWriter
 from paceline.errors import ConfigError, EngineError, UsageError
-from paceline.measure.served_runs import ServedConfig
-from paceline.permissions import given
+from paceline.permissions import PROGRAMS, check_consent
 from support.texts import Run, refused, write_yaml
 
 URL = "https://api.openai.com"
@@ -34,20 +32,25 @@ ENGINE = {"engine": {"engine": "vllm", "url": URL, "api_key_env": "PACELINE_MY_K
 def test_a_file_sends_no_key_of_the_user(command: str, values: Any, run: Run, tmp_path: Path):
     said = refused(run, "validate", command, write_yaml(tmp_path / "f.yaml", values))
     ((part, settings),) = values.items()
-    assert f"a file may not send the key in {settings['api_key_env']}; if you trust" in said
+    assert f"a file may not send the key in {settings['api_key_env']}, or name who gets it" in said
     run_of = tmp_path / "run"
     run_of.mkdir()
     (run_of / "manifest.json").write_text(json.dumps({"config": values}))
     if command == "generate-data":  # the configuration of a run that is resumed is a file, too
         resumed = ("generate-data", "--resume", "--output", str(run_of), "--dry-run")
         assert "a file may not send the key in OPENAI_API_KEY" in refused(run, *resumed)
-        said = refused(run, *resumed, "--set", f"{part}.api_key_env=NO_SUCH_KEY")
-        assert "may not send" not in said
+    file, key = tmp_path / "f.yaml", "NO_SUCH_KEY"
+    words = ["validate", command, file, "--set", f"{part}.api_key_env={key}"]
+    assert f"a file may not send the key in {key}" in refused(run, *words), "to the file's server"
+    for url in (URL, "https://another.invalid"):  # the command line names the server, too
+        out, err = run(*words, "--set", f"{part}.url={url}")[1:]
+        assert "may not send" not in err
+        assert url in out or not out
 
 
-def test_the_command_line_names_any_variable():
-    values = {"url": "https://example.invalid", "api_key_env": given("AWS_KEY")}
-    assert validate(OpenAIWriter, values).api_key_env == "AWS_KEY"
+def test_a_list_of_a_file_names_no_key():
+    with pytest.raises(ConfigError, match=r"add --set writers\.1\.api_key_env=A --set"):
+        check_consent({"writers": [{}, {"url": URL, "api_key_env": "A"}]}, {"writers": [{}]})
 
 
 def test_a_key_is_not_sent_without_encryption_to_another_machine(monkeypatch: pytest.MonkeyPatch):
@@ -72,15 +75,12 @@ def test_a_key_is_not_sent_without_encryption_to_another_machine(monkeypatch: py
         "engine: {engine: vllm, options: !!omap [a: b]}",
     ],
 )
-def test_a_value_of_another_type_is_no_text_of_the_command_line(
+def test_a_value_of_another_type_is_permitted_no_more_than_a_text(
     text: str, run: Run, tmp_path: Path
 ):
     (tmp_path / "f.yaml").write_text(text)
-    assert "is no type of a value" in refused(
-        run, "validate", "measure-engine", str(tmp_path / "f.yaml")
-    )
-    with pytest.raises(ConfigError, match="a file may"):  # nor is what another reader makes of it
-        validate(ServedConfig, yaml.safe_load(text))
+    said = refused(run, "validate", "measure-engine", str(tmp_path / "f.yaml"))
+    assert "a file may not" in said
 
 
 def test_a_model_is_no_option_of_an_engine():
@@ -96,7 +96,9 @@ OPTIONS = {"engine": "vllm", "options": ["--trust-remote-code"]}
 
 
 @pytest.mark.parametrize("choice", [PROGRAM, OPTIONS])
-def test_a_file_starts_no_program_by_itself(choice: Any, run: Run, tmp_path: Path):
+def test_a_file_starts_no_program_by_itself(
+    choice: Any, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     file = write_yaml(tmp_path / "f.yaml", {"engine": choice})
     program = choice.get("program", "vllm")
     for command in ("measure-engine", "bench"):
@@ -107,7 +109,11 @@ def test_a_file_starts_no_program_by_itself(choice: Any, run: Run, tmp_path: Pat
     assert "trust-remote-code" in out or "evil" in out
     written = [f"{key}={json.dumps(value)}" for key, value in choice.items()]
     words = [word for setting in written for word in ("--set", f"engine.{setting}")]
-    assert run("validate", "bench", *words, *NEEDED)[0] == 0
+    monkeypatch.setenv(PROGRAMS, "")
+    assert "--allow-program" in refused(run, "validate", "bench", *words, *NEEDED)
+    monkeypatch.setenv(PROGRAMS, program)
+    for given in (words, [file]):
+        assert run("validate", "bench", *given, *NEEDED)[0] == 0
 
 
 NEEDED = [f"--set={key}" for key in ("target=t", "draft=d", "output=o", "task=arithmetic")]

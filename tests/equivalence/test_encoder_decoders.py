@@ -226,7 +226,7 @@ def test_settings_of_generate_that_are_not_applied_are_named():
     hf = tiny_hf("marian")
     hf.generation_config.num_beams = 4  # pyright: ignore
     hf.generation_config.bad_words_ids = [[2], [3, 4]]  # pyright: ignore
-    with pytest.warns(UserWarning, match=r"num_beams=4, bad_words_ids=\[\[3, 4\]\]; Paceline does"):
+    with pytest.warns(UserWarning, match=r"num_beams=4, bad_words_ids=\[\[2\], \[3, 4\]\];"):
         wrap_model(hf)
 
 

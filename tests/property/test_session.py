@@ -41,9 +41,7 @@ def model_of(architecture: str) -> HfModel:
 def packed_model_of(architecture: str) -> HfModel:
     """Weights that float16 holds exactly, as if from a 16-bit checkpoint, and packed."""
     hf = tiny_hf(architecture).to(torch.float16).to(torch.float32)
-    prepared = prepare_for_decoding(wrap_model(hf))
-    assert prepared.weight_change == 0, "float16 holds what came out of float16"
-    return prepared
+    return prepare_for_decoding(wrap_model(hf))
 
 
 @cache

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from paceline.models.hf.spreading import device_map, num_bytes
+from paceline.models.hf.spreading import num_bytes
 
 HOST = torch.device("cpu")
 
@@ -111,9 +111,11 @@ def spread(hf: Any, cards: dict[str, int], names: tuple[str, str] = ("cuda:0", "
 
 
 def halves(hf: Any) -> dict[str, int]:
-    """A map over two cards, none of which holds the model."""
+    """A map as device_map="auto" makes it, over two cards, the first too small for the model."""
     size = num_bytes(hf, torch.float32)
-    found = device_map(hf, torch.float32, [0.75 * size] * 2)
-    assert found is not None
+    rooms: Any = {0: int(0.75 * size), 1: 2 * size}
+    found: Any = accelerate.infer_auto_device_map(
+        hf, rooms, no_split_module_classes=[*hf._no_split_modules]
+    )
     assert set(found.values()) == {0, 1}
     return found

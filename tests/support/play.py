@@ -1,7 +1,6 @@
 """A playground of tiny models, served in this process."""
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,8 +8,7 @@ from typing import Any
 import torch
 
 from paceline.models import HfModel, wrap_model
-from paceline.play.runs import controls
-from paceline.play.server import Listening, Playground
+from paceline.play.server import Playground
 from support.models import tiny_hf, tiny_tokenizer
 
 
@@ -26,18 +24,14 @@ def peaked_pair(**overrides: Any) -> tuple[HfModel, HfModel]:
 
 
 @contextmanager
-def served(pair: tuple[HfModel, HfModel], host: str = "127.0.0.1") -> Iterator[Listening]:
-    """The page of a pair at a free port, while the block runs."""
-    listening = Listening(host, 0)
-    request = controls(lambda kind, name: f"{name} of {kind.__name__}")
-    settings = {"target": "tiny <b>target</b>", "draft": "tiny draft", "request": request}
-    server = listening.server(Playground(*pair, settings, listening.hosts, listening.token))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening.socket]})
+def served(pair: tuple[HfModel, HfModel]) -> Iterator[str]:
+    """The address of the page of a pair at a free port, while the block runs."""
+    playground = Playground(0)
+    names = "target tiny <b>target</b>, draft tiny draft"
+    thread = threading.Thread(target=playground.serve, args=(*pair, names))
     thread.start()
     try:
-        while not server.started:
-            time.sleep(0.01)
-        yield listening
+        yield playground.address
     finally:
-        server.should_exit = True
+        playground.shutdown()
         thread.join()

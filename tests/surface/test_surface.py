@@ -116,9 +116,9 @@ OPTIONS = {
     ),
     "decode": (
         "--target --draft --prompt --prompt-file --gamma --max-new-tokens --temperature --top-p "
-        "--top-k --repetition-penalty --seed --show --json --trace --html --config --set"
+        "--top-k --repetition-penalty --seed --show --json --html --config --set"
     ),
-    "play": "--target --draft --draft-weights --host --port",
+    "play": "--target --draft --draft-weights --port",
     "analyze": "--target --draft --prompts --config --set --json --temperature --top-p --top-k",
     "pretrain": "--train --output --resume --config --set --html",
     "task": "--out --split --count --seed --set",

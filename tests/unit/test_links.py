@@ -42,7 +42,7 @@ def test_rows_are_appended_through_no_link(tmp_path: Path, home: Path):
     assert (home / "letter").read_text() == "precious\n"
 
 
-@pytest.mark.parametrize("name", ["checkpoints", "deep/er", "metrics.jsonl", "dangling"])
+@pytest.mark.parametrize("name", ["checkpoints", "metrics.jsonl", "dangling"])
 def test_a_run_with_a_link_out_of_it_is_refused(tmp_path: Path, home: Path, name: str):
     link = tmp_path / "run" / name
     link.parent.mkdir(parents=True)

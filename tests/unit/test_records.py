@@ -164,6 +164,24 @@ def test_an_existing_directory_is_replaced_and_nothing_of_it_stays(tmp_path: Pat
     assert names(tmp_path) == ["out"]
 
 
+def test_the_files_of_a_directory_are_on_the_disk_before_it_appears(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path, flushed = tmp_path / "out", list[int]()
+
+    def fsync(handle: int) -> None:
+        assert not path.exists()
+        flushed.append(os.fstat(handle).st_ino)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with atomic_directory(path) as scratch:
+        (scratch / "deep").mkdir()
+        for name in ("weights", "deep/state"):
+            (scratch / name).write_text("w")
+    inodes = {(path / name).stat().st_ino for name in ("weights", "deep/state")}
+    assert set(flushed) == inodes
+
+
 @pytest.mark.parametrize("error", [ValueError("boom"), KeyboardInterrupt(), SystemExit(1)])
 def test_an_error_inside_leaves_the_old_directory_and_no_trace(
     tmp_path: Path, error: BaseException
@@ -483,5 +501,3 @@ def test_a_manifest_of_another_program_is_no_run(tmp_path: Path):
         run.manifest.write_text(json.dumps(manifest))
         with pytest.raises(ConfigError, match="is not empty and holds no run"):
             run.check_kind(Settings())
-    run.manifest.write_text(json.dumps({"config": {}, "config_hash": "0"}))  # of an early version
-    assert run.check_kind(Settings())

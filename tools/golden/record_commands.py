@@ -171,7 +171,6 @@ def making_commands() -> dict[str, Any]:
     target = ["--target", "pair/target"]
     made = {
         "layers": ["--layers", "0,3"],
-        "search": ["--search-layers", "2", "--text", corpus],
         "params": ["--params", "0.4"],
         "vocabulary": ["--layers", "0,3", "--vocabulary", "80", "--text", corpus],
         "subclone": ["--layers", "0,3", "--text", corpus, *sets(hidden_size=16, num_heads=2)],

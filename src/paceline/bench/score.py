@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import torch
 from pydantic import Field, model_validator
 
 from paceline.bench.workbench import prompt_set
@@ -21,7 +20,7 @@ from paceline.progress import Progress, silent
 from paceline.records import RunDirectory, append_jsonl, read_jsonl
 from paceline.tasks import TaskChoice
 from paceline.tasks.base import corpus_figures
-from paceline.tasks.scoring import CorpusMean
+from paceline.tasks.scoring import mean_score
 
 if TYPE_CHECKING:
     from paceline.bench.workbench import PromptSet
@@ -189,7 +188,6 @@ def _summary(
 ) -> Score:
     ordered = [rows[number] for number in range(len(prompts.prompts))]
     known = [row.score for row in ordered if row.score is not None]
-    scores = CorpusMean(torch.tensor(known, dtype=torch.float64), most=1.0)
     task = config.task
     corpus = corpus_figures(task, prompts.examples, [row.text for row in ordered])
     return Score(
@@ -198,10 +196,10 @@ def _summary(
         num_examples=len(ordered),
         num_tokens=sum(row.num_tokens for row in ordered),
         num_cut=sum(row.stop_reason == "length" for row in ordered),
-        score=scores.interval() if known else None,
+        score=mean_score(known) if known else None,
         corpus_scores=corpus.scores,
         corpus_intervals=corpus.intervals,
-        signatures=task.signatures(),
+        signatures=task.versions(),
         servers=sorted({row.server for row in ordered}),
         tokens_per_s=rate,
     )

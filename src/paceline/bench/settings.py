@@ -8,6 +8,7 @@ from paceline.config import fields_of
 from paceline.core.rules import Lossless
 from paceline.decode.draft_policies import FixedLength
 from paceline.decode.strategies import DecodingConfig, Oracle, Speculative
+from paceline.extensions import IMPORT
 from paceline.results.frontier import LOSSLESS
 
 if TYPE_CHECKING:
@@ -25,11 +26,11 @@ def setting_of(decoding: DecodingConfig) -> dict[str, Label]:
     found |= decoding.sampling.setting | {"strategy": strategy.strategy}
     if not isinstance(strategy, Speculative | Oracle):
         return found | _labels(strategy)
-    found |= {"rule": strategy.rule.name} | _labels(strategy.rule)
+    found |= {"rule": _name(strategy.rule)} | _labels(strategy.rule)
     if isinstance(strategy, Speculative):
         found["gamma"] = strategy.num_speculative_tokens
         if strategy.policy != FixedLength():
-            found["policy"] = strategy.policy.name
+            found["policy"] = _name(strategy.policy)
             found |= {f"policy_{key}": value for key, value in _labels(strategy.policy).items()}
         if strategy.draft_sampling is not None:
             drawn = strategy.draft_sampling.setting
@@ -50,8 +51,8 @@ def family(decoding: DecodingConfig) -> str:
         normalised = getattr(strategy, "normalise", False)
         return f"{strategy.strategy} normalised" if normalised else strategy.strategy
     names = _details(strategy.rule)
-    if strategy.policy.name != "fixed":
-        names.append(strategy.policy.name)
+    if (policy := _name(strategy.policy)) != "fixed":
+        names.append(policy)
     if strategy.draft_sampling is not None:
         names.append(_drawn(strategy.draft_sampling))
     if strategy.bonus == "target":
@@ -80,8 +81,15 @@ def threshold_of(rule: Rule) -> str | None:
 
 def parameters_of(variant: Any) -> dict[str, Any]:
     """Parameters of a rule, a policy or a strategy, in order, without its tag."""
+    if isinstance(variant, dict):
+        return {key: value for key, value in variant.items() if key != IMPORT}
     tags = ("rule", "policy", "strategy")
     return {key: getattr(variant, key) for key in fields_of(type(variant)) if key not in tags}
+
+
+def _name(variant: Any) -> str:
+    """Name of a rule or a policy; one that results name, and that is not imported, is a dict."""
+    return variant[IMPORT].rpartition(":")[2] if isinstance(variant, dict) else variant.name
 
 
 def _labels(variant: Any) -> dict[str, Label]:
@@ -95,16 +103,17 @@ def _details(rule: Rule) -> list[str]:
     """The rule's name, and its parameters without the swept one."""
     rest = {key: v for key, v in parameters_of(rule).items() if key != threshold_of(rule)}
     parts = (str(v) if key == "kind" else f"{_words(key)} {v}" for key, v in rest.items())
-    return [rule.name, *parts]
+    return [_name(rule), *parts]
 
 
 def _numbers(variant: Any, *names: str) -> list[str]:
     """The named numeric parameters; without names, those that differ from their defaults."""
-    fields = fields_of(type(variant))
+    fields = {} if isinstance(variant, dict) else fields_of(type(variant))
     return [
         f"{_words(key)} {value:g}"
         for key, value in parameters_of(variant).items()
-        if _is_number(value) and (key in names if names else value != fields[key].default)
+        if _is_number(value)
+        and (key in names if names else key not in fields or value != fields[key].default)
     ]
 
 

@@ -255,7 +255,7 @@ class PromptSet(ExamplePrompts):
         setting = {"task": task.task} | setting_of(cell)
         if task.metric is not None:
             setting["metric"] = task.metric
-        fingerprints = marks | task.signatures()
+        fingerprints = marks | task.versions()
         return Row(
             population=self.population,
             setting=setting,

@@ -89,28 +89,19 @@ class Call:
 
 
 def end_dry_run(checks: InputChecks, *, as_json: bool = False) -> None:
-    """Print the results of the checks, remarks on the models and the first example, and exit."""
-    from paceline.cli.result_tables import remarks_on_model
-    from paceline.export.model_report import describe, trained_text
+    """Print the results of the checks and the first example of a training, and exit."""
+    from paceline.cli.result_tables import example_lines
+    from paceline.export.model_report import trained_text
 
-    models = [describe(path, header) for path, header in checks.headers.items()]
-    if models and checks.example is not None:
-        examples = [trained_text(*checks.example)]
-        models = [
-            model.model_copy(update={"examples": examples if at == 0 else []})
-            for at, model in enumerate(models)
-        ]
+    examples = [] if checks.example is None else [trained_text(*checks.example)]
     if as_json:
-        shown = [model.model_dump(mode="json") for model in models]
-        echo(json.dumps({"dry_run": True, "models": shown, "checks": checks.lines}, indent=2))
+        shown = [example.model_dump(mode="json") for example in examples]
+        echo(json.dumps({"dry_run": True, "checks": checks.lines, "examples": shown}, indent=2))
         raise typer.Exit
     for line in checks.lines:
         stdout.print(line)
-    for model in models:
-        for line in remarks_on_model(model):
-            stdout.print(line)
-    if models:
-        stdout.print(f"All that is read in a model: paceline inspect {models[0].path}")
+    for line in example_lines(examples):
+        stdout.print(line)
     stdout.print("These checks passed. Nothing was run.")
     raise typer.Exit
 

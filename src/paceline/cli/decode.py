@@ -44,21 +44,14 @@ def decode(
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     show: Annotated[bool, typer.Option("--show", help="Colour tokens by source.")] = False,
     as_json: options.Json = False,
-    trace: Annotated[
-        bool,
-        typer.Option("--trace", help="With --json: also what rules read at each drafted token."),
-    ] = False,
     html: options.Html = None,
 ) -> None:
     """Generate text from one prompt; --draft is optional."""
     from paceline.cli.streaming import load_decoder, read_prompt, stream_text
     from paceline.data.input_checks import InputChecks
     from paceline.decode.strategies import DecodingConfig
-    from paceline.decode.trace import Trace
 
     check_html(html)
-    if trace and not (as_json and draft):
-        raise UsageError("--trace needs --draft and --json, which it adds to; add both")
     gamma = call.chosen.get("strategy.num_speculative_tokens")
     if gamma is not None and gamma < 1:
         raise UsageError(
@@ -77,9 +70,8 @@ def decode(
     recorded |= {"chat": chat, "draft_weights": draft_weights}
     without = None if draft else {"strategy"}  # a default that the command refuses
     recorded["decoding"] = decoding.model_dump(mode="json", exclude=without)
-    noted = Trace(decoding, seed) if trace else None
     stream_text(
-        *load_decoder(target, draft, draft_weights, noted.decoding if noted else decoding),
+        *load_decoder(target, draft, draft_weights, decoding),
         text,
         chat=chat,
         max_new_tokens=max_new_tokens,
@@ -88,7 +80,6 @@ def decode(
         as_json=as_json,
         html=html,
         recorded=recorded,
-        trace=noted,
     )
 
 
@@ -108,41 +99,30 @@ def play(
     draft_weights: Annotated[
         Literal["auto", "int8"], typer.Option(help="int8: faster draft, slightly lower acceptance.")
     ] = "auto",
-    host: Annotated[
-        str, typer.Option(help="Address to listen at; others than your own machine need a token.")
-    ] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port to listen at; 0: a free one.")
     ] = 8642,
 ) -> None:
     """Decode in the browser, with and without the draft.
 
-    Prints the address of a page, and serves it until it is interrupted. The page also reads what
-    `paceline decode --json --trace` writes.
+    Prints the address of a page, and serves it to this machine until it is interrupted.
     """
-    from paceline.play import require
-
-    require()
     from paceline.cli.console import echo
-    from paceline.cli.defaults import meaning_of
     from paceline.data.input_checks import InputChecks
     from paceline.models import load
     from paceline.models.loading import tokenizer_of
-    from paceline.play.runs import controls
-    from paceline.play.server import Listening, Playground
+    from paceline.play.server import Playground
 
     checks = InputChecks()
     checks.pair(target, draft)
     checks.drafting(target, draft)
-    listening = Listening(host, port)
+    playground = Playground(port)
     large = load(target)
     tokenizer_of(large, target)
     small = load(draft, large.dtype, str(large.device), draft_weights)
-    settings = {"target": target, "draft": draft, "request": controls(meaning_of)}
-    playground = Playground(large, small, settings, listening.hosts, listening.token)
-    echo(listening.address)
+    echo(playground.address)
     with contextlib.suppress(KeyboardInterrupt):  # the usual end
-        listening.server(playground).run(sockets=[listening.socket])
+        playground.serve(large, small, f"target {target}, draft {draft}")
 
 
 @DECODE.verb(

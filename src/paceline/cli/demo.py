@@ -133,7 +133,7 @@ class Demo:
                 vocabulary=min(_DRAFT_VOCABULARY, self.loaded.vocab_size),
                 text=str(self.docs.train),
             )
-            draft, _ = make_draft(config, self.loaded)
+            draft = make_draft(config, self.loaded)
             atomic_write_text(self.made, dump_yaml(self._origin))
             save_draft(draft, self.target, start, stored_dtype(self.target))
 

@@ -12,14 +12,13 @@ from paceline.cli.command import Call, Group
 from paceline.cli.console import echo, progress_bars, stderr, stdout
 from paceline.config import apply_override
 from paceline.errors import UsageError
-from paceline.permissions import given
 
 if TYPE_CHECKING:
     from paceline.cli.command import Shown
     from paceline.export import ExportConfig, Exported
     from paceline.models import HfModel
     from paceline.train import AlignConfig, PretrainConfig
-    from paceline.train.initial_draft import KeptLayers
+    from paceline.train.initial_draft import DraftConfig
 
 MAKE = Group("Make drafts and data")
 
@@ -41,10 +40,9 @@ def draft(
     config = call.build(DraftConfig)
     call.check(config, dry_run=dry_run)
     model = load_model(config.target)
-    with progress_bars() as progress:
-        small, kept = make_draft(config, model, progress=progress)
+    small = make_draft(config, model)
     save_draft(small, config.target, config.out, stored_dtype(config.target))
-    stdout.print(f"{config.out}: {_description(small, kept, model)}")
+    stdout.print(f"{config.out}: {_description(small, config, model)}")
     if time_passes:
         # loaded again, because saving may round the weights
         stdout.print(_times(model, load_model(config.out, dtype=model.dtype)))
@@ -59,10 +57,14 @@ def _times(target: "HfModel", draft: "HfModel") -> str:
     return time_draft(target, draft)
 
 
-def _description(draft: "HfModel", kept: "KeptLayers | None", target: "HfModel") -> str:
-    origin = "new" if kept is None else f"layers {','.join(map(str, kept.decoder))}"
-    if kept is not None and kept.encoder is not None:
-        origin += f" and encoder layers {','.join(map(str, kept.encoder))}"
+def _description(draft: "HfModel", config: "DraftConfig", target: "HfModel") -> str:
+    from paceline.train.initial_draft import kept_layers
+
+    origin = "new"
+    if config.params is None:
+        origin = f"layers {','.join(map(str, kept_layers(config, target)))}"
+    if config.encoder_layers is not None:
+        origin += f" and encoder layers {','.join(map(str, config.encoder_layers))}"
     share = draft.num_parameters / target.num_parameters
     limit = draft.draft_vocabulary
     proposes = "" if limit is None else f", proposes {len(limit):,} tokens"
@@ -177,7 +179,7 @@ def task(
     check_output_file(out)
     if out.exists() and not overwrite:
         raise UsageError(f"{out} exists already; choose another file or add --overwrite")
-    values: dict[str, Any] = {"task": given(name)}
+    values: dict[str, Any] = {"task": name}
     for override in overrides or ():
         apply_override(values, override)
     num_distinct = write_examples(build_task(values), split, count, out, seed)

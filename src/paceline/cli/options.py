@@ -37,7 +37,6 @@ from paceline.config import (
     validate,
 )
 from paceline.errors import ConfigError, UsageError
-from paceline.permissions import given
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -63,13 +62,11 @@ Rows = Annotated[
 ]
 AllowImport = Annotated[
     list[str] | None,
-    typer.Option(
-        help="Python module that a file may import. Those on the command line need no permission."
-    ),
+    typer.Option(help="Python module that `import:` may name, in a file or on the command line."),
 ]
 AllowProgram = Annotated[
     list[str] | None,
-    typer.Option(help="Program that files may start, with their options, as an engine."),
+    typer.Option(help="Program that may be started, with options, as an engine."),
 ]
 
 NoCompile = Annotated[
@@ -163,15 +160,13 @@ class Setting(NamedTuple):
         if text == "" or (self.kind == "several" and "" in text):
             raise ConfigError(f"{name} is empty; give a value, or leave it out")
         if self.kind == "variant" and not text.startswith("{"):
-            return Variant(self.tag, given(text)) if text in self.values else given(text)
+            return Variant(self.tag, text) if text in self.values else text
         if self.kind in {"variant", "yaml"}:
             return read_value(text, f"{name} {text!r}")
         if self.kind == "numbers":
             return numbers(name, text)
         if self.kind == "several" and len(text) == 1:
-            return given(text[0])
-        if self.kind in {"text", "path", "texts", "several"}:
-            return given(text)
+            return text[0]
         return text
 
 
@@ -330,16 +325,17 @@ def build(
         _refuse_another_kind(cls, config, values)
     if not chosen.keys().isdisjoint(one_of):
         values = {key: value for key, value in values.items() if key not in one_of}
-    for key, value in chosen.items():
-        if isinstance(value, Variant):
-            _choose(values, key.split("."), value)
-        else:
-            set_key(values, key.split("."), value, f"option {key}")
-    for override in overrides or ():
-        apply_override(values, override)
-    return validate(
-        cls, values, None if overrides or chosen else config, lambda key: _way_to_give(cls, key)
-    )
+    given: dict[str, Any] = {}
+    for named in (values, given):
+        for key, value in chosen.items():
+            if isinstance(value, Variant):
+                _choose(named, key.split("."), value)
+            else:
+                set_key(named, key.split("."), value, f"option {key}")
+        for override in overrides or ():
+            apply_override(named, override)
+    place = None if overrides or chosen else config
+    return validate(cls, values, place, lambda key: _way_to_give(cls, key), given)
 
 
 def _way_to_give(cls: type[Any], key: str) -> str:

@@ -15,11 +15,11 @@ from paceline.view.page import shown
 from paceline.view.tables import before_and_after, gamma_table, served_tables, steps_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from rich.console import RenderableType
 
-    from paceline.export.model_report import ModelReport
+    from paceline.export.model_report import ModelReport, TrainedText
     from paceline.measure.agreement import Agreement
     from paceline.measure.losslessness import DistributionCheck, LosslessnessReport
     from paceline.measure.measurement import Measurement
@@ -80,21 +80,21 @@ def model_lines(report: ModelReport) -> Iterator[str]:
     for use in report.uses:
         fault = "" if use.fault is None else f": {use.fault}"
         yield f"{'can' if use.fault is None else 'cannot':<20} {use.name}{fault}"
-    yield from remarks_on_model(report)
+    yield from example_lines(report.examples)
+    for warning in report.warnings:
+        yield f"{'warning':<20} {warning}"
+    for fault in report.faults:
+        yield f"{'failed':<20} {fault}"
 
 
-def remarks_on_model(report: ModelReport) -> Iterator[str]:
-    """Examples, warnings and failures, which a dry run prints, too."""
-    for example in report.examples:
+def example_lines(examples: Iterable[TrainedText]) -> Iterator[str]:
+    """Texts as alignment would use them; the trained part is in brackets."""
+    for example in examples:
         yield (
             f"{'example':<20} {example.where}: {example.num_given} tokens given, "
             f"{len(example.trained_tokens)} trained [[...]]"
         )
         yield f"{example.given}[[{example.trained}]]"
-    for warning in report.warnings:
-        yield f"{'warning':<20} {warning}"
-    for fault in report.faults:
-        yield f"{'failed':<20} {fault}"
 
 
 def verdict_style(verdict: Verdict | Agreement) -> str:

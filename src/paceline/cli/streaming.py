@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from paceline.decode.decoder import Decoder
     from paceline.decode.strategies import DecodingConfig
     from paceline.decode.text_prompts import Chat
-    from paceline.decode.trace import Trace
     from paceline.models import HfModel
 
 
@@ -75,11 +74,10 @@ def stream_text(
     as_json: bool,
     html: Path | None = None,
     recorded: dict[str, Any] | None = None,
-    trace: Trace | None = None,
 ) -> None:
     """Decode `text` and print the result while it is generated.
 
-    `recorded`: settings that JSON and HTML name. `trace`: that of the decoder, for JSON.
+    `recorded`: settings that JSON and HTML name.
     """
     prompt = _chat_of(text, target) if chat else text
     streamed = decoder.stream(prompt, max_new_tokens, seed)
@@ -90,8 +88,6 @@ def stream_text(
         if not blocks or piece.block is not blocks[-1]:
             blocks.append(piece.block)
             texts.append([])
-            if trace is not None:
-                trace.add(piece.block, tokenizer_of(target, "the target").decode)
         texts[-1].append((piece.text, piece.source))
         if not as_json:
             style: dict[str, Any] = {"fg": COLOURS[piece.source]} if show else {}
@@ -100,8 +96,6 @@ def stream_text(
     found: dict[str, Any] = {}
     if as_json or html is not None:
         found = _result(blocks, texts, elapsed) | (recorded or {}) | {"prompt": text}
-    if trace is not None:
-        found["trace"] = trace.rows
     if as_json:
         echo(json.dumps(found))
     else:

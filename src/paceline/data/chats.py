@@ -10,10 +10,11 @@ import warnings
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from transformers.utils.chat_template_utils import render_jinja_template
+
 from paceline.errors import PromptError
-from paceline.models import rendering
 from paceline.models.answer_text import behind
-from paceline.models.chat_text import REASONING, ChatRendering, Messages, reads, text_of
+from paceline.models.chat_text import REASONING, ChatRendering, Messages, reads, steady, text_of
 from paceline.models.prompt_text import tokens_of
 
 if TYPE_CHECKING:
@@ -152,15 +153,15 @@ class _Rendering(ChatRendering):
         if not _GENERATION.search(template):
             return self.text(messages, open_turn=False), []
         readable: Any = self._readable(messages)
-        with self._misfits():
-            texts, spans = rendering.render(
-                self.tokenizer,
+        with self._misfits(), steady(arguments, is_prompt=False):
+            rendered: Any = render_jinja_template(
                 [readable],
                 tools=self.tools,
                 chat_template=template,
                 return_assistant_tokens_mask=True,
                 **{**self.tokenizer.special_tokens_map, **arguments},
             )
+        texts, spans = rendered
         return texts[0], spans[0]
 
     def answer(self, index: int, prompt: str, eos_token_ids: tuple[int, ...]) -> Answer:

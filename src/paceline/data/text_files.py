@@ -7,16 +7,12 @@ import glob
 import itertools
 import json
 import re
-import socket
 import warnings
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from paceline.errors import PacelineError, PromptError, shorten
-from paceline.places import leads_out
 from paceline.records import read_lines
 
 if TYPE_CHECKING:
@@ -39,39 +35,20 @@ def is_pattern(path: Path) -> bool:
 
 
 def matches(path: Path) -> list[Path]:
-    """Files and directories that match a pattern such as `runs/*/data`, sorted.
-
-    Raises:
-        PromptError: one of them is a link out of the directory before the first wildcard.
-    """
+    """Files and directories that match a pattern such as `runs/*/data`, sorted."""
     if not is_pattern(path):
         return []
     folder = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts))
-    return refuse_links(sorted(folder.glob(str(path.relative_to(folder)))), folder)
+    return sorted(folder.glob(str(path.relative_to(folder))))
 
 
 def data_files(folder: Path) -> list[Path]:
-    """Data files below a folder, sorted, without hidden ones; or the file itself.
-
-    Raises:
-        PromptError: one of them is a link out of the folder.
-    """
+    """Data files below a folder, sorted, without hidden ones; or the file itself."""
     if folder.is_file():
         return [folder]
     if found := matches(folder):
         return [file for match in found for file in data_files(match)]
-    return refuse_links([one for one in _in_sight(folder) if kind_of(one) in _SUFFIXES], folder)
-
-
-def refuse_links(files: list[Path], folder: Path) -> list[Path]:
-    """The files; raises a PromptError for a link out of the folder: it may lead to private text."""
-    for path in files:
-        if leads_out(path, folder):
-            raise PromptError(
-                f"{path} is a link out of {folder}, which is not read; copy the file, or set path "
-                "to it"
-            )
-    return files
+    return [one for one in _in_sight(folder) if kind_of(one) in _SUFFIXES]
 
 
 def kind_of(path: Path) -> str:
@@ -242,7 +219,7 @@ def _builder(path: str, subset: str | None) -> Any:
 
     folder = Path(path) / (subset or "")
     if folder.is_dir():
-        kind, files = _files(folder, Path(path))
+        kind, files = _files(folder)
         options: Any = {"sep": "\t"} if kind == ".tsv" else {}
         return datasets.load_dataset_builder(_READERS[kind], data_files=files, **options)
     if Path(path).is_dir():
@@ -250,7 +227,7 @@ def _builder(path: str, subset: str | None) -> Any:
             f"{path} has no directory {subset}, and its README.md is not read; unset subset, and "
             "set path to the files or their directory"
         )
-    with _in_cache_alone_where_the_hub_is_unknown(), _of_the_hub_alone(path):
+    with _of_the_hub_alone(path):
         builder: Any = datasets.load_dataset_builder(path, subset)
     for name in itertools.chain.from_iterable((builder.config.data_files or {}).values()):
         _refuse_others(path, str(name), "hf://")
@@ -284,39 +261,11 @@ def _of_the_hub_alone(path: str) -> Iterator[None]:
         data_files.url_to_fs = make
 
 
-@contextlib.contextmanager
-def _in_cache_alone_where_the_hub_is_unknown() -> Iterator[None]:
-    """Without a network, read what was downloaded before; its library would try for 24 seconds.
-
-    Raises:
-        ConnectionError: It was not.
-    """
-    from datasets import config
-    from huggingface_hub import constants
-
-    host = urlsplit(constants.ENDPOINT).hostname
-    try:
-        if not (constants.HF_HUB_OFFLINE or getproxies()):  # a proxy knows the name
-            socket.getaddrinfo(host, None)
-    except OSError:
-        before = config.HF_HUB_OFFLINE
-        constants.HF_HUB_OFFLINE = config.HF_HUB_OFFLINE = True
-        try:
-            yield
-        except ConnectionError:
-            reason = f"it was not downloaded before, and {host} cannot be found; check the network"
-            raise ConnectionError(reason) from None
-        finally:
-            constants.HF_HUB_OFFLINE, config.HF_HUB_OFFLINE = False, before
-    else:
-        yield
-
-
-def _files(folder: Path, inside: Path) -> tuple[str, dict[str, list[str]]]:
+def _files(folder: Path) -> tuple[str, dict[str, list[str]]]:
     """The most frequent kind of data file in a folder, and its files by split.
 
     Raises:
-        PromptError: there is none, one is a link out of `inside`, or a name has `::`.
+        PromptError: there is none, or a name has `::`.
     """
     from datasets.data_files import DataFilesDict, get_data_patterns
 
@@ -329,7 +278,6 @@ def _files(folder: Path, inside: Path) -> tuple[str, dict[str, list[str]]]:
     if not kinds:
         raise PromptError(f"{folder} holds no text; wanted .jsonl, .parquet, .txt or .csv files")
     kind = kinds.most_common(1)[0][0]
-    refuse_links([Path(name) for names in found.values() for name in names], inside)
     return kind, {
         str(split): [glob.escape(str(name)) for name in names if _kind(name) == kind]
         for split, names in found.items()

@@ -43,4 +43,4 @@ class AutoregressiveDecoder(Decoder):
             plan = DrawPlan(1, self.sampling)
             drawn = draw(session, DrawRequest(newest, plan, uniforms, self._seen(live)))
             for text, (token,) in zip(live, as_list(drawn.tokens_BG), strict=True):
-                yield text, text.add_block([], token, num_drafted=0)
+                yield text, text.add_block([], 0, token)

@@ -154,7 +154,7 @@ class BigLittleDecoder(_ConfidentDraft):
         super().__init__(target, draft, rule, most_drafted, sampling, policy=Confident(fallback))
 
     def _add(self, text: Text, drafted: Sequence[int], num_kept: int, last: int) -> Block:
-        return text.add_block(drafted[:num_kept], last, num_drafted=len(drafted))
+        return text.add_block(drafted, num_kept, last)
 
 
 class OracleCascade(SpeculativeDecoder):

@@ -121,7 +121,7 @@ class SpeculativeDecoder(Decoder):
         tokens_of_rows = as_list(drafted.tokens_BG)
         rows = zip(texts, tokens_of_rows, num_accepted, next_tokens, num_drafted, strict=True)
         for text, tokens, accepted, last, count in rows:
-            yield text, text.add_block(tokens[:accepted], last, num_drafted=count)
+            yield text, text.add_block(tokens[:count], accepted, last)
 
     def _roll_back(
         self,

@@ -59,12 +59,15 @@ class Block:
     Attributes:
         num_drafted: Drafted tokens of the block, including those after a stop token.
         num_accepted_behind_stop: Accepted tokens after a stop token; they are not part of the text.
+        rejected: The drafted token that the recovered one replaces, and those behind it, which the
+            rule did not examine.
     """
 
     tokens: tuple[int, ...]
     sources: tuple[Source, ...]
     num_drafted: int
     num_accepted_behind_stop: int = 0
+    rejected: tuple[int, ...] = ()
 
 
 def count_blocks(blocks: Sequence[Block]) -> DecodeStats:
@@ -177,18 +180,20 @@ class Text:
         self.blocks.append(Block(*self._append([(token, "prefill")]), num_drafted=0))
         return self.blocks[-1]
 
-    def add_block(self, accepted: Sequence[int], last: int, *, num_drafted: int) -> Block:
+    def add_block(self, drafted: Sequence[int], num_accepted: int, last: int) -> Block:
         """Append accepted tokens and the one after them, up to a stop token or the budget.
 
         `last` is a bonus token if all drafted tokens were accepted, else a recovered token.
         """
-        new: list[tuple[int, Source]] = [(token, "accepted") for token in accepted]
-        new.append((last, "bonus" if len(accepted) == num_drafted else "recovered"))
+        new: list[tuple[int, Source]] = [(token, "accepted") for token in drafted[:num_accepted]]
+        new.append((last, "bonus" if num_accepted == len(drafted) else "recovered"))
         tokens, sources = self._append(new)
         num_kept = sources.count("accepted")
         self.num_accepted += num_kept
         self.num_examined += len(sources) - sources.count("bonus")
-        self.blocks.append(Block(tokens, sources, num_drafted, len(accepted) - num_kept))
+        rejected = tuple(drafted[num_accepted:]) if "recovered" in sources else ()
+        behind_stop = num_accepted - num_kept
+        self.blocks.append(Block(tokens, sources, len(drafted), behind_stop, rejected))
         return self.blocks[-1]
 
     def add_unverified(self, kept: Sequence[int], last: int | None) -> Block:

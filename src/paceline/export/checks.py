@@ -1,12 +1,12 @@
 """Read an export back, compare it with the original model, and serve it in its engine."""
 
-# B texts, T positions, V vocabulary
+# T positions, V vocabulary
 from __future__ import annotations
 
 import tempfile
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -28,12 +28,10 @@ from paceline.models.loading import load_tokenizer
 from paceline.models.silence import quiet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from transformers import PreTrainedModel
+    from collections.abc import Callable, Iterable
 
     from paceline.engines.contract import Engine, Served
-    from paceline.export.export_inputs import Sources
+    from paceline.export.export_inputs import Inputs
     from paceline.models import HfModel
     from paceline.progress import Progress
 
@@ -47,6 +45,9 @@ _LENGTH = 96  # tokens per text, at most
 _NUM_RANDOM = 4  # texts of random tokens
 _NUM_TOKENS = 24
 _TEXT = "The arithmetic mean of a list of numbers is"
+
+Reference: TypeAlias = "list[tuple[Tensor, Tensor]]"
+"""Texts, [1, T], and the original model's logits of them, [T, V] for the tokenizer's V tokens."""
 
 
 class Checks(StrictModel):
@@ -70,89 +71,57 @@ class Checks(StrictModel):
     stored_agreement: float | None = None
 
 
-class Reference:
-    """Logits of the original model on a few texts.
-
-    Attributes:
-        texts: Token ids, [1, T] each.
-        logits: Logits of each text, [T, V] for the V tokens of the tokenizer.
-    """
-
-    def __init__(self, model: HfModel) -> None:
-        self.model = model
-        self.tokenizer: Any = model.tokenizer
-        self.listed = model.draft_vocabulary
-        self.texts = _texts(model)
-        self.logits = [_logits(model, text)[:, : model.vocab_size] for text in self.texts]
+def reference_of(model: HfModel) -> Reference:
+    """Logits of `SAMPLES` and of random texts."""
+    longest = min(_LENGTH, model.max_length or _LENGTH)
+    rng = torch.Generator().manual_seed(0)
+    random = torch.randint(model.vocab_size, (_NUM_RANDOM, 1, longest), generator=rng)
+    tokenizer: Any = model.tokenizer
+    samples = [] if tokenizer is None else [tokenizer(text)["input_ids"] for text in SAMPLES]
+    texts = [*(torch.tensor([ids[:longest]]) for ids in samples), *random]
+    return [(text, _logits(model, text)[:, : model.vocab_size]) for text in texts]
 
 
-def check_directory(
-    folder: Path, reference: Reference, stored: torch.dtype, *, baked: bool
-) -> Checks:
+def check_directory(inputs: Inputs, reference: Reference, folder: Path) -> Checks:
     """Read a model directory back in float32, and in its stored dtype.
 
     Raises:
-        ExportError: Logits or tokens differ, or the logits in the stored dtype are not finite.
+        ExportError: Logits or tokens differ, or logits are not finite.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they name a scratch directory; the source gave them
         found = load_model(folder, dtype="float32", device="cpu")
         tokenizer = load_tokenizer(folder)
-    checks = _compare(reference, found, tokenizer, baked=baked)
+    checks = _compare(inputs, reference, found, tokenizer)
     _check_difference(checks)
-    if stored != torch.float32:
+    if inputs.stored != torch.float32:
         options = {"local_files_only": True, "trust_remote_code": False}
-        config = AutoConfig.from_pretrained(folder, **options)
-        auto = auto_class(config)
+        auto = auto_class(AutoConfig.from_pretrained(folder, **options))
         with quiet():
-            hf = auto.from_pretrained(folder, dtype=stored, **options).eval()
-        checks = checks.model_copy(update=_run_as_stored(reference, hf, baked=baked))
-    if reference.tokenizer is None or not (folder / TOKENIZER_FILE).exists():
+            hf = auto.from_pretrained(folder, dtype=inputs.stored, **options).eval()
+        again = _compare(inputs, reference, inputs.model.rewrap(hf), tokenizer)
+        stored = {"stored": inputs.stored_name, "stored_agreement": again.agreement}
+        checks = checks.model_copy(update=stored)
+    ours: Any = inputs.model.tokenizer
+    if ours is None or not (folder / TOKENIZER_FILE).exists():
         return checks
     # engines read this file, and Paceline might read both tokenizers wrong in the same way
     plain = TokenizerFile(folder / TOKENIZER_FILE)
-    texts = plain.probes(reference.tokenizer)
-    _check_tokenizer(reference.tokenizer, lambda text: plain.reads(text).tokens, texts)
+    texts = plain.probes(ours)
+    _check_tokenizer(ours, lambda text: plain.reads(text).tokens, texts)
     return checks.model_copy(update={"num_texts": checks.num_texts + len(texts)})
 
 
-def overflows(hf: PreTrainedModel, reference: Reference) -> bool:
-    """True if the logits of this model are not finite in float16; `hf` is converted."""
-    half = reference.model.rewrap(hf.half())
-    return not all(bool(_logits(half, text).isfinite().all()) for text in reference.texts)
-
-
-def _run_as_stored(reference: Reference, hf: Any, *, baked: bool) -> dict[str, Any]:
-    found, name = reference.model.rewrap(hf), str(hf.dtype).removeprefix("torch.")
-    num_positions = num_same = 0
-    for ours_TV, theirs_TV, all_TV in _both(reference, found, baked=baked):
-        if not bool(all_TV.isfinite().all()):
-            largest = torch.finfo(hf.dtype).max
-            other = "float32" if hf.dtype == torch.bfloat16 else "bfloat16 or float32"
-            raise ExportError(
-                f"run in {name}, the dtype that it is stored in, the exported model gives logits "
-                f"that are NaN or infinite: values exceed {largest:.3g}. Nothing was kept; export "
-                f"it with --dtype {other}"
-            )
-        num_positions += len(ours_TV)
-        num_same += int((ours_TV.argmax(-1) == theirs_TV.argmax(-1)).sum())
-    return {"stored": name, "stored_agreement": num_same / num_positions}
-
-
-def check_gguf(file: Path, reference: Reference, *, exact: bool, baked: bool) -> Checks:
+def check_gguf(inputs: Inputs, reference: Reference, file: Path) -> Checks:
     """Read a GGUF file back; raises ExportError if logits or tokens differ.
 
-    Args:
-        file: The GGUF file.
-        reference: Logits of the original model; if `exact`, of its weights in the stored dtype.
-        exact: The file stores the weights without loss.
-        baked: A draft vocabulary is baked into the head.
+    `reference` is that of the weights in the stored dtype, if the file stores them without loss.
     """
     with tempfile.TemporaryDirectory(dir=file.parent) as scratch:
         convert_gguf(file, Path(scratch), torch.float32)
         found = load_model(scratch, dtype="float32", device="cpu")
-        checks = _compare(reference, found, load_tokenizer(scratch), baked=baked)
-    if exact:
+        checks = _compare(inputs, reference, found, load_tokenizer(scratch))
+    if inputs.config.dtype != "q8_0":
         _check_difference(checks)
     elif checks.agreement < LEAST_AGREEMENT:
         raise ExportError(
@@ -172,17 +141,30 @@ def _check_difference(checks: Checks) -> None:
         )
 
 
-def _compare(reference: Reference, found: HfModel, tokenizer: Any, *, baked: bool) -> Checks:
-    if reference.tokenizer is not None:
-        _check_tokenizer(reference.tokenizer, lambda text: _ids(tokenizer, text), SAMPLES)
+def _compare(inputs: Inputs, reference: Reference, found: HfModel, tokenizer: Any) -> Checks:
+    ours = inputs.model.tokenizer
+    if ours is not None:
+        _check_tokenizer(ours, lambda text: _ids(tokenizer, text), SAMPLES)
+    bakes = inputs.config.draft_vocabulary == "bake"
+    listed = inputs.model.draft_vocabulary if bakes else None
     num_positions = num_same = 0
     difference = largest = 0.0
-    for ours_TV, theirs_TV, all_TV in _both(reference, found, baked=baked):
-        if baked and not torch.isin(all_TV.argmax(-1), cast("Tensor", reference.listed)).all():
+    for tokens_1T, ours_TV in reference:
+        all_TV = _logits(found, tokens_1T)
+        theirs_TV = all_TV[:, : ours_TV.shape[-1]]
+        if not bool(all_TV.isfinite().all()):
             raise ExportError(
-                "a token outside the draft vocabulary is most likely in the exported head; nothing "
-                "was kept. Leave draft_vocabulary=bake out, and report it"
+                f"run in {str(found.dtype).removeprefix('torch.')}, the exported model gives "
+                "logits that are NaN or infinite; nothing was kept. Export it with another "
+                "--dtype: bfloat16 has the range of float32"
             )
+        if listed is not None:
+            if not torch.isin(all_TV.argmax(-1), listed).all():
+                raise ExportError(
+                    "a token outside the draft vocabulary is most likely in the exported head; "
+                    "nothing was kept. Leave draft_vocabulary=bake out, and report it"
+                )
+            ours_TV, theirs_TV = ours_TV[:, listed], theirs_TV[:, listed]
         difference = max(difference, float((ours_TV - theirs_TV).abs().max()))
         largest = max(largest, float(ours_TV.abs().max()))
         num_positions += len(ours_TV)
@@ -191,24 +173,8 @@ def _compare(reference: Reference, found: HfModel, tokenizer: Any, *, baked: boo
         num_positions=num_positions,
         largest_difference=difference / largest,
         agreement=num_same / num_positions,
-        num_texts=0 if reference.tokenizer is None else len(SAMPLES),
+        num_texts=0 if ours is None else len(SAMPLES),
     )
-
-
-def _both(
-    reference: Reference, found: HfModel, *, baked: bool
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Logits of each text, [T, V]: of the original, and of the export without and with other rows.
-
-    `baked`: the first two of the draft vocabulary alone.
-    """
-    for tokens_1T, ours_TV in zip(reference.texts, reference.logits, strict=True):
-        all_TV = _logits(found, tokens_1T)
-        theirs_TV = all_TV[:, : ours_TV.shape[-1]]
-        if baked:
-            assert reference.listed is not None, "baking needs a draft vocabulary"
-            ours_TV, theirs_TV = ours_TV[:, reference.listed], theirs_TV[:, reference.listed]
-        yield ours_TV, theirs_TV, all_TV
 
 
 def _check_tokenizer(ours: Any, read: Callable[[str], list[int]], texts: Iterable[str]) -> None:
@@ -224,33 +190,22 @@ def _ids(tokenizer: Any, text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def _texts(model: HfModel) -> list[Tensor]:
-    """Token ids of `SAMPLES` and of random texts, [1, T] each."""
-    longest = min(_LENGTH, model.max_length or _LENGTH)
-    rng = torch.Generator().manual_seed(0)
-    random = torch.randint(model.vocab_size, (_NUM_RANDOM, 1, longest), generator=rng)
-    tokenizer = model.tokenizer
-    samples = [] if tokenizer is None else [tokenizer(text)["input_ids"] for text in SAMPLES]
-    return [*(torch.tensor([ids[:longest]]) for ids in samples), *random]
-
-
 @torch.inference_mode()
 def _logits(model: HfModel, tokens_1T: Tensor) -> Tensor:
     tokens: list[int] = tokens_1T[0].tolist()
     return model.plain_logits(model.trial_batch(tokens, source=tokens))[0].float()
 
 
-def check_in_engine(sources: Sources, path: Path, gamma: int, progress: Progress) -> str:
+def check_in_engine(inputs: Inputs, path: Path, gamma: int, progress: Progress) -> str:
     """Load the export in its engine, serve one greedy request and return a one-line summary.
 
     Raises ExportError if the engine does not draft, EngineError if it does not start or answer.
     """
-    config = sources.config
-    assert sources.target is not None, "only for drafts"
+    config = inputs.config
     choice = config.engine or EngineChoice(engine=config.to)
     check_choice(choice)
-    target = config.served_target or sources.target.path
-    prompt = sources.tokenizer(_TEXT)["input_ids"]
+    target = inputs.served_target
+    prompt = inputs.tokenizer(_TEXT)["input_ids"]
     request = Request(prompt, _NUM_TOKENS, SamplingParams(temperature=0.0), 0)
     if choice.kind.load is not None:
         engine = choice.kind.load(load_model(target), load_model(path), gamma)

@@ -11,63 +11,63 @@ from torch import Tensor, nn
 
 from paceline.errors import UsageError
 from paceline.models.drafts.save import tokenizer_files, write_model
-from paceline.models.loading import LICENCES, model_directory
+from paceline.models.loading import LICENCES, config_at
 from paceline.places import copy_files
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.export.card import Launch
-    from paceline.export.export_inputs import Sources
+    from paceline.export.export_inputs import Inputs
     from paceline.models.hf.base import HfModel
 
 
 _GENERATION = "generation_config.json"
 
 
-def fit(sources: Sources) -> None:
+def fit(inputs: Inputs) -> None:
     """Give a draft its target's number of embedding rows and context length, in place."""
-    model, target = sources.model, sources.target
+    model, target = inputs.model, inputs.target
     if target is None:
         return
-    only = model.draft_vocabulary if sources.config.draft_vocabulary == "bake" else None
-    set_rows(model, target.num_rows, only=only)
+    only = model.draft_vocabulary if inputs.config.draft_vocabulary == "bake" else None
+    num_rows = config_at(target.path).get_text_config(decoder=True).vocab_size
+    set_rows(model, num_rows, only=only)
     config: Any = model.hf.config.get_text_config(decoder=True)
-    wanted = target.facts.max_length
-    if extends_positions(sources) and wanted is not None:
+    if extends_positions(inputs) and target.max_length is not None:
         # at the draft's limit, engines would stop or draft nonsense
-        config.max_position_embeddings = max(config.max_position_embeddings, wanted)
+        config.max_position_embeddings = max(config.max_position_embeddings, target.max_length)
 
 
-def extends_positions(sources: Sources) -> bool:
+def extends_positions(inputs: Inputs) -> bool:
     """True if the draft can have its target's context: rotary positions without scaling."""
-    config: Any = sources.model.hf.config.get_text_config(decoder=True)
+    config: Any = inputs.model.hf.config.get_text_config(decoder=True)
     rope = getattr(config, "rope_parameters", None) or {}
     has_limit = getattr(config, "max_position_embeddings", None) is not None
     return has_limit and isinstance(rope, dict) and rope.get("rope_type") == "default"
 
 
-def write_directory(sources: Sources, launch: Launch | None, folder: Path) -> None:
+def write_directory(inputs: Inputs, launch: Launch | None, folder: Path) -> None:
     """Write the model, its tokenizer and its generation config into an empty folder."""
-    hf: Any = sources.model.hf
-    hf.to(sources.stored)
-    files = tokenizer_files(sources.tokenizer_source)
-    write_model(hf, sources.model.draft_vocabulary, files, folder)
-    _write_generation_config(sources, launch, folder)
+    hf: Any = inputs.model.hf
+    hf.to(inputs.stored)
+    files = tokenizer_files(inputs.source)
+    write_model(hf, inputs.model.draft_vocabulary, files, folder)
+    _write_generation_config(inputs, launch, folder)
 
 
-def copy_licence(sources: Sources, folder: Path) -> None:
+def copy_licence(inputs: Inputs, folder: Path) -> None:
     """Copy the licence files of the target, or of the model if it is exported alone."""
-    source = model_directory(sources.tokenizer_source)
-    copy_files((path for pattern in LICENCES for path in source.glob(pattern)), folder)
+    files = (path for pattern in LICENCES for path in inputs.directory.glob(pattern))
+    copy_files(files, folder)
 
 
-def _write_generation_config(sources: Sources, launch: Launch | None, folder: Path) -> None:
+def _write_generation_config(inputs: Inputs, launch: Launch | None, folder: Path) -> None:
     """Copy the target's; an engine may read the number of drafted tokens from it."""
     path = folder / _GENERATION
-    if sources.target is not None:
-        copy_files([sources.target.directory / _GENERATION], folder)
-    if (generation := sources.config.kind.generation) is None or launch is None:
+    if inputs.target is not None:
+        copy_files([inputs.directory / _GENERATION], folder)
+    if (generation := inputs.config.kind.generation) is None or launch is None:
         return
     settings = json.loads(path.read_text("utf-8")) if path.exists() else {}
     settings |= generation(launch.gamma)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -15,31 +16,26 @@ from paceline.errors import ExportError, UsageError
 from paceline.export.card import Launch, model_card, plan_launch
 from paceline.export.checks import (
     Checks,
-    Reference,
     check_directory,
     check_gguf,
     check_in_engine,
-    overflows,
+    reference_of,
 )
-from paceline.export.directory import (
-    copy_licence,
-    extends_positions,
-    fit,
-    write_directory,
-)
-from paceline.export.export_inputs import Sources, manifest_of, read_sources
-from paceline.export.gguf_file import Tokenizer, write_gguf
+from paceline.export.directory import copy_licence, extends_positions, fit, write_directory
+from paceline.export.export_inputs import Inputs, manifest_of, read_inputs
+from paceline.export.gguf_file import write_gguf
 from paceline.models.compatibility import without_rollback
-from paceline.models.hf.architectures import num_decoder_layers, num_encoder_layers
 from paceline.models.hf.draft_vocabulary import EXPORTED
 from paceline.models.inspection import state_keeper
 from paceline.progress import Progress, silent
 from paceline.records import atomic_directory
 
 if TYPE_CHECKING:
-    from paceline.export.export_inputs import ExportConfig
+    from collections.abc import Iterator
 
-_FEW = 0.9  # positions with the same most likely token in 16 bits; below, a note says so
+    from paceline.export.export_inputs import ExportConfig
+    from paceline.models.inspection import ModelFacts
+
 _SUFFIXES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "q8_0": "q8_0"}
 
 
@@ -75,25 +71,25 @@ def export(config: ExportConfig, progress: Progress = silent) -> Exported:
         StorageError: The export cannot be written; `out` is unchanged.
     """
     checked(config)
-    sources = read_sources(config)
+    inputs = read_inputs(config)
     if config.check_engine:
-        _refuse_unservable(sources)
+        _refuse_unservable(inputs)
     path = config.out
     if config.kind.loads_gguf:
-        path = config.out / f"{config.out.name}-{_SUFFIXES[_gguf_type(sources)]}.gguf"
-    launch = plan_launch(sources, path)
-    notes = notes_of(sources, launch)
+        path = config.out / f"{config.out.name}-{_SUFFIXES[_gguf_type(inputs)]}.gguf"
+    launch = plan_launch(inputs, path)
+    notes = list(notes_of(inputs, launch))
     with atomic_directory(config.out) as scratch:
-        checks = _write(sources, launch, scratch, path.name, notes)
-        copy_licence(sources, scratch)
+        checks = _write(inputs, launch, scratch, path.name)
+        copy_licence(inputs, scratch)
         with as_written(manifest_of(config.model)):
-            card = model_card(sources, launch, checks, notes)
-        (scratch / "README.md").write_text(card, "utf-8")
+            card = model_card(inputs, launch, checks, notes)
+        card.save(scratch / "README.md")
         marker = {"engine": config.to, "draft_vocabulary": config.draft_vocabulary}
         (scratch / EXPORTED).write_text(json.dumps(marker) + "\n", "utf-8")
     served = None
     if config.check_engine and launch is not None:
-        served = check_in_engine(sources, path, launch.gamma, progress)
+        served = check_in_engine(inputs, path, launch.gamma, progress)
     return Exported(
         path=path,
         command=None if launch is None else launch.command,
@@ -104,27 +100,26 @@ def export(config: ExportConfig, progress: Progress = silent) -> Exported:
     )
 
 
-def _refuse_unservable(sources: Sources) -> None:
+def _refuse_unservable(inputs: Inputs) -> None:
     """Raise a UsageError if the engine could not serve the export for the check."""
-    config = sources.config
-    if sources.target is None:
+    config = inputs.config
+    if inputs.target is None:
         raise UsageError(
             "check_engine lets the export draft for its target, and none is given; give --target"
         )
-    if sources.model.decoder_prompt is not None:
+    if inputs.model.decoder_prompt is not None:
         raise UsageError(
             f"{config.model} is an encoder-decoder, which {config.to} cannot serve with a draft "
             "through Paceline; leave --check-engine out"
         )
-    other = _other_target(sources)
+    other = _other_target(inputs)
     if other is not None and not config.kind.in_process:  # there Paceline loads any target
         raise UsageError(other)
 
 
-def _other_target(sources: Sources) -> str | None:
+def _other_target(inputs: Inputs) -> str | None:
     """How to make the target that the engine needs, if it cannot load this one."""
-    config = sources.config
-    served = config.served_target or (sources.target.path if sources.target else "")
+    config, served = inputs.config, inputs.served_target
     if config.kind.loads(served):
         return None
     gguf = config.kind.loads_gguf
@@ -135,132 +130,87 @@ def _other_target(sources: Sources) -> str | None:
     )
 
 
-def _gguf_type(sources: Sources) -> str:
-    if sources.config.dtype != "auto":
-        return sources.config.dtype
-    return str(sources.stored).removeprefix("torch.")
+def _gguf_type(inputs: Inputs) -> str:
+    return inputs.stored_name if inputs.config.dtype == "auto" else inputs.config.dtype
 
 
-def _write(
-    sources: Sources, launch: Launch | None, folder: Path, name: str, notes: list[str]
-) -> Checks:
-    """Write the model directory, or a GGUF file with this name, and read it back; adds notes."""
-    config, hf = sources.config, cast("Any", sources.model.hf)
-    lossless = config.dtype != "q8_0"
-    if lossless:  # compare with the weights as stored
-        for weight in hf.parameters():
-            weight.data = weight.data.to(sources.stored).float()
-        _refuse_overflow(sources)
-    reference = Reference(sources.model)
-    fit(sources)
-    baked = config.draft_vocabulary == "bake"
+def _write(inputs: Inputs, launch: Launch | None, folder: Path, name: str) -> Checks:
+    """Write the model directory, or a GGUF file with this name, and read it back."""
+    config = inputs.config
+    if config.dtype != "q8_0":  # compare with the weights as stored
+        _round(inputs)
+    reference = reference_of(inputs.model)
+    fit(inputs)
     if not config.kind.loads_gguf:
-        write_directory(sources, launch, folder)
-        checks = check_directory(folder, reference, sources.stored, baked=baked)
-        if (agreement := checks.stored_agreement) is not None and agreement < _FEW:
-            notes.append(
-                f"run in {checks.stored}, the export has the most likely token of the original "
-                f"in float32 in only {agreement:.1%} of the positions; consider --dtype float32"
-            )
-        return checks
+        write_directory(inputs, launch, folder)
+        return check_directory(inputs, reference, folder)
     write_gguf(
-        *(sources.model, folder / name),
-        stored=_gguf_type(sources),
-        tokenizer=Tokenizer(sources.tokenizer_source, sources.tokenizer),
-        facts={"name": config.out.name, "license": sources.licence},
+        *(inputs.model, folder / name),
+        stored=_gguf_type(inputs),
+        tokenizer=inputs.tokenizer,
+        source=inputs.source,
+        facts={"name": config.out.name, "license": inputs.licence},
     )
-    checks = check_gguf(folder / name, reference, exact=lossless, baked=baked)
-    if _gguf_type(sources) in ("float16", "q8_0") and overflows(hf, reference):
-        notes.append(
-            "activations of this model exceed the range of float16, in which llama.cpp computes on "
-            "some GPUs; compare its texts there, or export it with --dtype bfloat16"
-        )
-    return checks
+    return check_gguf(inputs, reference, folder / name)
 
 
-def _refuse_overflow(sources: Sources) -> None:
-    for name, weight in cast("Any", sources.model.hf).named_parameters():
+def _round(inputs: Inputs) -> None:
+    """Round the weights to the stored dtype, in place; raises ExportError beyond its range."""
+    for name, weight in cast("Any", inputs.model.hf).named_parameters():
+        weight.data = weight.data.to(inputs.stored).float()
         if not weight.isfinite().all():
-            stored = str(sources.stored).removeprefix("torch.")
             raise ExportError(
-                f"{name} has values beyond the range of {stored}; nothing was kept. Export it with "
-                "--dtype bfloat16 or float32"
+                f"{name} has values beyond the range of {inputs.stored_name}; nothing was kept. "
+                "Export it with --dtype bfloat16 or float32"
             )
 
 
-def notes_of(sources: Sources, launch: Launch | None) -> list[str]:
+def notes_of(inputs: Inputs, launch: Launch | None) -> Iterator[str]:
     """Return the notes for the user."""
-    config, target = sources.config, sources.target
-    notes: list[str] = []
+    config, target = inputs.config, inputs.target
     if target is None:
-        notes.append("no target is given: the model is exported alone, for serving or as a target")
+        yield "no target is given: the model is exported alone, for serving or as a target"
     elif config.target is None:
-        notes.append(
+        yield (
             f"the target {target.path} is the one in {manifest_of(config.model)}; give --target to "
             "choose it"
         )
     if launch is not None:
-        notes += _launch_notes(sources, launch)
-    limit = sources.model.draft_vocabulary
+        yield from _launch_notes(inputs, launch)
+    limit = inputs.model.draft_vocabulary
     if limit is not None and config.draft_vocabulary == "keep":
-        notes.append(
-            f"the draft vocabulary has {len(limit):,} of {sources.model.vocab_size:,} tokens, but "
+        yield (
+            f"the draft vocabulary has {len(limit):,} of {inputs.model.vocab_size:,} tokens, but "
             f"{config.to} drafts from all of them, including tokens that the draft was not trained "
             "on; --set draft_vocabulary=bake keeps greedy drafts within the draft vocabulary"
         )
-    shape = sources.model.hf.config
-    # transformers makes a cache of this many layers
-    if shape.get_text_config(decoder=True).num_hidden_layers < num_decoder_layers(shape):
-        notes.append(
-            f"the model has {num_decoder_layers(shape)} decoder layers and "
-            f"{num_encoder_layers(shape)} encoder layers, for which generate() of transformers "
-            "fails; use at least as many encoder layers as decoder layers"
-        )
-    if sources.licence is None:
-        notes.append("the model states no licence; look it up before you publish the export")
-    return notes
+    if inputs.licence is None:
+        yield "the model states no licence; look it up before you publish the export"
 
 
-def _launch_notes(sources: Sources, launch: Launch) -> list[str]:
-    measurement = sources.measurement
-    notes: list[str] = []
+def _launch_notes(inputs: Inputs, launch: Launch) -> Iterator[str]:
+    config, model, target = inputs.config, inputs.model, cast("ModelFacts", inputs.target)
     if not launch.measured:
-        notes.append(
+        yield (
             f"{launch.gamma} tokens per block was not measured; give the JSON of paceline measure "
             "as --measurement"
         )
-    if measurement is not None and not measurement.verdict.go:
-        notes.append(f"the measurement says {measurement.verdict}")
-    notes += _position_notes(sources)
-    notes += _state_notes(sources)
-    if (note := _other_target(sources)) is not None:
-        notes.append(note)
-    return notes
-
-
-def _state_notes(sources: Sources) -> list[str]:
-    """What an engine needs if draft or target cannot roll back."""
-    name = without_rollback(sources.model)
-    if name is None and sources.target is not None:
-        name = state_keeper(sources.target.path)
-    if name is None:
-        return []
-    engine = sources.config.to
-    if sources.config.kind.refuses_stateful and getattr(sources.model.hf, "_is_stateful", False):
-        return [f"{engine} {transformers.__version__} refuses assisted generation with {name}"]
-    return [
-        f"{name} keeps a state, which {engine} must restore when it rejects drafted tokens, and "
-        "not every version can; compare its greedy texts with and without the draft"
-    ]
-
-
-def _position_notes(sources: Sources) -> list[str]:
-    have = sources.model.max_length
-    wanted = None if sources.target is None else sources.target.facts.max_length
-    if have is None or extends_positions(sources) or (wanted is not None and have >= wanted):
-        return []
-    return [
-        f"the draft has {have:,} positions and the target "
-        f"{'no limit' if wanted is None else format(wanted, ',')}; {sources.config.to} may fail "
-        f"beyond {have:,} tokens, so limit the served context to {have:,}"
-    ]
+    if inputs.measurement is not None and not inputs.measurement.verdict.go:
+        yield f"the measurement says {inputs.measurement.verdict}"
+    have, wanted = model.max_length, target.max_length or math.inf
+    if have is not None and have < wanted and not extends_positions(inputs):
+        yield (
+            f"the draft has {have:,} positions and the target "
+            f"{'no limit' if wanted == math.inf else format(wanted, ',')}; {config.to} may fail "
+            f"beyond {have:,} tokens, so limit the served context to {have:,}"
+        )
+    name = without_rollback(model) or state_keeper(target.path)
+    if name and config.kind.refuses_stateful and getattr(model.hf, "_is_stateful", False):
+        yield f"{config.to} {transformers.__version__} refuses assisted generation with {name}"
+    elif name:
+        yield (
+            f"{name} keeps a state, which {config.to} must restore when it rejects drafted tokens, "
+            "and not every version can; compare its greedy texts with and without the draft"
+        )
+    if (note := _other_target(inputs)) is not None:
+        yield note

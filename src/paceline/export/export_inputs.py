@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 import re
@@ -29,12 +28,10 @@ from paceline.models.hf.draft_vocabulary import EXPORTED
 from paceline.models.inspection import ModelFacts, inspect_model
 from paceline.models.loading import (
     LICENCES,
-    config_at,
     fingerprint,
     model_directory,
     stored_dtype,
 )
-from paceline.places import refuse_link_out
 from paceline.records import RunDirectory, is_run
 
 if TYPE_CHECKING:
@@ -149,7 +146,6 @@ def _check_place(config: ExportConfig) -> None:
 
 _FRONT = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)  # the header of a model card
 _NUM_STRINGS = 100
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 SAMPLES = (
     'def mean(values):\n    """The arithmetic mean."""\n    return sum(values) / len(values)\n',
     "The quick brown fox didn't jump over 13 lazy dogs; it's 2026, and they've 1,234.5 reasons.",
@@ -159,31 +155,16 @@ SAMPLES = (
 
 
 @dataclass(frozen=True)
-class Target:
-    """A target, without its weights.
-
-    Attributes:
-        path: Path or hub name as given by the user.
-        directory: Its files; for a GGUF file, those of its conversion.
-        facts: Facts about the model, from its files.
-        num_rows: Rows of its embedding, from its config.
-    """
-
-    path: str
-    directory: Path
-    facts: ModelFacts
-    num_rows: int
-
-
-@dataclass(frozen=True)
-class Sources:
+class Inputs:
     """Inputs of an export.
 
     Attributes:
         config: Configuration of the export.
         model: The model, float32 on the CPU.
         stored: The dtype of the exported weights.
-        target: The draft's target; None: the model is exported alone.
+        target: Facts about the draft's target; None: the model is exported alone.
+        directory: Files of the target, or of a model exported alone; of a GGUF file, those of its
+            conversion.
         run: Manifest of the run that trained the draft; None if there is none.
         measurement: Measurement of this draft with this target; None if not given.
         licence: Licence stated by the target, or by a model exported alone; None if not stated.
@@ -192,98 +173,113 @@ class Sources:
     config: ExportConfig
     model: HfModel
     stored: torch.dtype
-    target: Target | None
+    target: ModelFacts | None
+    directory: Path
     run: dict[str, Any] | None
     measurement: Measurement | None
     licence: str | None
 
     @property
-    def tokenizer_source(self) -> str:
+    def source(self) -> str:
         """Path of the model whose tokenizer is exported: the target, else the model itself."""
         return self.config.model if self.target is None else self.target.path
 
     @property
     def tokenizer(self) -> Any:
         """The exported tokenizer."""
-        return self.model.tokenizer if self.target is None else self.target.facts.tokenizer
+        return self.model.tokenizer if self.target is None else self.target.tokenizer
+
+    @property
+    def served_target(self) -> str:
+        """Path of the target that the engine loads; without a target, of the model itself."""
+        return self.config.served_target or self.source
+
+    @property
+    def stored_name(self) -> str:
+        """Such as bfloat16."""
+        return str(self.stored).removeprefix("torch.")
 
 
-def read_sources(config: ExportConfig) -> Sources:
+def read_inputs(config: ExportConfig) -> Inputs:
     """Load the inputs; raises UsageError if one cannot be read or they do not match."""
     run = _run_of(config.model)
     named = config.target or (run["config"].get("target") if run else None)
     if named is not None and not isinstance(named, str):
         raise UsageError(f"{manifest_of(config.model)} names no model as target; give --target")
-    target = None if named is None else read_target(named)
-    for path in (config.model, named):
-        if path is not None:
-            _refuse_links(model_directory(path))
-    if target is not None:
-        drafted = _facts_of(config.model)
+    directories = [model_directory(path) for path in (config.model, named) if path is not None]
+    target = None
+    if named is not None:
+        drafted, target = (
+            _facts_of(path, directory)
+            for path, directory in zip((config.model, named), directories, strict=True)
+        )
         check_same_reading(target, drafted)
-        for model in (target.facts, drafted):
-            check_block(config.num_speculative_tokens or 1, model.max_length)
+        for facts in (target, drafted):
+            check_block(config.num_speculative_tokens or 1, facts.max_length)
     measurement = None if config.measurement is None else read_measurement(config, named)
     model = load_model(config.model, dtype="float32", device="cpu")
+    _check_model(config, model)
+    stored = _stored(config, model)
+    licence = licence_of(named or config.model, directories[-1])
+    return Inputs(config, model, stored, target, directories[-1], run, measurement, licence)
+
+
+def _check_model(config: ExportConfig, model: HfModel) -> None:
+    """Raise UsageError if the engine cannot draft with the model, or reads no baked head."""
     if model.decoder_prompt is not None and not config.kind.encodes:
         raise UsageError(
             f"{config.model} is an encoder-decoder, which {config.to} cannot serve with a draft; "
             f"use --to {names_of(lambda kind: kind.encodes)}"
         )
-    if config.draft_vocabulary == "bake" and model.draft_vocabulary is None:
+    if config.draft_vocabulary == "keep":
+        return
+    if model.draft_vocabulary is None:
         raise UsageError(
             f"draft_vocabulary=bake: {config.model} has no draft vocabulary, so there is nothing "
             "to bake; leave it out"
         )
-    if config.draft_vocabulary == "bake" and model.hf.config.model_type in config.kind.always_ties:
+    if model.hf.config.model_type in config.kind.always_ties:
         raise UsageError(
             f"draft_vocabulary=bake: {config.to} takes the head of every "
             f"{model.hf.config.model_type} from its embedding, so a head of its own is not used; "
             "leave it out"
         )
-    licence = licence_of(config.model if target is None else target.path)
-    return Sources(config, model, _stored(config, model), target, run, measurement, licence)
 
 
-def licence_of(path: str) -> str | None:
-    """Return the licence in a model card's header or a GGUF file; None if not stated."""
+def licence_of(path: str, directory: Path) -> str | None:
+    """Return the licence in a GGUF file, or in a model card's header; None if not stated."""
     file = Path(path).expanduser()
     if file.suffix == ".gguf":
         stated = open_gguf(file).get("general.license")
         return None if stated is None else str(stated)
-    card = model_directory(path) / "README.md"
+    card = directory / "README.md"
     found = _FRONT.match(card.read_text("utf-8", "replace")) if card.exists() else None
     stated = parse_yaml(found[1], str(card)) if found else None
     licence = stated.get("license") if isinstance(stated, dict) else None
     return licence if isinstance(licence, str) else None
 
 
-def read_target(path: str) -> Target:
-    """Read a target without its weights, or raise UsageError."""
-    facts, text = _facts_of(path), config_at(path).get_text_config(decoder=True)
-    return Target(path, model_directory(path), facts, text.vocab_size)
-
-
-def _facts_of(path: str) -> ModelFacts:
+def _facts_of(path: str, directory: Path) -> ModelFacts:
     """Facts about a model; of one from the hub, the weights may not be here."""
-    directory = model_directory(path)
-    return inspect_model(directory if weight_files(directory) else path)
+    return inspect_model(directory if weight_files(directory) else path)._replace(path=path)
 
 
-def check_same_reading(target: Target, draft: ModelFacts) -> None:
+def check_same_reading(target: ModelFacts, draft: ModelFacts) -> None:
     """Raise VocabularyMismatchError if the tokenizers differ: the export has the target's.
 
     Compares vocabularies and merges, and the tokens of sample texts: two tokenizer files may
     describe the same pre-tokenization differently.
     """
-    check_same_vocabulary(*cast("Any", (target.facts, draft)))
-    ours, theirs = target.facts.tokenizer, draft.tokenizer
+    check_same_vocabulary(*cast("Any", (target, draft)))
+    ours, theirs = target.tokenizer, draft.tokenizer
     if ours is None or theirs is None:
         missing = target.path if ours is None else draft.path
         raise VocabularyMismatchError(
             f"{missing} has no tokenizer files, so its tokenizer cannot be compared; add them"
         )
-    where = _differing_merge(_merges(ours), _merges(theirs)) or _differing_text(ours, theirs)
+    where = "in their merges"
+    if _merges(ours) == _merges(theirs):
+        where = _differing_text(ours, theirs)
     if where is not None:
         raise VocabularyMismatchError(
             f"the tokenizers of {target.path} and {draft.path} have the same tokens but differ "
@@ -291,18 +287,10 @@ def check_same_reading(target: Target, draft: ModelFacts) -> None:
         )
 
 
-def _merges(tokenizer: Any) -> list[str]:
-    """Merges of a BPE tokenizer, in order; empty for other tokenizers."""
+def _merges(tokenizer: Any) -> Any:
+    """Merges of a BPE tokenizer, in order; None for other tokenizers."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    found = [] if backend is None else json.loads(backend.to_str())["model"].get("merges") or []
-    return [merge if isinstance(merge, str) else " ".join(merge) for merge in found]
-
-
-def _differing_merge(ours: list[str], theirs: list[str]) -> str | None:
-    for index, (one, other) in enumerate(itertools.zip_longest(ours, theirs, fillvalue="none")):
-        if one != other:
-            return f"in merge {index} ({one!r} and {other!r})"
-    return None
+    return None if backend is None else json.loads(backend.to_str())["model"].get("merges")
 
 
 def _differing_text(ours: Any, theirs: Any) -> str | None:
@@ -327,13 +315,6 @@ def _run_of(model: str) -> dict[str, Any] | None:
     manifest = RunDirectory(folder.parent).read_manifest() if folder.is_dir() else None
     ours = manifest is not None and is_run(manifest) and manifest.get("kind") == "Align"
     return manifest if ours else None
-
-
-def _refuse_links(directory: Path) -> None:
-    """Raise a UsageError if what an export repeats of a model, all but weights, is linked to."""
-    for path in directory.iterdir():
-        if path.suffix not in _WEIGHTS:
-            refuse_link_out(path, directory)
 
 
 def read_measurement(config: ExportConfig, target: str | None) -> Measurement:

@@ -3,20 +3,18 @@
 # W width of a head
 from __future__ import annotations
 
-import errno
 import importlib.util
 import json
 import math
-import os
 import re
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from paceline.errors import UnsupportedModelError, UsageError
+from paceline.models.gguf.architectures import ARCHITECTURES, ROPE_FACTORS
 from paceline.models.gguf.conversion import open_gguf, rotated_by_pairs, tensor_names
 from paceline.models.gguf.pre_tokenizers import name_of
 from paceline.models.gguf.vocabulary import ENDS
@@ -29,8 +27,7 @@ if TYPE_CHECKING:
 
     from paceline.models import HfModel
 
-
-FAMILIES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+FAMILIES = {kind: family for family, known in ARCHITECTURES.items() for kind in known.written}
 """model_type -> llama.cpp's architecture."""
 
 _BLOCK = 32  # weights per q8_0 block
@@ -41,7 +38,8 @@ def write_gguf(
     path: Path,
     *,
     stored: str,
-    tokenizer: Tokenizer,
+    tokenizer: Any,
+    source: str,
     facts: Mapping[str, str | None],
 ) -> None:
     """Write a model and its tokenizer.
@@ -51,6 +49,7 @@ def write_gguf(
         path: The file to create.
         stored: Type of the matrices: float32, float16, bfloat16 or q8_0; vectors are float32.
         tokenizer: The model's or its target's tokenizer.
+        source: The path or hub name of the model of this tokenizer.
         facts: Values of `general.` keys; None: unknown.
 
     Raises:
@@ -73,26 +72,17 @@ def write_gguf(
     file_type = f"{'ALL' if stored == 'float32' else 'MOSTLY'}_{_TYPES[stored]}"
     writer.add_file_type(gguf.LlamaFileType[file_type])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    _add_sizes(writer, config)
-    add_tokenizer(writer, tokenizer, config.vocab_size, model.eos_token_ids)
+    _add_sizes(writer, config, family)
+    if source.endswith(".gguf"):
+        _copy_keys(writer, Path(source).expanduser())
+    else:
+        _add_tokenizer(writer, tokenizer, source, config.vocab_size, model.eos_token_ids)
     for label, weight in _tensors(hf, family):
         _add_tensor(writer, label, weight, kind)
-    _write_out(writer, path)
-
-
-def _write_out(writer: GGUFWriter, path: Path) -> None:
-    try:
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-    except OSError as error:
-        with suppress(OSError):  # flushing the rest fails as well
-            writer.close()
-        if error.errno is not None:
-            raise
-        # numpy sets no errno after a short write
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 _TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}
@@ -123,9 +113,11 @@ _ALTERNATIVE = (
 _ROPE_KEYS: dict[str, dict[str, Any]] = {  # settings of each type; those with a value have only it
     "default": {},
     "linear": {"factor": None},
-    "llama3": dict.fromkeys(
-        ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    ),
+    "llama3": {
+        **dict.fromkeys(("factor", "original_max_position_embeddings")),
+        "low_freq_factor": 1,
+        "high_freq_factor": 4,
+    },
     "yarn": {
         **dict.fromkeys(("factor", "original_max_position_embeddings", "attention_factor")),
         "beta_fast": 32,
@@ -148,20 +140,17 @@ def _unknown_rope(rope: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _add_sizes(writer: GGUFWriter, config: Any) -> None:
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(context_length(config) or 0)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+def _add_sizes(writer: GGUFWriter, config: Any, family: str) -> None:
+    sizes = {key: getattr(config, name) for key, name in ARCHITECTURES[family].keys.items()}
+    sizes["context_length"] = context_length(config) or 0
+    sizes["attention.head_count_kv"] = config.num_key_value_heads
+    sizes["vocab_size"] = config.vocab_size
+    names = ("rope.dimension_count", "attention.key_length", "attention.value_length")
+    sizes |= dict.fromkeys(names, head_width(config))
+    for key, value in sizes.items():
+        add: Any = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+        add(f"{family}.{key}", value)
     _add_rope(writer, config.rope_parameters)
-    width = head_width(config)
-    writer.add_rope_dimension_count(width)
-    writer.add_key_length(width)
-    writer.add_value_length(width)
-    writer.add_vocab_size(config.vocab_size)
 
 
 def _add_rope(writer: GGUFWriter, rope: Mapping[str, Any]) -> None:
@@ -190,30 +179,23 @@ def _tensors(hf: Any, family: str) -> list[tuple[str, Tensor]]:
     """Weights in llama.cpp's layout, with llama.cpp's names."""
     config = hf.config
     tied = hf.get_output_embeddings().weight is hf.get_input_embeddings().weight
-    labels = tensor_names(hf, family)
+    labels, known = tensor_names(hf, family), ARCHITECTURES[family]
     found: list[tuple[str, Tensor]] = []
     for name, weight in hf.state_dict().items():
         if tied and name == "lm_head.weight":
             continue
-        if len(labels[name]) != 1 or not _has_place(labels[name][0], family):
+        label = next(iter(labels[name]), "")
+        if not label or (label.endswith(".bias") and not label.endswith(known.biases)):
             raise UnsupportedModelError(
                 f"{name} of this {config.model_type} has no name in a GGUF file; export a "
                 "directory (--to transformers) and serve it with another engine"
             )
-        if family == "llama" and ".self_attn." in name:
+        if known.pairs:
             weight = rotated_by_pairs(name, weight, config)
-        found.append((labels[name][0], weight))
+        found.append((label, weight))
     if (factors := _rope_factors(hf)) is not None:
-        found.append(("rope_freqs.weight", factors))
+        found.append((ROPE_FACTORS, factors))
     return found
-
-
-def _has_place(label: str, family: str) -> bool:
-    """False for a bias that llama.cpp does not read."""
-    read = ("attn_q", "attn_k", "attn_v")
-    if family == "llama":
-        read += ("attn_output", "ffn_gate", "ffn_up", "ffn_down")
-    return not label.endswith(".bias") or label.split(".")[-2] in read
 
 
 def _rope_factors(hf: Any) -> Tensor | None:
@@ -246,29 +228,15 @@ _PREFIX = "tokenizer."
 _LOOKS_SPECIAL = re.compile("<[|\uff5c].*[|\uff5c]>")
 
 
-class Tokenizer(NamedTuple):
-    """A tokenizer and the path or hub name of its model: the target, if there is one."""
-
-    source: str
-    loaded: Any
-
-
-def add_tokenizer(
-    writer: GGUFWriter, tokenizer: Tokenizer, num_rows: int, ends: Sequence[int]
+def _add_tokenizer(
+    writer: GGUFWriter, tokenizer: Any, source: str, num_rows: int, ends: Sequence[int]
 ) -> None:
-    """Write the keys of a tokenizer with `num_rows` tokens; for a GGUF source, copy its keys.
-
-    `ends` are the tokens that end a text.
+    """Write the keys of a tokenizer with `num_rows` tokens; `ends` are those that end a text.
 
     Raises:
         UnsupportedModelError: llama.cpp has no equivalent of this tokenizer, as far as known here.
     """
-    source = tokenizer.source
-    path = Path(source).expanduser()
-    if path.suffix == ".gguf":
-        _copy_keys(writer, path)
-        return
-    backend = getattr(tokenizer.loaded, "backend_tokenizer", None)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise UnsupportedModelError(
             f"{source} has no tokenizer.json, which the GGUF export needs; {_OTHER_TOKENIZER}"
@@ -277,13 +245,13 @@ def add_tokenizer(
     _refuse_other(settings, source)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(_pre_tokenizer(settings, source))
-    tokens, kinds = _tokens(tokenizer.loaded, settings, num_rows)
+    tokens, kinds = _tokens(tokenizer, settings, num_rows)
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
     merges = settings["model"]["merges"]
     writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
-    _add_roles(writer, tokenizer.loaded, num_rows)
-    _add_ends(writer, tokenizer.loaded, tokens, ends)
+    _add_roles(writer, tokenizer, num_rows)
+    _add_ends(writer, tokenizer, tokens, ends)
 
 
 _OTHER_TOKENIZER = (

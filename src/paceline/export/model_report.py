@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import warnings
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.config import StrictModel
@@ -15,11 +13,10 @@ from paceline.data.prompts import CorpusConfig, Record, read_records
 from paceline.errors import PacelineError, SlowerWarning, UnsupportedModelError
 from paceline.export.gguf_file import refuse_unknown
 from paceline.models import load_model, prepare_for_decoding
-from paceline.models.admission.model import Admission, admit, twin_admission, twin_of
+from paceline.models.admission.model import Admission, admit
 from paceline.models.admission.tokenizer import check_tokenizer
 from paceline.models.answer_text import answer_text
 from paceline.models.drafts.layers import layer_lists
-from paceline.models.gguf.conversion import is_converted, is_gguf
 from paceline.models.hf.architectures import (
     WINDOW_IN_CONFIG,
     num_decoder_layers,
@@ -27,9 +24,7 @@ from paceline.models.hf.architectures import (
     outer_lists,
     settings_of,
 )
-from paceline.models.hf.settings import unused_settings, warn_of_ends, warn_of_unused
-from paceline.models.inspection import inspect_model
-from paceline.models.loading import choose_dtype, files_of, find_device, model_directory, unchecked
+from paceline.models.loading import files_of, model_directory
 from paceline.models.prepare import describe_pass
 from paceline.native import library_in_use
 
@@ -38,9 +33,14 @@ if TYPE_CHECKING:
 
     from paceline.data.examples import Example
     from paceline.models import HfModel
-    from paceline.models.inspection import Header
 
 _CHAT = ({"role": "user", "content": "What is 2+2?"}, {"role": "assistant", "content": "It is 4."})
+_SESSIONS = {
+    "batch": "batches of texts of different lengths",
+    "rows": "one text at a time",
+    "recurrent": "one text at a time, without rollback",
+    "stateful": "one text at a time and token by token, without rollback",
+}
 
 
 class TrainedText(StrictModel):
@@ -114,64 +114,29 @@ def inspect(path: str, chat: CorpusConfig | None = None) -> ModelReport:
         try:
             model = load_model(path)
         except UnsupportedModelError as error:
-            return _refused(path, error)
+            faults = [str(error)]
+            return ModelReport(
+                path=path, facts={}, examples=[], uses=[], warnings=[], faults=faults
+            )
         admission = admit(model, files_of(model, path))
         prepared = prepare_for_decoding(model)
-        passes = {"pass": describe_pass(prepared)}
-        if prepared.device.type == "cpu":
-            passes["C library"] = library_in_use() or "none, PyTorch is used"
+    facts = _facts(model) | {
+        "sessions": _SESSIONS[model.sessions],
+        "compared with": _comparison(admission),
+        "tokenizer": _tokenizer(model, path),
+        "pass": describe_pass(prepared),
+    }
+    if prepared.device.type == "cpu":
+        facts["C library"] = library_in_use() or "none, PyTorch is used"
     faults = [str(each.message) for each in caught if issubclass(each.category, SlowerWarning)]
+    texts = [str(each.message) for each in caught]
     return ModelReport(
         path=path,
-        facts=_facts(model) | _checks(model, path, admission) | passes,
+        facts=facts,
         examples=[] if model.tokenizer is None else _examples(model, chat),
         uses=_uses(model),
-        warnings=[text for text in _texts(caught) if text not in faults],
+        warnings=[text for text in texts if text not in faults],
         faults=faults,
-    )
-
-
-def describe(path: str, header: Header) -> ModelReport:
-    """What `inspect` reports of a model without reading its weights.
-
-    Raises:
-        ModelLoadError: There is no model, or it cannot be read.
-        UnsupportedModelError: It is none that Paceline can use.
-    """
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        hf, tokenizer, count = header
-        dtype = choose_dtype("auto", hf.config, find_device("auto"))
-        model = unchecked(hf.to(dtype).eval(), tokenizer)
-        model.num_parameters = count or model.num_parameters
-        warn_of_unused(hf, stacklevel=1)
-        warn_of_ends(hf, tokenizer, model.eos_token_ids, model.vocab_size, stacklevel=1)
-        admission = twin_admission(model)
-        if admission is not None:
-            model.sessions = admission.sessions
-    return ModelReport(
-        path=path,
-        facts=_facts(model) | _checks(model, path, admission),
-        examples=[] if model.tokenizer is None else _examples(model, None),
-        uses=_uses(model),
-        warnings=_texts(caught),
-        faults=[],
-    )
-
-
-def _texts(caught: list[warnings.WarningMessage]) -> list[str]:
-    return [str(warning.message) for warning in caught]
-
-
-def _refused(path: str, error: UnsupportedModelError) -> ModelReport:
-    """The report of a model that fails its admission: what its configuration says, and why."""
-    facts: dict[str, str] = {}
-    with contextlib.suppress(PacelineError):
-        found = inspect_model(path)
-        facts["architecture"] = f"{found.architecture}, {found.num_layers} layers"
-        facts["parameters"] = f"{found.num_parameters:,}"
-    return ModelReport(
-        path=path, facts=facts, examples=[], uses=[], warnings=[], faults=[str(error)]
     )
 
 
@@ -195,7 +160,7 @@ def _facts(model: HfModel) -> dict[str, str]:
     }
     if model.decoder_prompt is not None:
         found["decoder prompt"] = _tokens(model, model.decoder_prompt)
-    return found | {"generation settings": _settings(model)}
+    return found
 
 
 def _windows(model: HfModel) -> str:
@@ -237,44 +202,13 @@ def _tokens(model: HfModel, tokens: tuple[int, ...]) -> str:
     return ", ".join(named) or "none"
 
 
-def _settings(model: HfModel) -> str:
-    applied: list[str] = []
-    if model.banned_K is not None:
-        applied.append(f"{len(model.banned_K)} tokens are never generated")
-    if model.forced_eos is not None:
-        applied.append(f"texts of full length end with {model.forced_eos}")
-    ignored = [f"{name}={value}" for name, value in unused_settings(model.hf).items()]
-    if ignored:
-        applied.append(f"not applied: {', '.join(ignored)}")
-    return "; ".join(applied) or "none that change a text"
-
-
-def _checks(model: HfModel, path: str, admission: Admission | None) -> dict[str, str]:
-    kinds = {
-        "batch": "batches of texts of different lengths",
-        "rows": "one text at a time",
-        "recurrent": "one text at a time, without rollback",
-        "stateful": "one text at a time and token by token, without rollback",
-    }
-    return {
-        "sessions": "not known before it is loaded" if admission is None else kinds[model.sessions],
-        "compared with": _comparison(model, admission),
-        "tokenizer": _tokenizer(model, path),
-    }
-
-
-def _comparison(model: HfModel, admission: Admission | None) -> str:
-    if admission is None:
-        return "nothing before it is loaded: no tiny twin of this class can be built"
+def _comparison(admission: Admission) -> str:
     twin = "no tiny twin of this class can be built"
     if admission.twin is not None:
         twin = f"{admission.twin:.1e} on a tiny twin"
-    difference = f"{admission.difference:.1e} standard deviations, {twin}"
-    if model.device.type == "meta":
-        difference = f"{twin}, its own weights follow when they are loaded"
     return (
         f"transformers' pass over each whole text, {admission.num_positions} positions; the "
-        f"largest difference is {difference}"
+        f"largest difference is {admission.difference:.1e} standard deviations, {twin}"
     )
 
 
@@ -284,8 +218,6 @@ def _tokenizer(model: HfModel, path: str) -> str:
         return "none"
     template = "with" if tokenizer.chat_template else "without"
     found = f"{type(tokenizer).__name__}, {template} a chat template; "
-    if is_gguf(path) and not is_converted(Path(path).expanduser()):
-        return f"{found}compared when the file is converted"
     check = check_tokenizer(model_directory(path), tokenizer)
     if check.reference is None:
         return f"{found}nothing to compare it with"
@@ -340,12 +272,10 @@ def _uses(model: HfModel) -> list[Use]:
     if not model.rolls_back:
         rollback = "its state cannot be rolled back"
     directory = "engines serve encoder-decoders without drafts" if encodes else None
-    # only a model with weights shows whether its head makes its logits
-    weighty = twin_of(model) if model.device.type == "meta" else model
     return [
         Use(name="decode, perplexity"),
         Use(name="draft, or target of drafts", fault=rollback),
-        Use(name="align", fault=None if weighty is None else _fault(lambda: weighty.head)),
+        Use(name="align", fault=_fault(lambda: model.head)),
         Use(name="draft from its layers", fault=_fault(lambda: layer_lists(model.hf))),
         Use(name="export to transformers"),
         Use(name="export to vLLM and SGLang", fault=directory),

@@ -14,8 +14,7 @@ inspection.py        facts about a model that do not need its weights
 compatibility.py     checks that target and draft share a vocabulary
 answer_text.py       the text of new tokens
 prompt_text.py       the tokens of prompts
-chat_text.py         messages of chats -> the text of a prompt, by the tokenizer's template, which
-                     rendering.py renders in a process of its own
+chat_text.py         messages of chats -> the text of a prompt, by the tokenizer's template
 drafts/              builds drafts from a target or from scratch
 """
 

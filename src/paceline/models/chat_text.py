@@ -5,13 +5,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import locale
+import random
 import re
+import threading
+import warnings
 from collections.abc import Mapping
 from datetime import datetime
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from paceline.errors import EmptyTextError, PromptError, shorten
-from paceline.models import rendering
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from paceline.environment import began
+from paceline.errors import EmptyTextError, InputNote, PromptError, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,6 +37,8 @@ _RESERVED = frozenset(
     | {"padding", "truncation", "max_length", "tokenizer_kwargs", "sanitize_control_tokens"}
 )
 _PROBES = ("first", "second")
+_lock = threading.Lock()
+_noted: set[datetime] = set()  # beginnings of runs
 
 
 class Chat(Protocol):
@@ -72,6 +81,35 @@ def reads(tokenizer: PreTrainedTokenizerBase, name: str) -> bool:
     return any(each in str(tokenizer.chat_template) for each in names)
 
 
+@contextlib.contextmanager
+def steady(arguments: dict[str, Any], *, is_prompt: bool) -> Iterator[None]:
+    """Nothing that a template reads in this context depends on when and where a run renders it.
+
+    `arguments`: those of the template, of which `strftime_now` is taken.
+    """
+    given, start = arguments.pop("strftime_now", None), began.get()
+    now = datetime.fromisoformat(str(given)) if given else start or datetime.now()
+    reads: list[datetime] = []
+    read_by_template = render_jinja_template.__globals__
+    with _lock:
+        clock, state = read_by_template["datetime"], random.getstate()
+        names = locale.setlocale(locale.LC_TIME)
+        read_by_template["datetime"] = SimpleNamespace(now=lambda: reads.append(now) or now)
+        random.seed(0)  # of the filter `random`
+        locale.setlocale(locale.LC_TIME, "C")  # months and days as engines write them
+        try:
+            yield
+        finally:
+            read_by_template["datetime"] = clock
+            random.setstate(state)
+            locale.setlocale(locale.LC_TIME, names)
+    if reads and is_prompt and now is start and now not in _noted:
+        _noted.add(now)
+        told = f"the chat template gets the date of the run's start, {now:%Y-%m-%d %H:%M}; set "
+        told += "chat_template_kwargs.strftime_now for the same prompts on other days"
+        warnings.warn(told, InputNote, stacklevel=3)
+
+
 class ChatRendering:
     """The template of a tokenizer with the tools and arguments of a record."""
 
@@ -92,21 +130,23 @@ class ChatRendering:
 
     def text(self, messages: Sequence[Message], *, open_turn: bool) -> str:
         readable: Any = self._readable(messages)
-        with self._misfits():
-            return rendering.apply(
-                self.tokenizer,
+        arguments = dict(self.record.template_kwargs)
+        with self._misfits(), steady(arguments, is_prompt=open_turn):
+            text: Any = self.tokenizer.apply_chat_template(
                 readable,
                 tools=self.tools,
                 add_generation_prompt=open_turn,
-                **self.record.template_kwargs,
+                tokenize=False,
+                **arguments,
             )
+        return text
 
     @contextlib.contextmanager
     def _misfits(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # as `rendering` found it, or of no template at all
-            reason = " ".join(str(error).split())
+        except Exception as error:  # a template is a program and can raise anything
+            reason = " ".join(str(error).split()) or type(error).__name__
             raise PromptError(
                 f"{self.record.where} does not fit the chat template: {reason}"
             ) from None
@@ -135,7 +175,8 @@ def _renders(tokenizer: PreTrainedTokenizerBase, _template: str, *, in_parts: bo
     parts = [{"type": "text", "text": text} for text in _PROBES]
     messages: Any = [{"role": "user", "content": parts if in_parts else " ".join(_PROBES)}]
     try:
-        found = rendering.apply(tokenizer, messages)
+        with steady({}, is_prompt=False):
+            found: Any = tokenizer.apply_chat_template(messages, tokenize=False)
     except Exception:  # as above
         return False
     return all(probe in found for probe in _PROBES) and "'text'" not in found

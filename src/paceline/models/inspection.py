@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
+from safetensors import safe_open
 from transformers import GenerationConfig
 
 from paceline.models.admission.model import twin_admission
 from paceline.models.checkpoint_files import (
     ModelLocation,
     read_config,
-    shapes_in,
-    stored_tensor,
     weight_files,
     without_weights,
 )
@@ -38,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Header(NamedTuple):
-    """A model of transformers on the meta device; `num_parameters`: 0 if they are not known."""
+    """A model of transformers on the meta device, with its number of distinct weights."""
 
     hf: Any
     tokenizer: PreTrainedTokenizerBase | None
@@ -53,7 +51,7 @@ class ModelFacts(NamedTuple):
         architecture: The model_type; None if unknown.
         num_layers: Number of layers, of the decoder if there is an encoder.
         num_encoder_layers: Number of layers of the encoder; 0 for a decoder-only model.
-        num_parameters: Distinct weights; 0 if unknown.
+        num_parameters: Distinct weights, by the configuration.
     """
 
     path: str
@@ -114,7 +112,7 @@ def state_keeper(path: str | Path) -> str | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run repeats them
         with quiet():
-            twin = twin_admission(CausalModel(without_weights(location, config)))
+            twin = twin_admission(CausalModel(without_weights(config)))
     return None if twin is None or rolls_back(twin.sessions) else config.model_type
 
 
@@ -131,10 +129,13 @@ def read_header(path: str | Path) -> Header:
     with open_model(path) as location:
         config = read_config(location)
         tokenizer = read_tokenizer(location)
-        hf = without_weights(location, config)
+        hf = without_weights(config)
         hf.generation_config = _generation_config(location)
-        count = 0 if location.directory is None else _count_parameters(location.directory, hf)
-    return Header(hf, tokenizer, count)
+        for file in weight_files(location.directory) if location.directory else ():
+            if file.suffix == ".safetensors":
+                with safe_open(file, "pt"):  # raises if it was cut off
+                    pass
+    return Header(hf, tokenizer, num_text_parameters(hf))
 
 
 def _generation_config(location: ModelLocation) -> GenerationConfig:
@@ -144,15 +145,3 @@ def _generation_config(location: ModelLocation) -> GenerationConfig:
         return GenerationConfig.from_pretrained(
             location.source, "config.json", _from_model_config=True, **location.options
         )
-
-
-def _count_parameters(directory: Path, hf: Any) -> int:
-    files = [file for file in weight_files(directory) if file.suffix == ".safetensors"]
-    stored = {key for file in files for key in shapes_in(file)}
-    count = num_text_parameters(hf)
-    for name, source in hf.all_tied_weights_keys.items():
-        if name in stored and source in stored:  # tied only if their values are equal
-            tensors = [stored_tensor(directory, (key,)) for key in (name, source)]
-            if not torch.equal(*cast("Any", tensors)):
-                count += hf.get_parameter(name).numel()
-    return count

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import logging
 import re
 from multiprocessing import parent_process
@@ -27,7 +28,7 @@ from paceline.errors import (
     first_line,
     shorten,
 )
-from paceline.models.adapters import CONFIG, has_adapter, merged_adapter
+from paceline.models.adapters import CONFIG, merged_adapter
 from paceline.models.admission.model import admit
 from paceline.models.admission.tokenizer import admit_tokenizer
 from paceline.models.checkpoint_files import (
@@ -36,7 +37,6 @@ from paceline.models.checkpoint_files import (
     needs_code,
     read_config,
     refuse_incomplete,
-    refuse_integers,
     refuse_not_finite,
     weight_files,
     with_weights,
@@ -54,7 +54,7 @@ from paceline.models.hf.causal import CausalModel
 from paceline.models.hf.draft_vocabulary import is_draft_vocabulary, read_draft_vocabulary
 from paceline.models.hf.seq2seq import Seq2SeqModel
 from paceline.models.hf.settings import refuse_malformed, warn_of_ends, warn_of_unused
-from paceline.models.hf.spreading import SHARE, device_map, join_ends, num_bytes
+from paceline.models.hf.spreading import SHARE, join_ends, num_bytes
 from paceline.models.precision import choose_precision, shapes_of
 from paceline.models.silence import quiet
 
@@ -76,7 +76,7 @@ _TOKENIZERS += ("vocab.json", "vocab.txt")
 LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
 """Files that go with a model."""
 _STORED = frozenset({"float32", "bfloat16", "float16"})
-_POINTER, _LARGEST_POINTER = b"version https://git-lfs", 1024
+_LONGEST_REASON = 300
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
@@ -110,9 +110,8 @@ def load_model(
             kind = choose_dtype(dtype, config, found_device)
             spread = _spread(location, config, kind) if device == "auto" else None
             hf, info = with_weights(location, config, kind, spread or found_device)
+            join_ends(hf)
             refuse_incomplete(location, hf, info)
-            if not is_quantized(config):  # hf.config does not say so of weights that were unpacked
-                refuse_integers(location, hf)
             refuse_not_finite(location.name, hf)
             tokenizer = read_tokenizer(location)
         # hooks move what a spread model reads: it stays where it is
@@ -282,7 +281,7 @@ def fingerprint(path: str | Path) -> str:
 def files_of(model: HfModel, path: str | Path) -> str:
     """Identifies the files that a model was loaded from; see `fingerprint`."""
     commit: str | None = getattr(model.hf.config, "_commit_hash", None)
-    return commit or fingerprint(path)
+    return commit[:16] if commit else fingerprint(path)
 
 
 def fingerprint_if_there(path: str | Path) -> str:
@@ -329,7 +328,7 @@ def open_model(path: str | Path, *, tokenizer_alone: bool = False) -> Iterator[M
                 yield ModelLocation(str(path), str(directory))
             else:
                 yield _locate(path)
-        except (PacelineError, torch.OutOfMemoryError):
+        except (PacelineError, MemoryError, RecursionError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             if "trust_remote_code" in str(error):  # a model of the hub
@@ -338,31 +337,10 @@ def open_model(path: str | Path, *, tokenizer_alone: bool = False) -> Iterator[M
 
 
 def _unreadable(path: str | Path, error: Exception) -> ModelLoadError:
-    advice = _advice(error, Path(path).expanduser())
     # torch advises to run code that is pickled beside weights
-    said = "pickled code is not run" if "weights_only" in str(error) else first_line(error)
-    return ModelLoadError(f"{path} cannot be read ({said}); {advice}")
-
-
-def _advice(error: Exception, directory: Path) -> str:
-    if (pointer := _lfs_pointer(directory)) is not None:
-        return f"{pointer.name} is a pointer of Git LFS and not the file: run git lfs pull there"
-    if isinstance(error, ImportError):
-        return "install the package that is missing, or name a model that does not need it"
-    if "GPU" in str(error) or "CUDA" in str(error):
-        return "load it on a machine with a GPU, or name a model that does not need one"
-    if "gated repo" in str(error):
-        return "it is gated: ask for access on its page of the hub, then run hf auth login"
-    if "Entry Not Found" in str(error):
-        return "there is no config.json: download an adapter or GGUF file, and name its local path"
-    return "it may be damaged or incomplete: copy or download it again"
-
-
-def _lfs_pointer(directory: Path) -> Path | None:
-    """The first file of a clone made without Git LFS that stands for another."""
-    files = sorted(directory.iterdir()) if directory.is_dir() else []
-    small = (file for file in files if file.is_file() and file.stat().st_size < _LARGEST_POINTER)
-    return next((file for file in small if file.read_bytes().startswith(_POINTER)), None)
+    said = "pickled code is not run" if "weights_only" in str(error) else str(error)
+    reason = shorten(" ".join(said.split()) or type(error).__name__, _LONGEST_REASON)
+    return ModelLoadError(f"{path} cannot be read ({reason}); mend that, or download it again")
 
 
 def _locate(path: str | Path) -> ModelLocation:
@@ -377,13 +355,11 @@ def _locate(path: str | Path) -> ModelLocation:
         )
     if not local.exists():
         return _locate_on_hub(str(path))
-    if has_adapter(local):
+    if (local / CONFIG).exists():
         return ModelLocation(str(path), str(merged_adapter(local)))
     if not (local / "config.json").exists():
         hint = "name the directory that holds config.json and the weights"
-        if adapters := sorted(each.parent for each in local.glob(f"*/{CONFIG}")):
-            hint = f"it holds {len(adapters)} adapters: name one of them, such as {adapters[0]}"
-        elif found := sorted(local.glob("*.gguf")):
+        if found := sorted(local.glob("*.gguf")):
             hint = f"it holds a GGUF file: name {found[0]}"
         raise ModelLoadError(f"{path} has no config.json; {hint}")
     if not weight_files(local):
@@ -394,6 +370,7 @@ def _locate(path: str | Path) -> ModelLocation:
     return ModelLocation(str(path), str(local))
 
 
+@functools.cache
 def _locate_on_hub(name: str) -> ModelLocation:
     if not _HUB_ID.fullmatch(name) or name.endswith(".gguf"):
         raise ModelLoadError(
@@ -443,7 +420,7 @@ def find_device(device: str) -> torch.device:
     return found
 
 
-def _spread(location: ModelLocation, config: Any, dtype: torch.dtype) -> dict[str, int] | None:
+def _spread(location: ModelLocation, config: Any, dtype: torch.dtype) -> str | None:
     """The `device_map` of a model that the first of several GPUs cannot hold; else None.
 
     Raises:
@@ -453,22 +430,19 @@ def _spread(location: ModelLocation, config: Any, dtype: torch.dtype) -> dict[st
     # workers have a card each; shapes do not tell the size of quantized weights
     if count < 2 or is_worker or is_quantized(config):
         return None
-    hf = without_weights(location, copy.deepcopy(config))
+    size = num_bytes(without_weights(copy.deepcopy(config)), dtype)
     free = [_free_bytes(card) for card in range(count)]
-    rooms, size = [SHARE * each for each in free], num_bytes(hf, dtype)
-    if size <= rooms[0]:
+    if size <= SHARE * free[0]:
         return None
-    found = device_map(hf, dtype, rooms)
     needs = f"{location.name} needs {size / 1e9:.1f} GB in {str(dtype).removeprefix('torch.')}"
-    if found is None:
+    if size > SHARE * sum(free):
         listed = ", ".join(f"{each / 1e9:.1f}" for each in free)
         raise ModelLoadError(
             f"{needs}, and the GPUs have {listed} GB free, of which weights may take {SHARE:.0%}; "
             "free memory, use more or larger GPUs, or load it on the CPU (device=cpu)"
         )
-    cards = ", ".join(f"cuda:{card}" for card in sorted(set(found.values())))
-    _log.info("%s and is spread over %s", needs, cards)
-    return found
+    _log.info("%s and is spread over %d GPUs", needs, count)
+    return "auto"
 
 
 def _free_bytes(card: int) -> int:

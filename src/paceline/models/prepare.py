@@ -185,10 +185,7 @@ def _packed(model: HfModel, *, exact: bool) -> HfModel:
         else:
             copy = packing.packed_copy(each.hf, packer)
             prepared = each.decoding_with(each.plain_pass(copy, each.draft_vocabulary))
-        if not packer.num_packed and not is_t5_like(each.hf):
-            return each
-        prepared.weight_change = packer.largest_change
-        return prepared
+        return prepared if packer.num_packed or is_t5_like(each.hf) else each
 
     tolerance = EXACT if exact else ROUNDED
     return faster(model, "the pass with packed weights", tolerance, build) or model

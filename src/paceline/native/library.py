@@ -15,7 +15,7 @@ import tempfile
 import warnings
 from pathlib import Path
 
-from paceline.cache import cache_directory, is_own
+from paceline.cache import cache_directory
 from paceline.compilation import (
     compile_command,
     compiler,
@@ -54,7 +54,7 @@ _FUNCTIONS = {
 
 
 def library_with(flags: tuple[str, ...]) -> ctypes.CDLL:
-    """The library, compiled here with these additional flags; from the cache, if it is fit there.
+    """The library, compiled here with these additional flags; from the cache, if it is there.
 
     Raises:
         StorageError: the cache cannot be written.
@@ -62,20 +62,17 @@ def library_with(flags: tuple[str, ...]) -> ctypes.CDLL:
         SubprocessError: it fails.
     """
     name, cache = f"{_key(flags)}.so", cache_directory("native")
-    if cache is not None:
-        with contextlib.suppress(OSError, AttributeError):  # none is there, or it is damaged
-            if is_own(cache / name):
-                return _load(cache / name)
+    with contextlib.suppress(OSError, AttributeError):  # none is there, or it is damaged
+        return _load(cache / name)
     with contextlib.ExitStack() as stack:
-        with storage_errors((cache or Path(tempfile.gettempdir())) / name):
+        with storage_errors(cache / name):
             scratch = stack.enter_context(tempfile.TemporaryDirectory(dir=cache))
         made = Path(scratch) / name
         command = compile_command(flags, made)
         subprocess.run(command, check=True, capture_output=True, timeout=120)
         made.chmod(0o700)  # whatever the umask
         library = _load(made)
-        if cache is not None:
-            made.replace(cache / name)
+        made.replace(cache / name)
     return library
 
 

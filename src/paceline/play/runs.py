@@ -1,156 +1,129 @@
-"""A request of the page, and the events of decoding it with and without the draft.
+"""A request of the page, and the events of decoding it.
 
-With both, blocks alternate: the decoder that has used less time goes next. Each counts only its own
-time, so both meet the same machine.
+Probabilities are read in other passes, whose time is not counted: the decoder's may return none.
 """
 
 from __future__ import annotations
 
-import math
-import secrets
 import time
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
+import torch
 from pydantic import Field
 
 from paceline.config import StrictModel, fields_of
-from paceline.core.rules import RULES, AnyRule, Lossless, Rule
-from paceline.core.sampling import SamplingParams
+from paceline.core.rule_base import name_of
+from paceline.core.rules import RULES, AnyRule, Lossless
+from paceline.core.sampling import SamplingParams, to_probs
 from paceline.core.stats import DecodeStats
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.decode.text import count_blocks
-from paceline.errors import UsageError
+from paceline.decode.text_prompts import as_tokens
+from paceline.errors import ContextLengthError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Iterator
+
+    from torch import Tensor
 
     from paceline.decode import Piece
     from paceline.decode.decoder import Decoder
     from paceline.models import HfModel
+    from paceline.models.contract import Model
 
 
 class PlayRequest(StrictModel):
-    """What to decode, and how.
-
-    Attributes:
-        prompt: Text to continue.
-        chat: Apply the chat template.
-        plain: Also decode without the draft, block by block in turn.
-        draft_sampling: Sampling of the draft, where it is not that of the target.
-    """
+    """What to decode, and how; `plain`: without the draft."""
 
     prompt: Annotated[str, Field(min_length=1, max_length=200_000)]
     chat: bool = False
-    plain: bool = True
+    plain: bool = False
     num_speculative_tokens: Annotated[int, Field(ge=1, le=64)] = 4
     max_new_tokens: Annotated[int, Field(ge=1, le=4096)] = 128
     seed: int = 0
     rule: Annotated[AnyRule, Field(discriminator="rule")] = Lossless()
-    sampling: SamplingParams = SamplingParams()
-    draft_sampling: SamplingParams | None = None
+    temperature: Annotated[float, Field(ge=0)] = 1.0
 
 
-def controls(meaning_of: Callable[[type[Any], str], str]) -> dict[str, Any]:
-    """The JSON schema of a request, from which the page makes its controls.
-
-    A rule has its settings in comparisons as `examples`. `meaning_of` describes a field of a class.
-    """
-    schema = PlayRequest.model_json_schema()
-    parts = {PlayRequest: schema}
-    parts |= {kind: schema["$defs"][kind.__name__] for kind in (SamplingParams, *RULES)}
-    for kind, part in parts.items():
-        for name, field in part["properties"].items():
-            field["description"] = meaning_of(kind, name)
-        if issubclass(kind, Rule):
-            names = [name for name in fields_of(kind) if name != "rule"]
-            part["description"] = kind.definition or (kind.__doc__ or "").splitlines()[0]
-            part["examples"] = [dict(zip(names, values, strict=False)) for values in kind.grid]
-    return schema
+def rules() -> list[dict[str, Any]]:
+    """Each built-in rule: its name, definition, and the middle of its settings in comparisons."""
+    found: list[dict[str, Any]] = []
+    for kind in RULES:
+        names = [name for name in fields_of(kind) if name != "rule"]
+        settings = dict(zip(names, kind.grid[len(kind.grid) // 2], strict=False))
+        about = kind.definition or (kind.__doc__ or "").splitlines()[0]
+        found.append({"rule": name_of(kind), "about": about, "settings": settings})
+    return found
 
 
-class Run:
-    """The decoding of one request.
-
-    Attributes:
-        name: Random; whoever knows it may stop the run.
-        is_stopped: Set it to end the run after the current block.
-
-    Raises:
-        UsageError: the prompt cannot be decoded.
-    """
-
-    def __init__(self, target: HfModel, draft: HfModel, request: PlayRequest) -> None:
-        self.name = secrets.token_hex(8)
-        self.is_stopped = False
-        ways: dict[str, Decoder] = {
-            "draft": SpeculativeDecoder(
-                *(target, draft, request.rule, request.num_speculative_tokens),
-                sampling=request.sampling,
-                draft_sampling=request.draft_sampling,
-            )
-        }
-        if request.plain:
-            ways["plain"] = AutoregressiveDecoder(target, request.sampling)
-        prompt: Any = request.prompt
-        if request.chat:
-            if not (target.tokenizer and target.tokenizer.chat_template):
-                raise UsageError("the target's tokenizer has no chat template; leave chat out")
-            prompt = [{"role": "user", "content": prompt}]
-        self._texts = {name: _Growing(way, prompt, request) for name, way in ways.items()}
-
-    def events(self) -> Generator[dict[str, Any]]:
-        """Decode; yields an event per block, and one at the end of each text."""
-        yield {"kind": "begin", "run": self.name, "ways": list(self._texts)}
-        growing = dict(self._texts)
-        while growing and not self.is_stopped:
-            name = min(growing, key=lambda each: growing[each].seconds)
-            event = growing[name].next_block()
-            if event is None:
-                event = {"kind": "end", "reason": growing.pop(name).stop_reason}
-            yield event | {"way": name}
-        for name in growing:
-            yield {"kind": "end", "reason": "stopped", "way": name}
-
-
-class _Growing:
-    """A text during generation, with its counts and the seconds that it took."""
-
-    def __init__(self, decoder: Decoder, prompt: Any, request: PlayRequest) -> None:
-        self._pieces: Iterator[Piece] = decoder.stream(prompt, request.max_new_tokens, request.seed)
-        self._stops = decoder.target.eos_token_ids
-        self._budget = request.max_new_tokens
-        self._num_tokens = 0
-        self._newest: int | None = None
-        self._stats = DecodeStats()
-        self.seconds = 0.0
-
-    @property
-    def stop_reason(self) -> str:
-        """As `decode.text.StopReason`, of a text that has ended."""
-        if self._newest in self._stops:
-            return "eos"
-        return "length" if self._num_tokens == self._budget else "context"
-
-    def next_block(self) -> dict[str, Any] | None:
-        """Decode a block; None after the last one."""
+def decoded(target: HfModel, draft: HfModel, request: PlayRequest) -> Iterator[dict[str, Any]]:
+    """Yields the tokens of each block, and the figures so far. Raises UsageError at the first."""
+    prompt: Any = [{"role": "user", "content": request.prompt}] if request.chat else request.prompt
+    sampling = SamplingParams(temperature=request.temperature)
+    gamma = request.num_speculative_tokens
+    decoder = SpeculativeDecoder(target, draft, request.rule, gamma, sampling)
+    pair = {"target": target, "draft": draft}
+    readers = {name: _Reader(model, decoder, prompt) for name, model in pair.items()}
+    if request.plain:
+        decoder, readers = AutoregressiveDecoder(target, sampling), {}
+    pieces = decoder.stream(prompt, request.max_new_tokens, request.seed)
+    stats, seconds = DecodeStats(), 0.0
+    start = time.perf_counter()
+    for first in pieces:
+        block = [first, *islice(pieces, len(first.block.tokens) - 1)]
+        seconds += time.perf_counter() - start
+        stats += count_blocks([first.block])
+        num_tokens = stats.num_prefill_tokens + stats.num_emitted
+        figures = f"{num_tokens} tokens in {seconds:.2f} s, {num_tokens / seconds:.1f} tokens/s"
+        if stats.num_target_calls:
+            figures += f", {stats.block_efficiency:.2f} tokens per target call"
+        if stats.num_examined:
+            figures += f", {stats.num_accepted} of {stats.num_examined} examined tokens accepted"
+        yield {"tokens": _tokens(block, target.tokenizer, readers), "figures": figures}
         start = time.perf_counter()
-        first = next(self._pieces, None)
-        if first is None:
-            return None
-        pieces = [first, *islice(self._pieces, len(first.block.tokens) - 1)]
-        self.seconds += time.perf_counter() - start
-        self._num_tokens += len(pieces)
-        self._newest = pieces[-1].token
-        self._stats += count_blocks([first.block])
-        figures = {
-            "tokens": self._num_tokens,
-            "seconds": self.seconds,
-            "tokens_per_s": self._num_tokens / self.seconds,
-            "acceptance_rate": self._stats.acceptance_rate,
-            "block_efficiency": self._stats.block_efficiency,
-            "target_calls": self._stats.num_target_calls,
-        }
-        known = {name: number for name, number in figures.items() if not math.isnan(number)}
-        pairs = [(piece.text, piece.source) for piece in pieces]
-        return {"kind": "block", "pieces": pairs, "figures": known}
+
+
+def _tokens(
+    pieces: list[Piece], tokenizer: Any, readers: dict[str, _Reader]
+) -> list[dict[str, Any]]:
+    """The tokens of a block, with the rejected ones where they were drafted."""
+    kept = [_shown(piece.token, piece.text, piece.source) for piece in pieces]
+    behind = pieces[0].block.rejected
+    rejected = [_shown(token, tokenizer.decode([token]), "unexamined") for token in behind]
+    for one in rejected[:1]:
+        one["source"] = "rejected"
+    for name, reader in list(readers.items()):
+        try:
+            probs_NV = reader.read([one.token for one in pieces])
+        except ContextLengthError:  # the draft has no room for the text
+            del readers[name]
+            continue
+        # the token that replaces a rejected one is the last, at the same position
+        for probs_V, one in zip([*probs_NV, probs_NV[-1]], [*kept, *rejected[:1]], strict=False):
+            one[name] = float(probs_V[one["id"]])
+    return [*kept[:-1], *rejected, kept[-1]]
+
+
+def _shown(token: int, text: str, source: str) -> dict[str, Any]:
+    return {"id": token, "text": text, "source": source}
+
+
+class _Reader:
+    """The distributions of a model at the tokens of a text."""
+
+    def __init__(self, model: Model, decoder: Decoder, prompt: Any) -> None:
+        self._session = model.start_session()
+        self._session.vocab_size = decoder.vocab_size
+        # at temperature 0 they would be 0 or 1
+        self._sampling = SamplingParams(temperature=decoder.sampling.temperature or 1)
+        self._prompt = as_tokens(prompt, decoder.target, "the prompt")
+
+    @torch.inference_mode()
+    def read(self, tokens: list[int]) -> Tensor:
+        """The distributions of these tokens, which follow those read before, [N, V]."""
+        if not self._session.lengths:
+            self._newest_1V = self._session.prefill([self._prompt])
+        logits_NV = torch.cat([self._newest_1V, self._session.extend(torch.tensor([tokens]))[0]])
+        self._newest_1V = logits_NV[-1:]
+        return to_probs(logits_NV[:-1], self._sampling)

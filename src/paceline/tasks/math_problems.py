@@ -17,7 +17,7 @@ from paceline.data.prompts import Record
 from paceline.data.python_docs import is_held_out
 from paceline.errors import PromptError, UsageError
 from paceline.tasks import scoring
-from paceline.tasks.base import TaskExample, TaskModel, check_count, exchange
+from paceline.tasks.base import Task, TaskExample, check_count, exchange
 from paceline.tasks.row_task import RowTask
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Math(RowTask):
         return final_number(reference) or ""
 
 
-class GSMSymbolic(TaskModel):
+class GSMSymbolic(Task):
     """Generated variants of GSM8K problems, from reasoning_gym's gsm_symbolic.
 
     Both splits share the templates of the questions and differ in names and numbers.
@@ -178,7 +178,7 @@ def final_number(text: str) -> str | None:
     return re.sub(r"[,$]", "", found[-1]) if found else None
 
 
-class Arithmetic(TaskModel):
+class Arithmetic(Task):
     """Prompt "4 - 3 + 12 =", reference answer " 1 + 12 = 13"; only the last number is scored.
 
     Test examples are distinct. Training examples are drawn with replacement and may repeat. One is

@@ -14,20 +14,20 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-import torch
 from pydantic import Field, field_validator, model_validator
 
 from paceline.data.prompts import CorpusConfig, Record, read_columns, template_settings
 from paceline.errors import PromptError, UsageError
 from paceline.fingerprints import short_hash
 from paceline.tasks import scoring
-from paceline.tasks.base import TaskExample, TaskModel, check_count, exchange, numbered, pick
+from paceline.tasks.base import Task, TaskExample, check_count, exchange, numbered, pick
 from paceline.tasks.corpora import corpus_version
-from paceline.tasks.scoring import CorpusCounts, CorpusFigure, means
+from paceline.tasks.scoring import mean_score
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from paceline.core.bootstrap import Interval
     from paceline.tasks.base import Split
 
 
@@ -49,7 +49,7 @@ class Item:
     references: tuple[str, ...]
 
 
-class RowTask(TaskModel):
+class RowTask(Task):
     """Settings that tasks on rows of a data set share.
 
     Attributes:
@@ -250,51 +250,37 @@ class Translation(RowTask):
         """
         return scoring.sentence_chrf(example.reference, self.cut(answer), self.chrf_word_order)
 
-    def corpus_counts(
+    def corpus_scores(
         self, examples: Sequence[TaskExample], answers: Sequence[str]
-    ) -> dict[str, CorpusFigure]:
-        """Counts of corpus BLEU and chrF, 0 to 100.
+    ) -> dict[str, Interval]:
+        """Corpus BLEU and chrF, 0 to 100.
 
         Raises:
             UsageError: sacrebleu is not installed.
         """
         cut = [self.cut(answer) for answer in answers]
-        references = [[example.reference for example in examples]]
-        return {name: _counts(self._metric(name), cut, references) for name in ("bleu", "chrf")}
+        references = [example.reference for example in examples]
+        return {
+            name: scoring.corpus_score(metric, cut, references)
+            for name, metric in self._metrics().items()
+        }
 
     def versions(self) -> dict[str, str]:
-        """Versions of task and sacrebleu, and fingerprints of the data."""
-        return super().versions() | {"sacrebleu": scoring.installed_version("sacrebleu")}
-
-    def signatures(self) -> dict[str, str]:
-        """The same, and sacrebleu's signatures of the corpus figures."""
-        found = super().signatures()
-        for name in ("bleu", "chrf"):
-            metric = self._metric(name)
+        """Versions of task and sacrebleu, fingerprints of the data, and sacrebleu's signatures."""
+        found = super().versions() | {"sacrebleu": scoring.installed_version("sacrebleu")}
+        for name, metric in self._metrics().items():
             # A signature has the number of references, which is known once something is scored.
             metric.corpus_score(["a"], [["a"]])
             found[name] = str(metric.get_signature())
         return found
 
-    def _metric(self, name: str) -> Any:
-        if name == "chrf":
-            return scoring.chrf_metric(self.chrf_word_order)
-        return _bleu(self.tokenize, self.lowercase)
-
-
-def _counts(metric: Any, answers: list[str], references: list[list[str]]) -> CorpusCounts:
-    """What `corpus_score` sums; sacrebleu's public interface has these counts for BLEU alone."""
-    counts = metric._extract_corpus_statistics(answers, references)
-    return CorpusCounts(
-        torch.tensor(counts, dtype=torch.float64),
-        lambda sums: float(metric._compute_score_from_stats(sums).score),
-        100.0,
-    )
-
-
-@cache
-def _bleu(tokenize: str, lowercase: bool) -> Any:
-    return scoring.sacrebleu_metrics().BLEU(tokenize=tokenize, lowercase=lowercase)
+    def _metrics(self) -> dict[str, Any]:
+        """New ones: a signature depends on what its metric has scored."""
+        metrics = scoring.sacrebleu_metrics()
+        return {
+            "bleu": metrics.BLEU(tokenize=self.tokenize, lowercase=self.lowercase),
+            "chrf": metrics.CHRF(word_order=self.chrf_word_order),
+        }
 
 
 class Summarization(RowTask):
@@ -322,10 +308,10 @@ class Summarization(RowTask):
         """
         return self._scores((self.metric,), example, answer)[self.metric]
 
-    def corpus_counts(
+    def corpus_scores(
         self, examples: Sequence[TaskExample], answers: Sequence[str]
-    ) -> dict[str, CorpusFigure]:
-        """Counts of mean F-measures, 0 to 1.
+    ) -> dict[str, Interval]:
+        """Mean F-measures, 0 to 1.
 
         Raises:
             UsageError: rouge_score is not installed.
@@ -334,17 +320,13 @@ class Summarization(RowTask):
             self._scores(_REPORTED, example, answer)
             for example, answer in zip(examples, answers, strict=True)
         ]
-        return means({name: [scores[name] for scores in found] for name in _REPORTED})
+        return {name: mean_score([scores[name] for scores in found]) for name in _REPORTED}
 
     def versions(self) -> dict[str, str]:
-        """Versions of task, rouge_score and its stemmer, and fingerprints of the data."""
-        return super().versions() | scoring.metric_versions("rouge1")
-
-    def signatures(self) -> dict[str, str]:
-        """The same, and the settings of ROUGE."""
+        """Versions of task, rouge_score and its stemmer, fingerprints of the data, and settings."""
         stem = "yes" if self.stem else "no"
         signature = f"f-measure|mean|stem:{stem}|sentences:{self.sentences}"
-        return super().signatures() | {"rouge": signature}
+        return super().versions() | scoring.metric_versions("rouge1") | {"rouge": signature}
 
     def _scores(
         self, metrics: tuple[str, ...], example: TaskExample, answer: str
@@ -377,20 +359,19 @@ class Questions(RowTask):
         """The best exact match or F1 over the accepted answers, 0 to 1."""
         return self._best(exact_match if self.metric == "exact_match" else f1, example, answer)
 
-    def corpus_counts(
+    def corpus_scores(
         self, examples: Sequence[TaskExample], answers: Sequence[str]
-    ) -> dict[str, CorpusFigure]:
-        """Counts of mean exact match and F1, 0 to 100, as SQuAD's script reports them."""
+    ) -> dict[str, Interval]:
+        """Mean exact match and F1, 0 to 100, as SQuAD's script reports them."""
         both = list(zip(examples, answers, strict=True))
-        scores = {
-            name: [self._best(metric, *each) for each in both]
+        return {
+            name: mean_score([self._best(metric, *each) for each in both], most=100.0)
             for name, metric in (("exact_match", exact_match), ("f1", f1))
         }
-        return means(scores, most=100.0)
 
-    def signatures(self) -> dict[str, str]:
+    def versions(self) -> dict[str, str]:
         """Versions and fingerprints, and how answers are compared."""
-        return super().signatures() | {"match": "squad:1.1|max over references"}
+        return super().versions() | {"match": "squad:1.1|max over references"}
 
     def read_references(self, value: Any, name: str, where: str) -> tuple[str, ...]:
         """A text, or a list of them; raises PromptError if there is none."""

@@ -14,7 +14,7 @@ objectives.py     divergences, TVD++, and weighted sums of them
 optim.py          optimizers and learning-rate schedules
 weights.py        trained and frozen weights, tied embeddings, shards over processes (FSDP)
 checkpoint.py     checkpoints and resuming
-initial_draft.py  drafts derived from a target, and the search for its best layers
+initial_draft.py  drafts derived from a target
 """
 
 from paceline.train.align import align

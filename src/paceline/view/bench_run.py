@@ -15,7 +15,7 @@ from paceline.config import fields_of
 from paceline.core.rule_base import Rule, name_of
 from paceline.core.rules import DEFAULT_RULES, RULES
 from paceline.decode.strategies import STRATEGIES
-from paceline.errors import UsageError
+from paceline.errors import ConfigError, UsageError
 from paceline.extensions import imported_variants
 from paceline.permissions import Origin
 from paceline.records import RunDirectory
@@ -124,11 +124,11 @@ def read_results(folder: Path) -> Results:
 
 
 def _planned(manifest: dict[str, Any] | None, context: str) -> dict[str, dict[str, Label]]:
-    """Settings of the manifest's grid by their keys; none if another version wrote it."""
+    """Settings of the manifest's grid by their keys; none if it names code or is of old."""
     try:
         grid = (manifest or {})["config"]["grid"]
         cells = Grid.model_validate(grid, context=Origin.RESULTS).cells()
-    except (KeyError, ValidationError):
+    except (KeyError, ValidationError, ConfigError):
         return {}
     return {cell_key(context, cell): setting_of(cell) for cell in cells}
 

@@ -14,7 +14,6 @@ from paceline.measure import DraftComparison, Measurement
 from paceline.measure.losslessness import LosslessnessReport
 from paceline.measure.served import ServedMeasurement
 from paceline.permissions import Origin
-from paceline.places import refuse_links_out
 from paceline.records import RunDirectory, read_jsonl
 from paceline.results.row import read_rows
 from paceline.view import Report
@@ -60,7 +59,6 @@ def check_replaceable(place: Path) -> None:
 def _of_directory(path: Path) -> Page:
     if not path.is_dir():
         raise UsageError(f"{path} does not exist; give {_WANTED}")
-    refuse_links_out(path, "remove it: a report shows what is in the directory")
     manifest = RunDirectory(path).read_manifest() or {}
     kind = manifest.get("kind")
     if kind is None:

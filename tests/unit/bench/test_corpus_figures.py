@@ -62,7 +62,7 @@ def test_a_row_has_the_figures_of_its_answers(folder: Path, finished: tuple[Path
         }
         low, high = row.bounds["chrf"]
         assert 0 <= low < row.totals["chrf"] < high
-        assert row.source.fingerprints.items() >= config.task.signatures().items()
+        assert row.source.fingerprints.items() >= config.task.versions().items()
         assert row.setting["metric"] == "chrf"
 
 
@@ -86,7 +86,7 @@ def test_a_figure_that_cannot_be_computed_fails_the_cell_in_one_line(
     def fail(*_: Any) -> dict[str, float]:
         raise UsageError("no\nfigure")
 
-    monkeypatch.setattr(Translation, "corpus_counts", fail)
+    monkeypatch.setattr(Translation, "corpus_scores", fail)
     rows = bench(settings(folder, tmp_path / "run")).rows
     assert {(row.error, row.units, len(row.sums)) for row in rows} == {("no figure", (), 0)}
 

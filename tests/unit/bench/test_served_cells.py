@@ -25,7 +25,6 @@ from paceline.engines.servers import VllmServer, examined, stream_answer
 from paceline.engines.vllm_plugin import read_rule
 from paceline.errors import ConfigError, EngineError
 from paceline.models import load_model
-from paceline.permissions import given
 from paceline.results.row import Row
 from support.engines import Answer, sampling_of, serving
 from support.runs import bench_config, write_corpus
@@ -44,7 +43,7 @@ def settings(folder: Path, output: Path, **changes: Any) -> BenchConfig:
     return bench_config(folder, output, **{"grid": GRID, "num_timed": None} | changes)
 
 
-IN_VLLM = given({"engine": {"engine": "vllm", "program": "true"}})
+IN_VLLM = {"engine": {"engine": "vllm", "program": "true"}}
 
 
 @pytest.fixture

@@ -13,12 +13,10 @@ from typing import Any
 
 import pytest
 
-from paceline.config import validate
 from paceline.data.answering import ShardStore
 from paceline.data.distillation_data import generate_data
 from paceline.data.requests import GenerateDataConfig
 from paceline.errors import ConfigError, EngineError, UsageError
-from paceline.permissions import given
 from support.engines import Served, serving
 from support.runs import write_corpus
 
@@ -72,7 +70,7 @@ def config(folder: Path, output: Path, **changes: Any) -> GenerateDataConfig:
         "max_new_tokens": 12,
         "shard_size": 2,
     }
-    return validate(GenerateDataConfig, given(values | changes))
+    return GenerateDataConfig(**(values | changes))
 
 
 def started(folder: Path) -> list[Path]:

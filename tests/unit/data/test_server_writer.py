@@ -25,7 +25,6 @@ from paceline.engines.contract import Request
 from paceline.engines.text_servers import TextServers
 from paceline.engines.texts import OpenAIWriter
 from paceline.errors import ConfigError, EngineError, PacelineError, SlowerWarning, UsageError
-from paceline.permissions import given
 from support.engines import Answer, Served, serving, top_of
 from support.runs import write_corpus
 from support.texts import CHAT_FAMILIES, tokenizer_of
@@ -63,7 +62,7 @@ def config(folder: Path, output: Path, url: Any, **changes: Any) -> GenerateData
         "shard_size": 4,
         "seed": 3,
     }
-    return validate(GenerateDataConfig, given(values | changes))
+    return GenerateDataConfig(**(values | changes))
 
 
 def answers(run: Path) -> list[answering.Answer]:

@@ -205,6 +205,19 @@ def test_a_first_token_may_end_the_text():
     )
 
 
+def test_a_block_names_the_drafted_tokens_that_are_not_in_the_text():
+    """The draft counts up, the target stops at 3: by hand."""
+    draft = TableModel(torch.eye(8).roll(1, 1))
+    rows = torch.eye(8).roll(1, 1)
+    rows[3] = torch.eye(8)[0]
+    prefill, first, *_ = SpeculativeDecoder(TableModel(rows), draft, gamma=4).stream([0], 6)
+    assert (prefill.rejected, first.tokens, first.rejected) == ((), (2, 3, 0), (4, 5))
+    # tokens behind a stop token were not rejected
+    ending = TableModel(rows, eos_token_ids=(2,))
+    *_, last = SpeculativeDecoder(ending, draft, gamma=2).stream([0], 6)
+    assert (last.tokens, last.num_drafted, last.rejected) == ((2,), 2, ())
+
+
 # Hazard 2: after a block that was accepted whole the draft has not read its own last token.
 @pytest.mark.parametrize("gamma", [1, 2, 4])
 @pytest.mark.parametrize("same", [True, False])

@@ -17,7 +17,7 @@ from paceline.decode import (
     TextGeneration,
 )
 from paceline.errors import PromptError
-from paceline.models import HfModel, rendering
+from paceline.models import HfModel
 from support.models import tiny_model, tiny_pair
 
 TEXTS = ["Once upon the time", "a", "In the end,\nthen"]
@@ -155,16 +155,6 @@ def test_a_model_without_a_tokenizer_takes_no_text():
     for call in (decoder.generate, decoder.stream):
         with pytest.raises(PromptError, match=r"^the prompt is 'Once', but the target has no"):
             call("Once")
-
-
-def test_a_template_without_an_end_is_not_rendered_in_this_process(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(rendering, "SECONDS", 0.3)
-    target, _ = tiny_pair()
-    tokenizer: Any = target.tokenizer
-    loop = "{% for a in range(99999) %}"
-    tokenizer.chat_template = f"{loop * 3}{{% endfor %}}{{% endfor %}}{{% endfor %}}"
-    with pytest.raises(PromptError, match="does not fit the chat template: rendering takes more"):
-        AutoregressiveDecoder(target).generate(CHATS[0])
 
 
 STATS = DecodeStats(num_blocks=2, num_drafted=4, num_accepted=3, num_recovered=1, num_bonus=1)

@@ -18,7 +18,6 @@ from paceline.config import validate
 from paceline.errors import (
     ConfigError,
     ExportError,
-    StorageError,
     UsageError,
     VocabularyMismatchError,
 )
@@ -27,7 +26,6 @@ from paceline.export.directory import set_rows
 from paceline.measure import MeasureConfig, measure
 from paceline.models import load_model, wrap_model
 from paceline.models.drafts.save import save_draft
-from paceline.permissions import given
 from paceline.train import align
 from support.models import tiny_hf, tiny_tokenizer
 from support.runs import align_config, write_pair
@@ -171,14 +169,14 @@ def test_a_vocabulary_is_baked_only_for_engines_that_read_a_head(
     assert not (folder / "out").exists()
 
 
-def test_a_tokenizer_that_differs_in_one_merge_is_refused_by_its_place(tmp_path: Path):
+def test_a_tokenizer_that_differs_in_one_merge_is_refused(tmp_path: Path):
     folder = models(tmp_path)
     path = folder / "draft" / "tokenizer.json"
     settings = json.loads(path.read_text())
     merges = settings["model"]["merges"]
     merges[3], merges[4] = merges[4], merges[3]
     path.write_text(json.dumps(settings))
-    with pytest.raises(VocabularyMismatchError, match="in merge 3"):
+    with pytest.raises(VocabularyMismatchError, match="differ in their merges"):
         run(folder)
     assert not (folder / "out").exists()
 
@@ -354,9 +352,9 @@ def test_the_engine_is_asked_to_load_it_where_that_is_wanted(tmp_path: Path):
     assert "drafted tokens accepted in 24 tokens" in found.served
     named = {"model": str(folder / "draft"), "target": str(folder / "target"), "to": "vllm"}
     asked: dict[str, Any] = {"out": str(folder / "other"), "check_engine": True}
-    asked |= {"engine": {"program": given("no-such-program")}}
+    asked |= {"engine": {"program": "no-such-program"}}
     with pytest.raises(UsageError, match="is not installed here"):
-        export(validate(ExportConfig, named | asked))
+        export(ExportConfig(**(named | asked)))
     assert not (folder / "other").exists()
 
 
@@ -390,43 +388,6 @@ def test_what_no_engine_could_serve_is_refused_before_anything_is_written(
     monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
     refused(folder, "needs the target as a directory: run", "vllm", served_target="T.gguf")
     refused(write_pair(tmp_path / "t5", architecture="t5"), "is an encoder-decoder, which")
-
-
-def test_a_disk_that_fills_while_a_gguf_file_is_written_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """numpy's error has no number: "1536 requested and 208 written"."""
-    import gguf
-
-    def full(_: object) -> None:
-        raise OSError("1536 requested and 208 written")
-
-    folder = models(tmp_path)
-    monkeypatch.setattr(gguf.GGUFWriter, "write_tensors_to_file", full)
-    with pytest.raises(StorageError, match="the disk is full"):
-        run(folder, "llamacpp")
-    assert not (folder / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("to", "name"),
-    [
-        *(("vllm", name) for name in ("LICENSE", "vocab.key", "chat_template.jinja", "README.md")),
-        ("llamacpp", "LICENSE"),
-    ],
-)
-def test_a_link_out_of_a_model_is_refused_before_anything_is_written(
-    tmp_path: Path, to: str, name: str
-):
-    folder = models(tmp_path)
-    (tmp_path / "id_rsa").write_text("SECRET")
-    for model in ("target", "draft"):
-        (folder / model / name).unlink(missing_ok=True)
-        (folder / model / name).symlink_to("../id_rsa")
-        with pytest.raises(UsageError, match=rf"{model}/{name} is a link out of"):
-            run(folder, to)
-        assert not (folder / "out").exists()
-        (folder / model / name).unlink()
 
 
 def test_a_strangers_manifest_is_named_and_writes_no_markup(tmp_path: Path):

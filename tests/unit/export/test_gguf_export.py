@@ -13,7 +13,7 @@ from paceline.config import validate
 from paceline.errors import UsageError
 from paceline.export import ExportConfig, export
 from paceline.models import load_model
-from paceline.models.gguf.pre_tokenizers import SPLITS, name_of, rule
+from paceline.models.gguf.pre_tokenizers import RULES, name_of
 from support.models import tiny_hf
 from support.runs import write_pair
 
@@ -69,10 +69,11 @@ def test_scaled_positions_are_in_the_file_itself(kind: str, tmp_path: Path):
     [
         {"rope_type": "yarn", **LENGTHS, "beta_fast": 16.0},
         {"rope_type": "yarn", **LENGTHS, "mscale": 0.7, "mscale_all_dim": 0.5},
+        ROPES["llama3"] | {"high_freq_factor": 8.0},
     ],
 )
 def test_positions_that_llama_cpp_does_not_have_are_refused(rope: dict[str, Any], tmp_path: Path):
-    with pytest.raises(UsageError, match=r"(beta_fast|mscale)=.*not supported as GGUF"):
+    with pytest.raises(UsageError, match=r"(beta_fast|mscale|high_freq_\w+)=.*not supported as"):
         exported(tmp_path, rope_parameters=rope | {"rope_theta": 10_000.0})
 
 
@@ -118,16 +119,6 @@ FAMILIES = {  # as in the tokenizer.json of these models
     "qwen2": ((rf"{SHORT}|{LETTERS}|\p{{N}}|{OTHERS}|{REST}", BYTES), False),
     "llama-bpe": ((rf"{SHORT}|{LETTERS}|\p{{N}}{{1,3}}|{OTHERS}|{REST}", BYTES), True),
     "dbrx": ((rf"{SHORT}|{LETTERS}|\p{{N}}{{1,3}}|{OTHERS}|{REST}", BYTES), False),
-    "deepseek-v3": (
-        (
-            r"\p{N}{1,3}",
-            "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
-            "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?"
-            "[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
-            BYTES,
-        ),
-        False,
-    ),
 }
 
 
@@ -141,14 +132,13 @@ def test_pre_tokenizers_of_known_models_have_llama_cpps_name(name: str):
     assert name_of(settings(*splits), ignore_merges=ignore_merges) == name
 
 
-@pytest.mark.parametrize("name", SPLITS)
+@pytest.mark.parametrize("name", RULES)
 def test_a_rule_that_was_read_is_written_by_a_name_that_means_the_same(name: str):
-    known = rule(name)
-    assert known is not None
+    known = RULES[name]
     written = json.loads(known.pre_tokenizer.__getstate__())
     again = name_of(written, ignore_merges=known.ignore_merges)
     assert again is not None
-    assert rule(again) == known or rule(again) == known._replace(add_bos=not known.add_bos)
+    assert RULES[again] == known
 
 
 @pytest.mark.parametrize(

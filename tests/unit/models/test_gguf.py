@@ -89,20 +89,26 @@ def angles(path: Path) -> torch.Tensor:
     return hf.model.rotary_emb.inv_freq * hf.model.rotary_emb.attention_scaling
 
 
-FACTORS = {
-    # 1 below a wavelength of 16, 8 above 64, and between them a mixture, by hand
-    "llama3": [1.0, 1 / ((1 - 0.00619779) / 8 + 0.00619779), 8.0, 8.0],
-    "other": [1.0, 1.25, 3.0, 2.5],
-}
+# 1 below a wavelength of 16, 8 above 64, and between them a mixture, by hand
+FACTORS = [1.0, 1 / ((1 - 0.00619779) / 8 + 0.00619779), 8.0, 8.0]
 
 
-@pytest.mark.parametrize("kind", FACTORS)
-def test_factors_of_frequencies_are_those_of_the_model(kind: str, tmp_path: Path, hf: Any):
-    factors = np.array(FACTORS[kind], np.float32)
-    path = write_gguf(tmp_path / "a.gguf", hf, tensors={"rope_freqs.weight": factors})
-    wanted = torch.tensor([10_000 ** (-pair / 4) / factors[pair] for pair in range(4)])
+def with_factors(path: Path, hf: Any, factors: list[float], name: str = "rope_freqs") -> Path:
+    return write_gguf(path, hf, tensors={f"{name}.weight": np.array(factors, np.float32)})
+
+
+def test_factors_of_frequencies_are_those_of_the_model(tmp_path: Path, hf: Any):
+    path = with_factors(tmp_path / "a.gguf", hf, FACTORS)
+    wanted = torch.tensor([10_000 ** (-pair / 4) / FACTORS[pair] for pair in range(4)])
     torch.testing.assert_close(angles(path), wanted, rtol=1e-5, atol=0)
     assert not torch.equal(logits_of(load_model(path, dtype="float32").hf), logits_of(hf))
+
+
+def test_other_factors_are_refused(tmp_path: Path, hf: Any):
+    other = [1.0, 1.25, 3.0, 2.5]
+    fails(with_factors(tmp_path / "a.gguf", hf, other), "rope_freqs.weight", "not Llama 3's")
+    long = with_factors(tmp_path / "b.gguf", hf, other, "rope_factors_long")
+    fails(long, "rope.scaling.type = longrope", "safetensors")
 
 
 def test_linear_scaling_divides_all_frequencies(tmp_path: Path, hf: Any):
@@ -127,6 +133,7 @@ def test_linear_scaling_divides_all_frequencies(tmp_path: Path, hf: Any):
         ("attention__sliding_window", 8),
         ("rope__freq_base_swa", 500.0),
         ("rope__scaling__type", "spiral"),
+        ("expert_count", 8),
         ("rope__scaling__attn_factor", 1.5),
         ("rope__dimension_sections", 3),
         ("attention__value_length", 4),
@@ -272,8 +279,23 @@ def test_something_else_by_the_name_of_gguf_is_refused(tmp_path: Path):
     fails(tmp_path / "photo.gguf", "not a complete GGUF file")
 
 
-def test_an_architecture_that_is_not_known_is_refused_by_name(tmp_path: Path, hf: PreTrainedModel):
-    fails(write_gguf(tmp_path / "strange.gguf", hf, arch="martian"), "martian")
+@pytest.mark.parametrize(
+    "arch",
+    [
+        "bloom",
+        "falcon",
+        "gemma",
+        "gpt2",
+        "nemotron",
+        "qwen2moe",
+        "stablelm",
+        "starcoder2",
+        "martian",
+    ],
+)
+def test_another_family_is_refused_by_name(arch: str, tmp_path: Path, hf: PreTrainedModel):
+    path = write_gguf(tmp_path / "strange.gguf", hf, arch=arch)
+    fails(path, f"architecture '{arch}'", "use the model's safetensors directory")
 
 
 def test_a_gguf_of_an_architecture_that_cannot_roll_back_is_refused_before_it_is_converted(

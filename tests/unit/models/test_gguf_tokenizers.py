@@ -25,39 +25,18 @@ SPLITS = (  # by text: the ids that any rule gives
         "256 258 290 6 50 220 16 17 18 19 20 21 22 273 275 277 18 13 16 19 283 87 63",
         "256 258 290 263 220 296 299 22 332 277 18 13 281 283 87 63",
         "256 258 290 263 220 16 17 18 19 20 21 22 273 275 277 18 13 16 19 283 87 63",
-        "256 258 290 263 220 296 299 22 273 275 277 18 13 281 283 87 63",
-        "256 6 82 290 6 50 220 266 268 300 273 275 277 18 13 281 283 87 63",
-        "256 6 82 290 6 50 220 16 17 18 19 20 21 22 273 275 277 18 13 16 19 283 87 63",
-        "256 6 82 290 6 50 220 296 299 22 220 304 220 3 18 13 281 220 63 87 63",
-        "256 258 260 292 265 267 269 271 273 275 307 13 281 283 285",
-        "256 258 260 292 220 16 17 18 19 20 21 22 273 275 277 18 13 16 19 283 285",
         "256 258 290 263 220 16 17 18 19 20 21 22 332 277 18 13 16 19 283 87 63",
-        "256 258 260 292 220 296 299 22 273 275 277 18 13 281 283 87 63",
-        "256 6 82 290 6 50 220 16 17 18 19 20 21 22 220 27 28 29 220 3 18 13 16 19 220 63 87 63",
-        "315 347 220 16 17 18 19 20 21 22 332 277 18 13 16 19 283 87 63",
     ),
     (
         "64 220 533 547 537 197 197 67 555",
         "64 220 533 535 220 537 197 540 555",
-        "64 220 533 198 198 220 537 197 540 532 198",
-        "64 220 533 198 198 220 537 197 540 555",
-        "64 220 533 547 537 539 67 555",
-        "64 532 65 198 198 532 66 197 197 67 532 198",
-        "64 220 533 535 220 537 197 540 532 198",
     ),
     (
         "87 629 631 16 634 636 636 639 88 62 89",
         "87 629 631 16 634 651 198 639 88 62 89",
         "87 659 16 691 639 88 642",
         "87 629 631 16 634 636 636 639 88 642",
-        "87 629 631 16 634 201 198 201 198 639 88 62 89",
-        "87 28 645 16 634 201 198 201 198 639 88 62 89",
-        "87 629 631 16 634 201 198 201 198 639 88 642",
-        "628 645 16 8 26 636 636 639 657",
         "87 659 16 714 88 642",
-        "87 28 0 0 7 16 8 26 201 198 201 198 14 14 88 62 89",
-        "87 629 631 16 649 198 201 198 639 88 642",
-        "87 629 631 16 649 198 636 639 88 642",
     ),
     (
         "748 750 752 788 757 759 795 83 765 767 803 772 774 776 812 778 6 82",
@@ -65,34 +44,22 @@ SPLITS = (  # by text: the ids that any rule gives
         "977 826 830 933 1058 258",
         "748 750 752 788 757 759 761 763 765 767 803 772 774 776 812 778 258",
         "977 826 830 834 803 1058 258",
-        "748 750 752 754 756 792 761 763 765 767 769 771 773 775 777 779 778 258",
-        "977 826 795 83 933 772 774 776 812 778 258",
     ),
     (
         "1087 1089 1091 1125 1128 1099 1101 1103 1137 1107 1109 1111 11 1114 1116 1118",
         "1296 1305 1314 1268",
         "1087 1089 1091 1125 1096 1098 1100 1134 1096 1106 1108 1143 1113 1115 1150",
-        "1296 1128 1224 1137 1233 11 1240",
     ),
     (
         "68 1395 68 1395 1398 1400 1426 1429 1432 1435 1406 1412 1442 1413 1415",
         "68 1418 1395 1615 1519 1655",
         "68 1418 1395 1398 1400 1426 1429 1432 1435 1406 1412 1442 1413 1415",
-        "1417 1417 1398 1400 1426 1399 1405 1407 1435 1438 1413 1415 1413 1415",
-        "68 1395 68 1420 1423 1426 1399 1405 1407 1435 1438 1413 1415 1413 1415",
-        "68 1395 68 1395 220 1423 1426 1429 1432 1435 1438 1413 1415 1413 1415",
-        "1417 1417 1398 1400 1426 1399 1405 1407 1435 1406 1412 1442 1413 1415",
-        "1417 1394 1397 1423 1426 1399 1405 1407 1435 1438 1413 1415 1413 1415",
-        "1503 1398 1400 1426 1399 1405 1407 1435 1438 1583",
     ),
     (
         "1678 1680 1682 1684 1686 1688 1690 1692 1694 1718 1698 86",
         "1763 1684 1841 1718 1721",
         "1678 1680 1682 1684 1686 1688 1690 1692 1694 1718 1721",
-        "1678 1680 1682 1684 220 1687 1689 1691 1715 1718 1721",
-        "1678 1680 1682 1684 1686 1688 1690 1692 1694 761 1720 86",
         "1678 1680 1682 1684 1841 1718 1721",
-        "1678 1680 1682 1684 220 1826 1718 1721",
     ),
 )
 RULES = {  # by pre-tokenizer: which of them each text has; "": the key is missing
@@ -101,25 +68,7 @@ RULES = {  # by pre-tokenizer: which of them each text has; "": the key is missi
     "smollm": (2, 0, 1, 1, 0, 0, 0),
     "llama-bpe": (3, 1, 2, 2, 1, 1, 1),
     "qwen2": (4, 1, 3, 3, 2, 2, 2),
-    "qwen35": (4, 1, 3, 3, 2, 3, 2),
-    "jais-2": (5, 1, 3, 3, 2, 2, 2),
-    "deepseek-llm": (6, 2, 4, 0, 0, 4, 3),
-    "deepseek-coder": (7, 2, 5, 0, 0, 5, 3),
-    "deepseek-v3": (5, 1, 3, 1, 0, 3, 2),
-    "spark2_5": (4, 3, 6, 1, 0, 3, 2),
-    "falcon": (8, 0, 0, 0, 0, 0, 0),
-    "bloom": (9, 4, 7, 3, 0, 6, 4),
-    "viking": (10, 4, 7, 3, 0, 6, 4),
-    "tekken": (11, 1, 8, 4, 1, 1, 5),
-    "gpt-4o": (12, 1, 3, 3, 2, 2, 2),
-    "chameleon": (13, 5, 9, 0, 0, 0, 0),
-    "bailingmoe": (4, 1, 3, 3, 2, 2, 2),
-    "seed-coder": (4, 1, 3, 3, 2, 2, 2),
-    "ufakzeka": (4, 1, 3, 3, 2, 2, 2),
-    "laguna": (4, 6, 10, 3, 2, 2, 2),
-    "exaone-moe": (4, 1, 11, 5, 2, 7, 2),
-    "minicpm5": (3, 1, 2, 2, 1, 1, 1),
-    "youtu": (14, 1, 8, 6, 3, 8, 6),
+    "tekken": (5, 1, 4, 4, 1, 1, 3),
 }
 CONTROL, USER_DEFINED, NORMAL, UNUSED = 3, 4, 1, 5  # types of tokens
 
@@ -149,10 +98,10 @@ def test_text_is_split_as_llama_cpp_splits_it(pre: str, tmp_path: Path):
 
 def test_rules_that_differ_split_differently():
     """Else the texts above would prove nothing."""
-    assert len(set(RULES.values())) >= 20
+    assert len(set(RULES.values())) == len(RULES)
 
 
-@pytest.mark.parametrize("pre", ["kimi-k2", "new"])
+@pytest.mark.parametrize("pre", ["kimi-k2", "deepseek-v3", "falcon", "new"])
 def test_a_pre_tokenizer_without_a_rule_is_refused_by_its_name(pre: str, tmp_path: Path):
     fails(written(tmp_path / "a.gguf", pre=pre), f"pre-tokenizer '{pre}'")
 
@@ -167,7 +116,7 @@ SPECIAL = {
     "<\uff5cbegin\u2581of\u2581sentence\uff5c>": CONTROL,
     "<\uff5cend\u2581of\u2581sentence\uff5c>": CONTROL,
     "<\uff5cUser\uff5c>": CONTROL,
-    "«Größe»": CONTROL,
+    "[größe]": CONTROL,
     "  \t": USER_DEFINED,
     "[плюс]": USER_DEFINED,
 }
@@ -178,13 +127,12 @@ def test_each_special_token_is_its_own_id_and_none_is_added(tmp_path: Path):
     first = len(TOKENS)
     model = load_model(path)
     assert ids_of(path, *SPECIAL) == [[first + number] for number in range(len(SPECIAL))]
-    assert ids_of(path, "«Größe»e[плюс]  \t") == [
+    assert ids_of(path, "[größe]e[плюс]  \t") == [
         [first + 3, TOKENS.index("e"), first + 5, first + 4]
     ]
     assert model.tokenizer is not None
     assert len(model.tokenizer) == model.vocab_size == first + len(SPECIAL)
-    texts = [model.tokenizer.decode([first + 5]), model.tokenizer.decode([first + 3])]
-    assert texts == ["[плюс]", "«Größe»"]
+    assert model.tokenizer.decode([first + 5]) == "[плюс]"
     shown = model.tokenizer.decode([first + 2, 5, first + 4], skip_special_tokens=True)
     assert shown == TOKENS[5] + "  \t"  # control tokens are no text, user-defined ones are
 
@@ -213,11 +161,6 @@ ENDS = {  # tokens, keys -> stop tokens by their places among the tokens
         },
         {},
         (0, 1, 2),
-    ),
-    "gpt-oss": (
-        {"<|return|>": CONTROL, "<|call|>": CONTROL, "<|end|>": CONTROL, "<|start|>": CONTROL},
-        {},
-        (0, 1),
     ),
 }
 
@@ -272,8 +215,8 @@ def test_a_key_of_the_tokenizer_that_is_not_known_is_refused(tmp_path: Path):
     fails(write_gguf(tmp_path / "a.gguf", hf, vocabulary=add), "tokenizer.ggml.shuffle")
 
 
-def test_an_id_beyond_the_tokens_is_refused(tmp_path: Path):
-    fails(written(tmp_path / "a.gguf", eot_token_id=99_999), "eot_token_id = 99999")
-    unused = load_model(written(tmp_path / "b.gguf", unk_token_id=99_999))  # as llama.cpp
-    assert unused.tokenizer is not None
-    assert unused.tokenizer.unk_token_id is None
+def test_an_id_beyond_the_tokens_is_none_as_in_llama_cpp(tmp_path: Path):
+    model = load_model(written(tmp_path / "a.gguf", unk_token_id=99_999, eot_token_id=99_999))
+    assert model.tokenizer is not None
+    assert model.tokenizer.unk_token_id is None
+    assert model.eos_token_ids == (len(TOKENS),)

@@ -77,7 +77,7 @@ def test_drafts_are_language_models_alone(kind: str, tmp_path: Path):
     hf = saved(kind, tmp_path / "target")
     target = load_model(tmp_path / "target", "float32")
     every = DraftConfig(target="t", out=tmp_path / "draft", layers=range(4))
-    draft, _ = make_draft(every, target)
+    draft = make_draft(every, target)
     save_draft(draft, tmp_path / "target", tmp_path / "draft")
     again = load_model(tmp_path / "draft", "float32")
     assert again.hf.config.model_type == DRAFTS[kind]

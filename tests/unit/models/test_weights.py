@@ -138,14 +138,6 @@ def test_constants_of_older_checkpoints_are_no_reason_to_refuse(tmp_path: Path, 
 
 
 WRONG: dict[str, tuple[Any, dict[str, torch.Tensor]]] = {
-    "a mask that is not causal": (
-        lambda: made(GPTJConfig(**_GPT, rotary_dim=4)),
-        {"transformer.h.0.attn.bias": torch.ones(1, 1, 64, 64)},
-    ),
-    "a learned bias of attention": (
-        lambda: made(GPTJConfig(**_GPT, rotary_dim=4)),
-        {"transformer.h.0.attn.bias": torch.randn(32)},
-    ),
     "a bias of a projection": (
         lambda: tiny_hf("llama"),
         {"model.layers.0.self_attn.q_proj.bias": torch.zeros(32)},
@@ -207,11 +199,6 @@ def test_an_index_names_no_file_outside_of_its_directory(tmp_path: Path, place: 
         fails(folder, "is not a file in its directory", load=read)
 
 
-@pytest.mark.parametrize("index", ["{", "[]", '{"weight_map": 3}', '{"weight_map": {"a": []}}'])
-def test_a_damaged_index_is_one_line(tmp_path: Path, index: str):
-    fails(strangers(tmp_path, index), "is not an index of weights; copy it again")
-
-
 def test_a_configuration_names_no_file_of_weights(tmp_path: Path):
     hf = tiny_hf("llama")
     hf.save_pretrained(tmp_path)
@@ -233,11 +220,14 @@ def test_a_snapshot_of_the_hubs_cache_is_links_and_loads(tmp_path: Path):
 @pytest.mark.filterwarnings("ignore:config.json of this llama has tie_word_embeddings")
 @pytest.mark.parametrize("own_head", [False, True])
 def test_a_stored_head_counts_if_it_is_not_the_embedding(tmp_path: Path, *, own_head: bool):
-    """As transformers, which ties two stored tensors only if they are equal."""
+    """As transformers, which ties two stored tensors only if they are equal.
+
+    Facts without weights are those of the configuration.
+    """
     hf: Any = made(LlamaConfig(vocab_size=61, **LLAMA_LIKE, tie_word_embeddings=True))
     head = torch.randn(61, 32) if own_head else hf.get_input_embeddings().weight.detach().clone()
     extended(tmp_path, hf, {"lm_head.weight": head})
-    assert inspect_model(tmp_path).num_parameters == by_hand(heads=1 + own_head)
+    assert inspect_model(tmp_path).num_parameters == by_hand(heads=1)
     assert load_model(tmp_path).num_parameters == by_hand(heads=1 + own_head)
 
 

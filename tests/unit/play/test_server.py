@@ -1,4 +1,4 @@
-"""The server of the playground over HTTP: streams, stops, refuses, and survives failing models."""
+"""The server of the playground over HTTP: streams, ends, refuses, and survives failing models."""
 
 import json
 import threading
@@ -10,16 +10,12 @@ import httpx2
 import pytest
 import torch
 
-from paceline.play.server import Listening
+from paceline.core.rules import RULES
+from paceline.decode import SpeculativeDecoder
 from support.models import tiny_pair
 from support.play import peaked_pair, served
 
-ASKED: dict[str, Any] = {
-    "prompt": "the cat",
-    "max_new_tokens": 12,
-    "sampling": {"temperature": 0},
-    "plain": True,
-}
+ASKED: dict[str, Any] = {"prompt": "the cat", "max_new_tokens": 12, "temperature": 0}
 
 
 class Gate:
@@ -43,30 +39,27 @@ class Gate:
 class Client:
     """A browser of the page at an address."""
 
-    def __init__(self, listening: Listening) -> None:
-        self.root, _, fragment = listening.address.partition("#")
-        self.token = fragment.removeprefix("token=")
-        self.http = httpx2.Client(base_url=self.root, timeout=60)
+    def __init__(self, address: str) -> None:
+        self.root = address.removesuffix("/")
+        self.http = httpx2.Client(base_url=address, timeout=60)
 
     @classmethod
     @contextmanager
-    def of(cls, pair: Any, *host: str) -> Iterator["Client"]:
+    def of(cls, pair: Any) -> Iterator["Client"]:
         """A client of the page of a pair, while the block runs."""
-        with served(pair, *host) as listening:
-            client = cls(listening)
+        with served(pair) as address:
+            client = cls(address)
             with client.http:
                 yield client
 
-    def post(self, path: str, values: Any, **headers: str) -> httpx2.Response:
-        return self.http.post(path, json=values, headers=headers)
+    def post(self, values: Any, **headers: str) -> httpx2.Response:
+        return self.http.post("/decode", json=values, headers=headers)
 
     def decode(self, **changes: Any) -> Iterator[dict[str, Any]]:
         """The events; ends the connection when it is closed."""
-        with self.http.stream("POST", "/api/decode", json=ASKED | changes) as answer:
+        with self.http.stream("POST", "/decode", json=ASKED | changes) as answer:
             assert answer.status_code == 200, answer.read()
-            for line in answer.iter_lines():
-                if line:
-                    yield json.loads(line.removeprefix("data: "))
+            yield from map(json.loads, answer.iter_lines())
 
 
 @pytest.fixture(scope="module")
@@ -75,93 +68,127 @@ def client() -> Iterator[Client]:
         yield found
 
 
-@pytest.fixture
-def gated() -> Iterator[tuple[Client, Gate]]:
-    """A client, and the gate of its target."""
-    pair = tiny_pair()
-    gate = Gate(pair[0])
-    with Client.of(pair) as found:
-        yield found, gate
-        for _ in range(100):
-            gate.is_open.release()
+@pytest.fixture(scope="module")
+def peaked() -> Any:
+    return peaked_pair()
 
 
-def text_of(events: list[dict[str, Any]], way: str) -> str:
-    blocks = [event for event in events if event["kind"] == "block" and event["way"] == way]
-    return "".join(text for block in blocks for text, _ in block["pieces"])
+@pytest.fixture(scope="module")
+def peaked_client(peaked: Any) -> Iterator[Client]:
+    with Client.of(peaked) as found:
+        yield found
 
 
-def test_both_ways_stream_the_text_of_transformers_and_count_it():
-    target, draft = peaked_pair()
+REJECTED = {"rejected", "unexamined"}
+
+
+def tokens_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [token for event in events[:-1] for token in event["tokens"]]
+
+
+def test_both_ways_stream_the_text_of_transformers_and_count_it(peaked: Any, peaked_client: Client):
+    target = peaked[0]
     tokenizer = target.tokenizer
-    assert tokenizer is not None
     ids = torch.tensor([tokenizer("the cat")["input_ids"]])
     made = target.hf.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=2)
     whole = tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True)
     expected = whole.rstrip("\ufffd")  # bytes at the end that are no character
-    with Client.of((target, draft)) as client:
-        events = list(client.decode())
-    assert [text_of(events, way) for way in ("draft", "plain")] == [expected] * 2
-    assert (events[0]["kind"], events[0]["ways"]) == ("begin", ["draft", "plain"])
-    for way in ("draft", "plain"):
-        *blocks, end = [event for event in events if event.get("way") == way]
-        sources = [source for block in blocks for _, source in block["pieces"]]
-        assert end == {"kind": "end", "reason": "length", "way": way}
-        figures = blocks[-1]["figures"]
-        assert figures["tokens"] == len(sources) == 12
-        assert figures["tokens_per_s"] == pytest.approx(12 / figures["seconds"])
-        if way == "draft":
+    for plain in (False, True):
+        *blocks, end = events = list(peaked_client.decode(plain=plain))
+        kept = [token for token in tokens_of(events) if token["source"] not in REJECTED]
+        assert end == {"end": True}
+        assert "".join(token["text"] for token in kept) == expected
+        assert [token["id"] for token in kept] == made[0, ids.shape[1] :].tolist()
+        assert blocks[-1]["figures"].startswith("12 tokens in ")
+        if not plain:
+            sources = [token["source"] for token in kept]
             accepted, examined = sources.count("accepted"), sources.count("recovered")
-            assert figures["acceptance_rate"] == accepted / (accepted + examined)
+            said = f"{accepted} of {accepted + examined} examined tokens accepted"
+            assert blocks[-1]["figures"].endswith(said)
 
 
-def test_settings_describe_every_rule_with_its_own_parameters(client: Client):
-    schema = client.http.get("/api/settings").json()["request"]
-    opt = schema["$defs"]["Opt"]
-    assert opt["properties"]["alpha"]["type"] == "number"
-    assert opt["properties"]["alpha"]["description"] == "alpha of Opt"
-    assert {"alpha": 0.2} in opt["examples"]
-    assert "TVD" in opt["description"]
-
-
-def test_a_stop_ends_both_texts_after_their_block(gated: tuple[Client, Gate]):
-    client, gate = gated
-    events = client.decode(max_new_tokens=50)
-    run = next(events)["run"]
-    assert gate.waits.wait(60)
-    assert client.post("/api/stop", {"run": "another"}).json() == {"stopped": False}
-    assert client.post("/api/stop", {"run": run}).json() == {"stopped": True}
-    gate.is_open.release()
-    rest = list(events)
-    assert [event["reason"] for event in rest if event["kind"] == "end"] == ["stopped"] * 2
-    assert gate.passes == 1
-
-
-def test_a_second_request_is_told_that_the_models_are_busy(gated: tuple[Client, Gate]):
-    client, gate = gated
-    events = client.decode(max_new_tokens=50)
-    next(events)
-    answer = client.post("/api/decode", ASKED)
-    assert (answer.status_code, answer.json()["error"][:5]) == (409, "busy:")
-    events.close()
-    gate.is_open.release()
-
-
-def test_decoding_ends_when_the_browser_leaves_and_the_next_request_is_served(
-    gated: tuple[Client, Gate],
+@pytest.mark.parametrize("temperature", [0, 0.7])
+def test_each_token_has_the_probabilities_of_a_pass_over_the_whole_text(
+    temperature: float, peaked: Any, peaked_client: Client
 ):
-    client, gate = gated
-    events = client.decode(max_new_tokens=50)
-    next(events)
-    assert gate.waits.wait(60)
-    events.close()
-    while client.post("/api/decode", ASKED | {"prompt": ""}).status_code == 409:
-        pass
-    for _ in range(60):  # enough for the whole text, were it decoded
+    tokens = tokens_of(list(peaked_client.decode(temperature=temperature, seed=3)))
+    prompt = peaked[0].tokenizer("the cat")["input_ids"]
+    kept = [token["id"] for token in tokens if token["source"] not in REJECTED]
+    seen = set[str]()
+    for name, model in zip(("target", "draft"), peaked, strict=True):
+        with torch.no_grad():
+            logits = model.hf(torch.tensor([[*prompt, *kept]])).logits[0, len(prompt) - 1 :]
+        probs = (logits / (temperature or 1)).softmax(-1)
+        place = 0
+        for token in tokens:
+            seen.add(token["source"])
+            if token["source"] == "unexamined":
+                assert name not in token
+                continue
+            assert token[name] == pytest.approx(float(probs[place, token["id"]]), abs=1e-4)
+            place += token["source"] != "rejected"
+    assert seen >= {"rejected", "recovered", "accepted", "unexamined"}
+
+
+def test_rejected_tokens_are_those_that_the_draft_proposed(peaked: Any, peaked_client: Client):
+    tokens = tokens_of(list(peaked_client.decode(num_speculative_tokens=3)))
+    prompt = peaked[0].tokenizer("the cat")["input_ids"]
+    for block in SpeculativeDecoder(*peaked, gamma=3).stream(prompt, 4, 0):
+        assert len(block.rejected) == block.num_drafted - block.sources.count("accepted")
+    kept: list[int] = []
+    for token in tokens:
+        if token["source"] == "rejected":
+            with torch.no_grad():
+                logits = peaked[1].hf(torch.tensor([[*prompt, *kept]])).logits[0, -1]
+            assert token["id"] == int(logits.argmax())
+        elif token["source"] != "unexamined":
+            kept.append(token["id"])
+    assert "rejected" in {token["source"] for token in tokens}
+
+
+def test_a_draft_with_a_shorter_context_has_no_probabilities_beyond_it(peaked: Any):
+    short = peaked_pair(max_position_embeddings=16)[1]
+    with Client.of((peaked[0], short)) as client:
+        *blocks, end = client.decode(max_new_tokens=30)
+    assert end == {"end": True}
+    assert "draft" in blocks[0]["tokens"][0]
+    assert {*blocks[-1]["tokens"][-1]} == {"id", "text", "source", "target"}
+
+
+def test_settings_have_every_rule_with_its_own_parameters(client: Client):
+    rules = client.http.get("/settings").json()["rules"]
+    assert len(rules) == len(RULES)
+    (opt,) = [one for one in rules if one["rule"] == "opt"]
+    assert opt["settings"] == {"alpha": 0.4}
+    assert "TVD" in opt["about"]
+    for one in rules:
+        *_, last = client.decode(rule={"rule": one["rule"], **one["settings"]}, temperature=1)
+        assert last == {"end": True}
+
+
+def test_texts_of_two_browsers_are_decoded_in_turn(client: Client):
+    alone = list(client.decode())
+    first, second = client.decode(), client.decode()
+    assert next(first)["tokens"] == alone[0]["tokens"]
+    assert tokens_of(list(second)) == tokens_of(alone)
+    assert tokens_of([{"tokens": []}, *first]) == tokens_of(alone)[1:]
+
+
+def test_decoding_ends_when_the_browser_leaves_and_the_next_request_is_served():
+    pair = tiny_pair()
+    gate = Gate(pair[0])
+    with Client.of(pair) as client:
         gate.is_open.release()
-    after = list(client.decode(max_new_tokens=2, plain=False))
-    assert after[-1]["kind"] == "end"
-    assert gate.passes < 10
+        gate.is_open.release()
+        events = client.decode(max_new_tokens=50)
+        next(events)
+        assert gate.waits.wait(60)
+        events.close()
+        for _ in range(200):  # enough for the whole text, were it decoded
+            gate.is_open.release()
+        after = list(client.decode(max_new_tokens=2, plain=True))
+    assert after[-1] == {"end": True}
+    assert gate.passes < 20
 
 
 def test_a_model_that_fails_says_so_and_the_server_goes_on():
@@ -169,12 +196,9 @@ def test_a_model_that_fails_says_so_and_the_server_goes_on():
     gate = Gate(pair[0], RuntimeError("no memory left\nat layer 3"))
     with Client.of(pair) as client:
         *_, last = client.decode()
-        assert last == {
-            "kind": "error",
-            "message": "the model failed: RuntimeError: no memory left",
-        }
+        assert last == {"error": "the model failed: RuntimeError: no memory left"}
         gate.passes = 4
-        assert list(client.decode())[-1]["kind"] == "end"
+        assert list(client.decode())[-1] == {"end": True}
 
 
 @pytest.mark.parametrize(
@@ -184,58 +208,69 @@ def test_a_model_that_fails_says_so_and_the_server_goes_on():
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"rule": {"rule": "opt"}}, "alpha"),
         ({"rule": {"import": "os:getcwd"}}, "rule"),
-        ({"chat": True}, "no chat template"),
-        ({"prompt": "a" * 3000}, "shorten the prompt"),
+        ({"seed": float("1e999")}, "seed"),
         ({"colour": "red"}, "colour: unknown key"),
-        ({"prompt": "a" * 2_000_000}, "larger than"),
     ],
 )
-def test_a_request_that_cannot_be_decoded_is_refused_in_one_line(
+def test_a_request_that_is_invalid_is_refused_in_one_line(
     client: Client, changes: dict[str, Any], said: str
 ):
-    answer = client.post("/api/decode", ASKED | changes)
+    text = json.dumps(ASKED | changes)
+    kind = {"content-type": "application/json"}
+    answer = client.http.post("/decode", content=text, headers=kind)
     assert answer.status_code == 422
     assert said in answer.json()["error"]
     assert "\n" not in answer.json()["error"]
 
 
-@pytest.mark.parametrize("body", ["", "[]", "{", '{"seed": NaN}', "[" * 100_000])
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"chat": True}, "no chat template"), ({"prompt": "a" * 3000}, "shorten the prompt")],
+)
+def test_a_prompt_that_cannot_be_decoded_is_the_only_event(
+    client: Client, changes: dict[str, Any], said: str
+):
+    (event,) = client.decode(**changes)
+    assert said in event["error"]
+    assert "\n" not in event["error"]
+
+
+@pytest.mark.parametrize("body", ["", "[]", "{", '{"seed": NaN}', "[" * 100_000, "a" * 2_000_000])
 def test_a_body_that_is_no_object_is_refused(client: Client, body: str):
     kind = {"content-type": "application/json"}
-    assert client.http.post("/api/decode", content=body, headers=kind).status_code == 422
+    assert client.http.post("/decode", content=body, headers=kind).status_code == 422
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "[::", "0.0.0.0"])
-@pytest.mark.parametrize("path", ["/", "/api/settings"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "", "[::", "0.0.0.0", "evil@localhost"]
+)
+@pytest.mark.parametrize("path", ["/", "/settings"])
 def test_another_host_is_refused(client: Client, host: str, path: str):
     assert client.http.get(path, headers={"host": host}).status_code == 403
+    assert client.post(ASKED, host=host).status_code == 403
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1"])
 def test_a_request_of_another_page_is_refused(client: Client, origin: str):
-    assert client.post("/api/decode", ASKED, origin=origin).status_code == 403
-    own = client.root.removesuffix("/")
-    assert client.post("/api/stop", {"run": ""}, origin=own).status_code == 200
-    as_form = client.http.post("/api/decode", content="{}", headers={"content-type": "text/plain"})
+    assert client.post(ASKED, origin=origin).status_code == 403
+    assert client.post(ASKED | {"max_new_tokens": 1}, origin=client.root).status_code == 200
+    as_form = client.http.post("/decode", content="{}", headers={"content-type": "text/plain"})
     assert as_form.status_code == 415
 
 
-def test_a_server_that_others_reach_wants_its_token():
-    with Client.of(tiny_pair(), "0.0.0.0") as client:
-        assert len(client.token) >= 32
-        for given in ("", "Bearer", f"Bearer {client.token}x", client.token, "Bearer é"):
-            headers = {"authorization": given.encode()}
-            assert client.http.get("/api/settings", headers=headers).status_code == 401
-        right = {"authorization": f"Bearer {client.token}", "host": "any.example"}
-        assert client.http.get("/api/settings", headers=right).status_code == 200
-        assert client.post("/api/decode", ASKED).status_code == 401
-        assert client.http.get("/").status_code == 200
+def test_only_this_machine_is_listened_to(client: Client):
+    assert client.root.startswith("http://127.0.0.1:")
 
 
 def test_every_answer_forbids_other_sources_and_frames(client: Client):
-    for path in ("/", "/play.js", "/api/settings", "/nowhere"):
+    for path in ("/", "/play.css", "/play.js", "/settings", "/nowhere"):
         headers = client.http.get(path).headers
         assert headers["content-security-policy"].startswith(
             "default-src 'none'; script-src 'self'"
         )
         assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_the_page_names_no_other_server(client: Client):
+    for path in ("/", "/play.css", "/play.js"):
+        assert "//" not in client.http.get(path).text.replace("// ", "")

@@ -145,7 +145,7 @@ def test_a_generated_chat_asks_and_answers():
     question, answer = (message["content"] for message in chat.record.messages)
     assert plain.record.text == f"Question: {question}\nAnswer:"
     assert plain.record.completion == f" {answer}"
-    assert set(GSMSymbolic().signatures()) == {"task_version", "reasoning-gym"}
+    assert set(GSMSymbolic().versions()) == {"task_version", "reasoning-gym"}
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_a_chat_is_not_scored(tmp_path: Path):
     task = Chat(corpus=write(tmp_path / "a.jsonl", {"prompt": "hello"}))
     assert task.metric is None
     assert task.corpus_scores([], []) == {}
-    assert set(task.signatures()) == {"task_version", "corpus"}
+    assert set(task.versions()) == {"task_version", "corpus"}
     with pytest.raises(UsageError) as caught:
         task.score(task.examples("test", 1)[0], "an answer")
     assert str(caught.value) == (

@@ -10,6 +10,7 @@ from paceline.data import CorpusConfig
 from paceline.data.prompts import Record
 from paceline.errors import PromptError
 from paceline.tasks import Questions, TaskExample
+from paceline.tasks.base import corpus_figures
 from paceline.tasks.row_task import exact_match, f1, normalised
 
 CASES = [
@@ -68,7 +69,8 @@ def test_an_answer_scores_its_best_match(references: list[str], answer: str):
 
 
 def test_figures_of_the_corpus_are_percentages():
-    found = task().corpus_scores([example(r) for r, _ in CASES], [answer for _, answer in CASES])
+    answers = [answer for _, answer in CASES]
+    found = corpus_figures(task(), [example(r) for r, _ in CASES], answers).scores
     sums = {"exact_match": 0.0, "f1": 0.0}
     for references, answer in CASES:
         sums["f1"] += max(reference_f1(text, answer) for text in references)
@@ -111,7 +113,7 @@ def test_rows_of_squad_have_a_context_and_a_list_of_answers(tmp_path: Path):
     assert found.record.text == "Paris is in France.\n\nQuestion: Where is Paris?\nAnswer:"
     assert (found.reference, found.alternatives) == ("France", ("in France",))
     assert found.record.completion == " France"
-    assert set(Questions(corpus=corpus).signatures()) == {"task_version", "corpus", "match"}
+    assert set(Questions(corpus=corpus).versions()) == {"task_version", "corpus", "match"}
 
 
 @pytest.mark.parametrize("answers", [[], [""], ["yes", " "], [None], None, {"text": "yes"}])

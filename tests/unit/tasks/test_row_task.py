@@ -261,10 +261,10 @@ def test_versions_follow_the_task_and_what_is_in_its_data(
 ):
     task = Questions(corpus=test_rows, train_corpus=training_rows)
     first = task.versions()
-    assert set(first) == {"task_version", "corpus"}
+    assert set(first) == {"task_version", "corpus", "match"}
     assert first["task_version"] == "2"
     shown = task.model_copy(update={"num_shots": 1}).versions()
-    assert set(shown) == {"task_version", "corpus", "train_corpus"}
+    assert set(shown) == {"task_version", "corpus", "train_corpus", "match"}
     assert shown["train_corpus"] != shown["corpus"] == first["corpus"]
     write(Path(test_rows.path), *map(pair, range(5)))
     assert task.versions()["corpus"] != first["corpus"]

@@ -5,10 +5,11 @@ import sys
 
 import pytest
 import sacrebleu
+from scipy import stats
 
 from paceline.errors import UsageError
 from paceline.tasks import scoring
-from paceline.tasks.scoring import Metric, metric_versions, score_sum, score_text
+from paceline.tasks.scoring import Metric, mean_score, metric_versions, score_sum, score_text
 
 
 @pytest.fixture(autouse=True)
@@ -102,3 +103,10 @@ def test_a_missing_library_is_one_line_that_says_what_to_install(
 def test_a_version_that_is_not_there_is_the_same_line():
     with pytest.raises(UsageError, match=r"install it with pip install -e '.\[tasks\]'"):
         scoring.installed_version("no-such-library")
+
+
+def test_a_mean_of_scores_has_their_exact_interval():
+    """190 of 200 right: the bounds of Clopper and Pearson, in percent."""
+    found = mean_score([1.0] * 190 + [0.0] * 10, most=100.0)
+    low, high = stats.beta.ppf(0.025, 190, 11), stats.beta.ppf(0.975, 191, 10)
+    assert found == pytest.approx((95.0, 100 * low, 100 * high), abs=0.3)

@@ -9,6 +9,7 @@ from rouge_score.rouge_scorer import RougeScorer
 from paceline.data import CorpusConfig
 from paceline.data.prompts import Record
 from paceline.tasks import Summarization, TaskExample
+from paceline.tasks.base import corpus_figures
 
 REFERENCES = [
     "The council met on Monday.\nIt raised the tax on water.",
@@ -40,7 +41,7 @@ def test_a_summary_scores_as_rouge_score_scores_it(metric: str, stem: bool):
 def test_figures_of_the_corpus_are_means_of_the_three_variants():
     scorer = RougeScorer(["rouge1", "rouge2", "rougeLsum"], use_stemmer=True)
     scores = [scorer.score(*each) for each in zip(REFERENCES, ANSWERS, strict=True)]
-    assert task().corpus_scores(EXAMPLES, ANSWERS) == {
+    assert corpus_figures(task(), EXAMPLES, ANSWERS).scores == {
         name: sum(found[name].fmeasure for found in scores) / 3
         for name in ("rouge1", "rouge2", "rougeLsum")
     }
@@ -65,6 +66,6 @@ def test_the_default_is_rouge_l_over_sentences_and_an_empty_answer_is_0():
 def test_signatures_say_how_rouge_is_computed(tmp_path: Path):
     file = tmp_path / "a.jsonl"
     file.write_text('{"prompt": "a", "completion": "b"}\n')
-    found = Summarization(corpus=CorpusConfig(path=str(file)), stem=False).signatures()
+    found = Summarization(corpus=CorpusConfig(path=str(file)), stem=False).versions()
     assert set(found) == {"rouge", "rouge-score", "nltk", "task_version", "corpus"}
     assert found["rouge"] == "f-measure|mean|stem:no|sentences:lines"

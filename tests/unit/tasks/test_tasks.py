@@ -201,7 +201,7 @@ def test_tasks_without_corpus_figures_add_the_versions_of_their_scorers_to_a_row
         (Pairs(corpus=corpus, metric="chrf"), {"corpus", "sacrebleu"}),
     ):
         assert task.corpus_scores([], []) == {}
-        found = task.signatures()
+        found = task.versions()
         assert names <= found.keys()
         for name in names - {"corpus"}:
             assert found[name] == importlib.metadata.version(name)

@@ -37,22 +37,21 @@ def task(**settings: Any) -> Translation:
 def test_corpus_bleu_is_sacrebleus(tokenize: str, lowercase: bool):
     found = task(tokenize=tokenize, lowercase=lowercase).corpus_scores(EXAMPLES, ANSWERS)
     wanted = sacrebleu.corpus_bleu(ANSWERS, [REFERENCES], tokenize=tokenize, lowercase=lowercase)
-    assert found["bleu"] == wanted.score
+    assert found["bleu"].value == wanted.score
 
 
 @pytest.mark.parametrize("word_order", [0, 2])
 def test_corpus_chrf_is_sacrebleus(word_order: int):
     found = task(chrf_word_order=word_order).corpus_scores(EXAMPLES, ANSWERS)
     wanted = sacrebleu.corpus_chrf(ANSWERS, [REFERENCES], word_order=word_order)
-    assert found["chrf"] == wanted.score
+    assert found["chrf"].value == wanted.score
 
 
 @pytest.mark.parametrize("name", ["bleu", "chrf"])
-def test_an_interval_is_as_wide_as_sacrebleus_own(name: str):
-    """sacrebleu's is half the range between percentiles of resamples."""
+def test_an_interval_is_sacrebleus_own(name: str):
     rng = random.Random(0)
     words = ["the", "a", "cat", "dog", "sat", "ran", "on", "in", "mat", "hat", "red", "then"]
-    texts = [[rng.choice(words) for _ in range(rng.randint(5, 14))] for _ in range(600)]
+    texts = [[rng.choice(words) for _ in range(rng.randint(5, 14))] for _ in range(60)]
     references = [" ".join(text) for text in texts]
     answers = [" ".join(w if rng.random() < 0.8 else rng.choice(words) for w in t) for t in texts]
     examples = [TaskExample(Record("row", "prompt"), text) for text in references]
@@ -61,8 +60,8 @@ def test_an_interval_is_as_wide_as_sacrebleus_own(name: str):
     found = corpus_figures(task(), examples, answers)
     low, high = found.intervals[name]
     assert found.scores[name] == wanted.score
-    assert (high - low) / 2 == pytest.approx(wanted._ci, rel=0.1)
-    assert (high + low) / 2 == pytest.approx(wanted._mean, rel=0.01)
+    assert (high - low) / 2 == pytest.approx(wanted._ci, rel=1e-6)
+    assert (high + low) / 2 == pytest.approx(wanted._mean, rel=1e-6)
 
 
 def test_where_all_answers_are_right_or_one_there_is_no_interval():
@@ -93,7 +92,7 @@ def test_signatures_are_those_of_the_command_line(tmp_path: Path):
     file = tmp_path / "a.jsonl"
     file.write_text('{"prompt": "a", "completion": "b"}\n')
     version = sacrebleu.__version__
-    found = Translation(corpus=CorpusConfig(path=str(file)), lowercase=True).signatures()
+    found = Translation(corpus=CorpusConfig(path=str(file)), lowercase=True).versions()
     assert found["bleu"] == f"nrefs:1|case:lc|eff:no|tok:13a|smooth:exp|version:{version}"
     assert found["chrf"] == f"nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:{version}"
     assert set(found) == {"bleu", "chrf", "sacrebleu", "task_version", "corpus"}

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from paceline.errors import ConfigError, StorageError, UsageError
+from paceline.errors import ConfigError, StorageError
 from paceline.models import CausalModel, load_model
 from paceline.records import RunDirectory, append_jsonl, read_jsonl
 from paceline.train.checkpoint import (
@@ -20,7 +20,7 @@ from paceline.train.checkpoint import (
 )
 from paceline.train.config import Checkpoints
 from support.models import tiny_pair
-from support.runs import align_config, write_pair
+from support.runs import align_config
 
 
 @pytest.fixture
@@ -181,11 +181,3 @@ def test_a_run_of_another_kind_is_not_written_over(folder: Path, tmp_path: Path)
     for resume in (False, True):
         with pytest.raises(ConfigError, match="a run of another kind, Checkpoints; choose another"):
             check_run_directory(run, align_config(folder, run.path), resume=resume)
-
-
-def test_a_linked_tokenizer_is_refused_before_training(tmp_path: Path):
-    write_pair(tmp_path)
-    (tmp_path / "id_rsa").write_text("SECRET")
-    (tmp_path / "target/vocab.key").symlink_to("../id_rsa")
-    with pytest.raises(UsageError, match=r"vocab\.key is a link out of"):
-        CheckpointStore(tmp_path / "checkpoints", tmp_path / "target", keep=2)

@@ -16,23 +16,22 @@ def config(folder: Path, **values: Any) -> DraftConfig:
 
 
 @pytest.mark.parametrize(
-    ("values", "kept", "num_layers", "width"),
+    ("values", "num_layers", "width"),
     [
-        ({"layers": [0, 2]}, [0, 2], 2, None),
-        ({"layers": [1], "hidden_size": 16, "ranked": True}, [1], 1, 16),
-        ({"hidden_size": 16, "ranked": True}, [0, 1, 2, 3], 4, 16),
-        ({"params": 0.5, "num_layers": 1}, None, 1, None),
-        ({"params": 0.5, "vocabulary": 20, "ranked": True}, None, 1, None),
+        ({"layers": [0, 2]}, 2, None),
+        ({"layers": [1], "hidden_size": 16, "ranked": True}, 1, 16),
+        ({"hidden_size": 16, "ranked": True}, 4, 16),
+        ({"params": 0.5, "num_layers": 1}, 1, None),
+        ({"params": 0.5, "vocabulary": 20, "ranked": True}, 1, None),
     ],
     ids=lambda value: str(value),
 )
 def test_each_way_makes_its_draft(
-    values: dict[str, Any], kept: list[int] | None, num_layers: int, width: int | None, folder: Path
+    values: dict[str, Any], num_layers: int, width: int | None, folder: Path
 ):
     target = load_model(folder / "target", dtype="float32")
     made = config(folder, **values)
-    draft, layers = make_draft(made, target)
-    assert (None if layers is None else layers.decoder) == kept
+    draft = make_draft(made, target)
     assert draft.hf.config.num_hidden_layers == num_layers
     assert width is None or draft.hf.config.hidden_size == width
     assert draft.num_parameters < target.num_parameters
@@ -40,28 +39,16 @@ def test_each_way_makes_its_draft(
     assert made.vocabulary == (None if limit is None else len(limit))
 
 
-def test_searched_layers_come_out_in_order(folder: Path):
-    target = load_model(folder / "target", dtype="float32")
-    draft, found = make_draft(config(folder, search_layers=2, ranked=True), target)
-    assert found is not None
-    layers = found.decoder
-    assert layers == sorted(set(layers))
-    assert len(layers) == draft.hf.config.num_hidden_layers == 2
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({}, "give layers, search_layers, a width such as hidden_size, or params"),
+        ({}, "give layers, a width such as hidden_size, or params"),
         ({"params": 0.1, "layers": [0]}, "got both params .random weights. and layers"),
         ({"params": 0.1, "hidden_size": 16}, "got both params .random weights. and a width"),
-        ({"layers": [0], "search_layers": 1}, "got both layers and search_layers"),
-        ({"layers": [0], "num_layers": 1}, "num_layers needs params; use search_layers"),
-        ({"layers": [0], "embeddings": "random"}, "embeddings random needs params"),
-        ({"search_layers": 1}, "search_layers needs text"),
+        ({"layers": [0], "num_layers": 1}, "num_layers needs params; use layers"),
         ({"hidden_size": 16}, "a width needs text"),
         ({"layers": [0], "vocabulary": 9}, "vocabulary needs text"),
-        ({"layers": [0], "ranked": True}, "text is set, but is only used with search_layers"),
+        ({"layers": [0], "ranked": True}, "text is set, but is only used with a width"),
     ],
 )
 def test_a_plan_that_contradicts_itself_is_refused(

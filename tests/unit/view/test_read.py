@@ -119,15 +119,6 @@ def test_a_value_of_another_kind_is_named_with_what_python_says(tmp_path: Path):
     assert f"{run} holds values that Paceline does not write (TypeError: " in str(shown.exception)
 
 
-@pytest.mark.parametrize("kind", ["bench", "trajectory"])
-def test_a_run_with_a_link_out_of_it_is_not_shown(kind: str, tmp_path: Path):
-    run = reports.RUNS[kind](tmp_path / "run")
-    (tmp_path / "hosts.yml").write_text("token: SECRET\n")
-    (run / "hosts.yml").symlink_to(tmp_path / "hosts.yml")
-    with pytest.raises(UsageError, match=r"hosts\.yml is a link out of .*; remove it: a report"):
-        read_page(run)
-
-
 def test_only_a_report_is_replaced_by_a_report(tmp_path: Path):
     run = reports.losslessness(tmp_path)
     page = run.with_suffix(".html")

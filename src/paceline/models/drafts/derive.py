@@ -1,22 +1,17 @@
 """Creates a smaller draft with random weights in the target's architecture."""
 
-# V vocabulary, D hidden size of the target, W of the draft
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from paceline.errors import UnsupportedModelError, UsageError
 from paceline.models.drafts.scratch import draw_weights, new_like
 from paceline.models.hf.architectures import (
     is_encoder_decoder,
-    is_tied,
     num_decoder_layers,
-    num_encoder_layers,
-    set_num_layers,
     shorten_config,
 )
 
@@ -25,8 +20,6 @@ if TYPE_CHECKING:
 
     from paceline.models.hf.base import HfModel
 
-Embeddings = Literal["target", "random"]
-
 _STEPS = (64, 16, 1)  # hidden sizes are multiples of the first that divides the target's
 _ROUND = 16  # inner sizes are multiples of this
 _FULL = "full_attention"
@@ -34,12 +27,7 @@ _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads")
 
 
 def derive_draft(
-    target: HfModel,
-    share: float,
-    *,
-    num_layers: int | None = None,
-    embeddings: Embeddings = "target",
-    seed: int = 0,
+    target: HfModel, share: float, *, num_layers: int | None = None, seed: int = 0
 ) -> HfModel:
     """Create the widest draft with at most `share` of the target's parameters, in float32.
 
@@ -48,17 +36,20 @@ def derive_draft(
     Args:
         target: Gives architecture, tokenizer and proportions.
         share: In (0, 1).
-        num_layers: Number of layers, of the decoder if there is an encoder; None for an eighth of
-            the target's. An encoder gets the same share of its layers.
-        embeddings: `target` copies the target's embeddings and head, projected to their principal
-            directions if the draft is narrower; `random` does not.
+        num_layers: Number of layers; None for an eighth of the target's.
         seed: Seed of the random weights.
 
     Raises:
         UsageError: No draft with this vocabulary is so small, or the target has fewer layers.
-        UnsupportedModelError: The target's config lacks the usual names of sizes.
+        UnsupportedModelError: The target is an encoder-decoder, or its config lacks the usual names
+            of sizes.
     """
     config = target.hf.config
+    if is_encoder_decoder(config):
+        raise UnsupportedModelError(
+            f"{config.model_type} is an encoder-decoder, which gets no smaller copy with random "
+            "weights; use a subset of its layers"
+        )
     if any(getattr(config, name, None) is None for name in _SIZES):
         raise UnsupportedModelError(
             f"the config of {config.model_type} lacks one of {', '.join(_SIZES)}; use a subset of "
@@ -70,8 +61,6 @@ def derive_draft(
         raise UsageError(f"got {depth} layers; wanted 1 to the target's {count}")
     hf = _widest(target, depth, share * target.num_parameters)
     draw_weights(hf, seed)
-    if embeddings == "target":
-        _copy_embeddings(hf, target.hf)
     hf.generation_config = target.hf.generation_config
     return target.rewrap(hf.eval())
 
@@ -104,8 +93,6 @@ def _widths(config: PreTrainedConfig) -> range:
 
 def _narrowed(config: PreTrainedConfig, width: int, depth: int) -> PreTrainedConfig:
     """The config with fewer and narrower layers, of heads of the same size in complete groups."""
-    if is_encoder_decoder(config):
-        return _narrowed_parts(config, width, depth)
     new: Any = copy.deepcopy(config)
     count = new.num_hidden_layers
     shorten_config(new, [(layer + 1) * count // depth - 1 for layer in range(depth)])
@@ -124,44 +111,7 @@ def _narrowed(config: PreTrainedConfig, width: int, depth: int) -> PreTrainedCon
     return new
 
 
-def _narrowed_parts(config: PreTrainedConfig, width: int, depth: int) -> PreTrainedConfig:
-    """As `_narrowed`, for encoder and decoder in the same proportion."""
-    new: Any = copy.deepcopy(config)
-    share = width / new.d_model
-    layers = max(1, round(num_encoder_layers(config) * depth / num_decoder_layers(config)))
-    set_num_layers(new, depth, layers)
-    heads = ("num_heads", "encoder_attention_heads", "decoder_attention_heads")
-    multiples = dict.fromkeys(heads, 1)
-    multiples |= dict.fromkeys(("d_ff", "encoder_ffn_dim", "decoder_ffn_dim"), _ROUND)
-    for name, step in multiples.items():
-        if isinstance(getattr(new, name, None), int):
-            setattr(new, name, step * max(1, round(getattr(new, name) * share / step)))
-    new.d_model = width
-    return new
-
-
 def _group(config: PreTrainedConfig) -> int:
     """Query heads per key head."""
     key_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     return config.num_attention_heads // key_heads
-
-
-def _copy_embeddings(hf: PreTrainedModel, target: PreTrainedModel) -> None:
-    pairs: list[Any] = [(hf.get_input_embeddings(), target.get_input_embeddings())]
-    if not is_tied(hf):
-        pairs.append((hf.get_output_embeddings(), target.get_output_embeddings()))
-    with torch.no_grad():
-        for new, old in pairs:
-            directions_DW = _directions(old.weight.detach().float(), new.weight.shape[1])
-            new.weight.copy_(old.weight.float() @ directions_DW)
-        bias_1V = getattr(target, "final_logits_bias", None)  # of BART and its relatives
-        if bias_1V is not None:
-            cast("Any", hf).final_logits_bias.copy_(bias_1V)
-
-
-def _directions(weight_VD: Tensor, width: int) -> Tensor:
-    """The principal directions of the rows, [D, W]; the identity if W is D."""
-    if width == weight_VD.shape[1]:
-        return torch.eye(width, device=weight_VD.device)
-    _, vectors_DD = torch.linalg.eigh(weight_VD.T @ weight_VD)
-    return vectors_DD[:, -width:].flip(-1)

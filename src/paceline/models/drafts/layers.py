@@ -31,11 +31,7 @@ if TYPE_CHECKING:
 
 
 def subset_layers(
-    target: HfModel,
-    layers: Sequence[int],
-    encoder_layers: Sequence[int] | None = None,
-    *,
-    share: bool = False,
+    target: HfModel, layers: Sequence[int], encoder_layers: Sequence[int] | None = None
 ) -> HfModel:
     """Create a model with only these layers of the target.
 
@@ -43,7 +39,6 @@ def subset_layers(
         target: Not modified.
         layers: Increasing indices, for example [0, 1, 2, 29]; of an encoder-decoder's decoder.
         encoder_layers: Of an encoder-decoder's encoder; None: all.
-        share: Share the target's weights, for inference only, instead of copying them.
 
     Raises:
         UsageError: Indices are missing, repeated, decreasing or out of range.
@@ -65,8 +60,6 @@ def subset_layers(
     new = {part: nn.ModuleList() for part in kept}
     # one memo for all copies, so that configs stay shared and weights stay tied
     memo: dict[int, Any] = {id(lists[part][1]): new[part] for part in kept}
-    if share:
-        memo |= {id(weight): weight for weight in target.hf.parameters()}
     hf = copy.deepcopy(target.hf, memo)
     for part, chosen in kept.items():
         name, old = lists[part]
@@ -76,8 +69,7 @@ def subset_layers(
             set_number(layer, index)
         assert hf.get_submodule(name) is new[part], "the copy has other layers"
     _shorten(hf, kept)
-    if not share:
-        _check_config(hf, kept)
+    _check_config(hf, kept)
     return target.rewrap(hf)
 
 

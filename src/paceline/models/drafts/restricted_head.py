@@ -10,6 +10,7 @@ from torch import Tensor
 
 from paceline.errors import UsageError
 from paceline.models.contract import Texts
+from paceline.models.hf.plain_text import plain_text_logits
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
@@ -18,14 +19,18 @@ if TYPE_CHECKING:
     from paceline.models.hf.base import HfModel
 
 _COUNT_WEIGHT = 0.3  # weight of the frequency in the texts, relative to the target's probability
-_LONGEST = 128  # tokens processed per text, or of an answer
+_LONGEST = 128  # tokens processed per text
 
 
 def limit_vocabulary(
-    draft: HfModel, target: HfModel, texts: Iterable[Sequence[int]], size: int
+    draft: HfModel,
+    target: HfModel,
+    texts: Iterable[Sequence[int]],
+    size: int,
+    sources: Sequence[Sequence[int]] | None = None,
 ) -> HfModel:
     """Restrict a draft to `likeliest_tokens` (same errors); shares the draft's weights."""
-    tokens_K = likeliest_tokens(target, texts, size)
+    tokens_K = likeliest_tokens(target, texts, size, sources)
     return draft.rewrap(draft.hf, tokens_K.to(draft.device))
 
 
@@ -34,6 +39,7 @@ def likeliest_tokens(
     target: HfModel,
     texts: Iterable[Sequence[int]],
     size: int,
+    sources: Sequence[Sequence[int]] | None = None,
     *,
     num_tokens: int = 4096,
     seed: int = 0,
@@ -41,8 +47,9 @@ def likeliest_tokens(
     """The `size` tokens that the target generates most often, most likely first, [K].
 
     Tokens are ranked by the target's mean probability over `num_tokens` positions, of texts chosen
-    with `seed`, plus their weighted frequency in all texts. Stop tokens are always included. The
-    texts of an encoder-decoder are sources; tokens are ranked on answers that the target samples.
+    with `seed`, plus their weighted frequency in all texts. Stop tokens are always included.
+
+    `sources`: Of an encoder-decoder, the source of each text.
 
     Raises:
         UsageError: The size is not between 1 and the vocabulary's, or there is no text.
@@ -62,19 +69,17 @@ def likeliest_tokens(
     mass_V = torch.zeros(vocab_size, dtype=torch.float64)
     longest = min(_LONGEST, target.max_length or _LONGEST)
     num_read = 0
-    answers: list[list[int]] = []
     for index in order.tolist():
-        if target.decoder_prompt is None:
+        if sources is None:
             batch = Texts(torch.tensor([known[index][:longest]], device=target.device))
             logits = target.plain_logits(batch)[0]
         else:
-            logits, answer = sampled_answer(target, known[index], rng)
-            answers.append(answer)
+            logits = plain_text_logits(target, [sources[index]], [known[index]])[0]
         mass_V += logits[:, :vocab_size].float().softmax(-1).sum(0).double().cpu()
         num_read += len(logits)
         if num_read >= num_tokens:
             break
-    counts_V = count_tokens(answers or known, vocab_size).double()
+    counts_V = count_tokens(known, vocab_size).double()
     score_V = mass_V / num_read + _COUNT_WEIGHT * counts_V / counts_V.sum()
     score_V[always] = torch.inf
     return score_V.argsort(descending=True, stable=True)[:size]
@@ -86,20 +91,3 @@ def count_tokens(texts: Iterable[Sequence[int]], vocab_size: int) -> Tensor:
     for text in texts:
         counts_V += torch.bincount(torch.tensor(text, dtype=torch.int64), minlength=vocab_size)
     return counts_V
-
-
-@torch.inference_mode()
-def sampled_answer(
-    target: HfModel, source: Sequence[int], rng: torch.Generator
-) -> tuple[Tensor, list[int]]:
-    """The logits before each token of an answer, [N, V], and the tokens."""
-    session = target.start_session()
-    logits = [session.prefill([source[: target.max_source_length]])]
-    answer: list[int] = []
-    longest = min(_LONGEST, (target.max_length or _LONGEST) - len(target.decoder_prompt or ()))
-    while True:
-        probs_V = logits[-1][0].float().softmax(-1).cpu()
-        answer.append(int(torch.multinomial(probs_V, 1, generator=rng)))
-        if answer[-1] in target.eos_token_ids or len(answer) >= longest:
-            return torch.cat(logits), answer
-        logits.append(session.extend(torch.tensor([answer[-1:]]))[:, -1])

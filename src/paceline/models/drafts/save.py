@@ -14,7 +14,7 @@ from paceline.models.hf.architectures import is_encoder_decoder, stores_head
 from paceline.models.hf.draft_vocabulary import write_draft_vocabulary
 from paceline.models.loading import model_directory
 from paceline.models.silence import quiet
-from paceline.places import copy_files, refuse_link_out
+from paceline.places import copy_files
 from paceline.records import atomic_directory
 
 if TYPE_CHECKING:
@@ -139,11 +139,9 @@ def add_old_keys(config: PreTrainedConfig, settings: dict[str, Any]) -> None:
 
 
 def tokenizer_files(source: str | Path) -> list[Path]:
-    """A model's tokenizer files; raises a UsageError if it has none, or one is a link out of it."""
+    """A model's tokenizer files; raises a UsageError if it has none."""
     directory = model_directory(source)
     files = tokenizer_paths(directory)
-    for path in files:
-        refuse_link_out(path, directory)
     if not files:
         raise ModelLoadError(
             f"{source} has no tokenizer files to copy to the draft; name the target's own directory"

@@ -4,10 +4,6 @@ Scaling compensates for the parts that are removed. The squared norm of an RMS n
 the hidden size, so norm weights are multiplied by sqrt(D / D'), D' the new hidden size. Output
 projections of heads and MLPs are multiplied by the root of the ratio of their input sizes.
 
-In a T5, self-attention layers of a stack share their position biases, which belong to heads, so
-they keep the same heads. Encoder and decoder share their embeddings, so they keep the same hidden
-channels.
-
 Paper: Samragh et al. 2023, sections 3.1 and 3.2. Differs: heads and inner channels are ranked by
 what they add to the residual stream, per layer; key heads stay with their query heads.
 """
@@ -25,15 +21,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from paceline.errors import ConfigError, UnsupportedModelError, UsageError
-from paceline.models.drafts.restricted_head import sampled_answer
+from paceline.errors import UnsupportedModelError, UsageError
 from paceline.models.drafts.scratch import new_like
 from paceline.models.hf.architectures import is_tied
 from paceline.models.hf.base import HfModel, evaluating
-from paceline.models.hf.logit_map import logit_map
 from paceline.models.llama.forward import LlamaDecoder
-from paceline.models.t5 import ARCHITECTURES as T5_ARCHITECTURES
-from paceline.rng import named_generator
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence
@@ -43,22 +35,16 @@ _LONGEST = 256  # tokens processed per text
 
 
 class Width(NamedTuple):
-    """Sizes of a model's layers; the head size does not change.
-
-    `num_key_heads` is None for a T5, where each head has a key head of its own.
-    """
+    """Sizes of a model's layers; the head size does not change."""
 
     hidden: int
     inner: int
     num_heads: int
-    num_key_heads: int | None = None
+    num_key_heads: int
 
 
 class Importance(NamedTuple):
-    """Importance of hidden channels, and of the inner channels and heads of each layer.
-
-    Layers of a T5: those of the encoder, then of the decoder; then attention to the source.
-    """
+    """Importance of hidden channels, and of the inner channels and heads of each layer."""
 
     hidden_D: Tensor
     inner_LI: Tensor
@@ -66,56 +52,36 @@ class Importance(NamedTuple):
 
 
 def width_of(model: HfModel) -> Width:
-    """Sizes of a Llama-like model or a T5.
+    """Sizes of a Llama-like model.
 
     Raises:
-        UnsupportedModelError: The model is neither.
+        UnsupportedModelError: The model is of another kind.
     """
     config: Any = model.hf.config
-    if _is_t5(model):
-        return Width(config.d_model, config.d_ff, config.num_heads)
     if not LlamaDecoder.supports(model.hf):
         raise UnsupportedModelError(
-            f"{config.model_type} is neither Llama-like nor a T5, so it cannot be made "
-            "narrower; use a subset of its layers, or a new draft (--params)"
+            f"{config.model_type} is not Llama-like, so it cannot be made narrower; use a subset "
+            "of its layers"
         )
     num_heads, num_key_heads = config.num_attention_heads, config.num_key_value_heads
     return Width(config.hidden_size, config.intermediate_size, num_heads, num_key_heads)
 
 
 def width_with(model: HfModel, sizes: Iterable[int | None]) -> Width:
-    """The width with these sizes; None for those of the model.
-
-    Raises:
-        ConfigError: A number of key heads for a model that has none of its own.
-    """
-    pairs: Any = zip(sizes, width_of(model), strict=True)
-    width = Width(*(size or own for size, own in pairs))
-    if _is_t5(model) and width.num_key_heads is not None:
-        raise ConfigError(
-            f"{model.hf.config.model_type} has no key heads of its own; set num_heads and leave "
-            "num_key_value_heads out"
-        )
-    return width
+    """The width with these sizes; None for those of the model."""
+    pairs = zip(sizes, width_of(model), strict=True)
+    return Width(*(size or own for size, own in pairs))
 
 
-def measure_importance(
-    model: HfModel, target: HfModel, texts: Iterable[Sequence[int]], *, seed: int = 0
-) -> Importance:
+def measure_importance(model: HfModel, texts: Iterable[Sequence[int]]) -> Importance:
     """Measure the importance of each part of a model on these texts.
 
     For a channel of the residual stream: its mean absolute value after the norms. For an inner
     channel or a head: the mean norm of what it adds to the residual stream.
 
-    Args:
-        model: A Llama-like model or a T5.
-        target: Samples the answers that a T5 is measured on, with `seed`.
-        texts: Texts, or sources of a T5.
-        seed: See `target`.
-
     Raises:
         UsageError: There is no text.
-        UnsupportedModelError: The model is neither Llama-like nor a T5.
+        UnsupportedModelError: The model is not Llama-like.
     """
     width_of(model)
     parts = _parts(model.hf)
@@ -124,18 +90,13 @@ def measure_importance(
         torch.zeros(len(parts.mlps), parts.mlps[0].out.in_features),
         torch.zeros(len(parts.attentions), parts.attentions[0].num_heads),
     )
-    rng = named_generator(seed, "subcloning")
     num_read = 0
     for text in texts:
         if not len(text):
             continue
-        if model.decoder_prompt is None:
-            new, source = text[: min(_LONGEST, model.max_length or _LONGEST)], ()
-        else:
-            new, source = sampled_answer(target, text, rng)[1], text[: model.max_source_length]
-        batch = model.trial_batch(new, source)
+        new = text[: min(_LONGEST, model.max_length or _LONGEST)]
         with torch.inference_mode(), evaluating(model.hf), _summed(parts, sums):
-            model.plain_logits(batch)
+            model.plain_logits(model.trial_batch(new))
         num_read += len(new)
         if num_read >= _TOKENS:
             break
@@ -151,7 +112,7 @@ def subclone(target: HfModel, width: Width, importance: Importance) -> HfModel:
 
     Raises:
         UsageError: A size is larger than the target's, or the numbers of heads are inconsistent.
-        UnsupportedModelError: The model is neither Llama-like nor a T5.
+        UnsupportedModelError: The model is not Llama-like.
     """
     old = width_of(target)
     _check(width, old)
@@ -176,26 +137,19 @@ def subclone(target: HfModel, width: Width, importance: Importance) -> HfModel:
         if not is_tied(hf):
             head = source.get_output_embeddings().weight
             hf.get_output_embeddings().weight.copy_(head[:, hidden_D])
-        norms, whole_norms = ([*each.norms, *each.last_norms] for each in (parts, wholes))
-        scales = [scale] * len(norms)
-        if _is_t5(target):  # the decoder's last norm: a tied head divides by the hidden size
-            scales[-1] = scale * logit_map(source).input_scale / logit_map(hf).input_scale
-        for norm, whole, factor in zip(norms, whole_norms, scales, strict=True):
-            norm.weight.copy_(whole.weight[hidden_D] * factor)
+        norms, whole_norms = ([*each.norms, each.last_norm] for each in (parts, wholes))
+        for norm, whole in zip(norms, whole_norms, strict=True):
+            norm.weight.copy_(whole.weight[hidden_D] * scale)
     hf.generation_config = target.hf.generation_config
     return target.rewrap(hf.eval())
 
 
 class _Attention(NamedTuple):
-    """`stack`: attentions of the same stack keep the same heads."""
-
     query: Any
     keys: tuple[Any, Any]  # and values
     out: Any
     size: int
-    stack: str
-    norms: tuple[Any, ...] = ()
-    biases: Any = None  # of positions, [..., H]
+    norms: tuple[Any, ...]
 
     @property
     def num_heads(self) -> int:
@@ -213,64 +167,28 @@ class _Parts(NamedTuple):
     attentions: list[_Attention]
     mlps: list[_Mlp]
     norms: list[Any]
-    last_norms: list[Any]
-
-
-def _is_t5(model: HfModel) -> bool:
-    return model.hf.config.model_type in T5_ARCHITECTURES
+    last_norm: Any
 
 
 def _parts(hf: Any) -> _Parts:
-    return _t5_parts(hf) if hf.config.model_type in T5_ARCHITECTURES else _llama_parts(hf)
-
-
-def _llama_parts(hf: Any) -> _Parts:
     attentions: list[_Attention] = []
     layers = hf.base_model.layers
-    for index, layer in enumerate(layers):
+    for layer in layers:
         own = layer.self_attn
         norms = [getattr(own, name, None) for name in ("q_norm", "k_norm")]
         kept = tuple(norm for norm in norms if norm is not None)
         keys = own.k_proj, own.v_proj
-        attentions.append(
-            _Attention(own.q_proj, keys, own.o_proj, own.head_dim, f"layer {index}", kept)
-        )
+        attentions.append(_Attention(own.q_proj, keys, own.o_proj, own.head_dim, kept))
     return _Parts(
         attentions,
         [_Mlp([x.mlp.gate_proj, x.mlp.up_proj], x.mlp.down_proj) for x in layers],
         [norm for x in layers for norm in (x.input_layernorm, x.post_attention_layernorm)],
-        [hf.base_model.norm],
-    )
-
-
-def _t5_parts(hf: Any) -> _Parts:
-    stacks = {"encoder": hf.encoder, "decoder": hf.decoder}
-    named: list[tuple[str, Any]] = []
-    for name, stack in stacks.items():
-        named += [(name, block.layer[0].SelfAttention) for block in stack.block]
-    for index, block in enumerate(hf.decoder.block):
-        named.append((f"source {index}", block.layer[1].EncDecAttention))
-    attentions: list[_Attention] = []
-    for name, own in named:
-        keys, biases = (own.k, own.v), getattr(own, "relative_attention_bias", None)
-        size = own.key_value_proj_dim
-        attentions.append(_Attention(own.q, keys, own.o, size, name, biases=biases))
-    blocks = [block for stack in stacks.values() for block in stack.block]
-    dense = [block.layer[-1].DenseReluDense for block in blocks]
-    names = [name for name in ("wi", "wi_0", "wi_1") if hasattr(dense[0], name)]
-    return _Parts(
-        attentions,
-        [_Mlp([getattr(each, name) for name in names], each.wo) for each in dense],
-        [layer.layer_norm for block in blocks for layer in block.layer],
-        [stack.final_layer_norm for stack in stacks.values()],
+        hf.base_model.norm,
     )
 
 
 def _narrowed(hf: Any, width: Width) -> Any:
     config = copy.deepcopy(hf.config)
-    if config.model_type in T5_ARCHITECTURES:
-        config.d_model, config.d_ff, config.num_heads = width[:3]
-        return config
     config.head_dim = hf.base_model.layers[0].self_attn.head_dim
     config.hidden_size, config.intermediate_size = width.hidden, width.inner
     config.num_attention_heads, config.num_key_value_heads = width.num_heads, width.num_key_heads
@@ -280,11 +198,10 @@ def _narrowed(hf: Any, width: Width) -> Any:
 def _fill_attentions(
     parts: _Parts, wholes: _Parts, importance_LH: Tensor, width: Width, hidden_D: Tensor
 ) -> None:
-    stacks = [part.stack for part in wholes.attentions]
-    for new, old in zip(parts.attentions, wholes.attentions, strict=True):
-        same = [index for index, stack in enumerate(stacks) if stack == old.stack]
+    layers = zip(parts.attentions, wholes.attentions, importance_LH, strict=True)
+    for new, old, importance_H in layers:
         old_keys = old.keys[0].out_features // old.size
-        heads_H, keys_K = _best_heads(importance_LH[same].sum(0), old_keys, width)
+        heads_H, keys_K = _best_heads(importance_H, old_keys, width)
         queries, keys = (_channels_of(heads, old.size) for heads in (heads_H, keys_K))
         _fill(new.query, old.query, queries, hidden_D)
         for part, whole in zip(new.keys, old.keys, strict=True):
@@ -292,17 +209,14 @@ def _fill_attentions(
         _fill(new.out, old.out, hidden_D, queries, math.sqrt(old.out.in_features / len(queries)))
         for norm, whole in zip(new.norms, old.norms, strict=True):
             norm.weight.copy_(whole.weight)
-        if old.biases is not None:
-            new.biases.weight.copy_(old.biases.weight[:, heads_H])
 
 
 def _best_heads(importance_H: Tensor, num_keys: int, new: Width) -> tuple[Tensor, Tensor]:
     """The query and key heads to keep: the best groups, each with its best query heads."""
-    new_keys = new.num_key_heads or new.num_heads
     groups_KG = importance_H.reshape(num_keys, -1)
-    per_group = new.num_heads // new_keys
+    per_group = new.num_heads // new.num_key_heads
     best_KG = groups_KG.argsort(dim=-1, descending=True, stable=True)[:, :per_group].sort(-1).values
-    keys_K = _best(groups_KG.gather(-1, best_KG).sum(-1), new_keys)
+    keys_K = _best(groups_KG.gather(-1, best_KG).sum(-1), new.num_key_heads)
     heads_KG = best_KG[keys_K] + keys_K[:, None] * groups_KG.shape[1]
     return heads_KG.flatten(), keys_K
 
@@ -325,12 +239,10 @@ def _fill(new: Any, old: Any, rows: Tensor, columns: Tensor, scale: float = 1) -
 
 def _check(width: Width, old: Width) -> None:
     for name, new_size, old_size in zip(Width._fields, width, old, strict=True):
-        if old_size is not None and not 1 <= (new_size or 0) <= old_size:
+        if not 1 <= new_size <= old_size:
             raise UsageError(
                 f"{name} of the draft is {new_size}; wanted 1 to the target's {old_size}"
             )
-    if width.num_key_heads is None or old.num_key_heads is None:
-        return
     if width.hidden % width.num_heads:
         raise UsageError(
             f"the hidden size {width.hidden} is not a multiple of {width.num_heads} heads, which "

@@ -18,9 +18,9 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from paceline.cache import cached_directory, is_cached
 from paceline.errors import ModelLoadError, PacelineError, first_line
 from paceline.fingerprints import files_fingerprint, short_hash
-from paceline.models.checkpoint_files import save_tokenizer, within
-from paceline.models.gguf.architectures import ROPE_TENSORS, check_frequencies, read_config
-from paceline.models.gguf.fields import GgufFile, checked_reader
+from paceline.models.checkpoint_files import save_tokenizer
+from paceline.models.gguf.architectures import ARCHITECTURES, ROPE_FACTORS, read_config
+from paceline.models.gguf.fields import GgufFile
 from paceline.models.gguf.vocabulary import read_vocabulary
 from paceline.models.hf.architectures import refuse_by_name
 from paceline.models.silence import quiet
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_FORMAT = 6  # increase when the conversion changes, so that old cache entries are not used
+_FORMAT = 7  # increase when the conversion changes, so that old cache entries are not used
 # general.file_type of unquantized files, and the type of a tensor; all others become bfloat16
 _PLAIN_TYPES = {0: torch.float32, 1: torch.float16}
 # names of llama.cpp that transformers does not share
@@ -81,8 +81,10 @@ def open_gguf(path: Path) -> GgufFile:
     """
     if importlib.util.find_spec("gguf") is None:
         raise ModelLoadError(f"reading {path} needs the gguf package: pip install -e '.[gguf]'")
+    import gguf
+
     try:
-        return GgufFile(path, checked_reader(path))
+        return GgufFile(path, gguf.GGUFReader(path))
     except PacelineError:
         raise
     except Exception as error:  # the reader raises whatever numpy and struct raise
@@ -147,19 +149,16 @@ def _without_weights(
     config = read_config(file)
     refuse_by_name(config)
     tokenizer, roles = read_vocabulary(file)
-    suppressed = file.get("tokenizer.ggml.suppress_tokens")
     file.refuse_unread()
     config.dtype = kind
     config.bos_token_id, config.eos_token_id = roles.bos, roles.eos
     config.pad_token_id = roles.pad
-    with within(str(file.path), file.size), torch.device("meta"):
+    with torch.device("meta"):
         hf: Any = AutoModelForCausalLM.from_config(config, dtype=kind, trust_remote_code=False)
-    check_frequencies(file, hf)
     hf.generation_config = GenerationConfig(
         bos_token_id=roles.bos,
         eos_token_id=list(roles.ends) or None,
         pad_token_id=roles.pad,
-        suppress_tokens=suppressed or None,
         **_sampling(file),
     )
     return hf, tokenizer
@@ -183,8 +182,7 @@ def tensor_names(hf: PreTrainedModel, arch: str) -> dict[str, tuple[str, ...]]:
     ends = (".weight", ".bias")
     found: dict[str, tuple[str, ...]] = {}
     for name in hf.state_dict():
-        forms = (name, name.removeprefix("transformer."))
-        label = next(filter(None, (names.get_name(form, ends) for form in forms)), None)
+        label = names.get_name(name, ends)
         if label is None and name.endswith(f"experts.{_GATE_UP}"):
             block = name.split(".")[2]
             found[name] = tuple(f"blk.{block}.ffn_{part}_exps.weight" for part in ("gate", "up"))
@@ -211,7 +209,7 @@ def _stored_names(file: GgufFile, hf: PreTrainedModel) -> dict[str, tuple[str, .
             if not name.endswith(".bias"):
                 raise file.error(f"lacks the tensor {(missing or [name])[0]}")
             names[name] = ()
-    used = set(ROPE_TENSORS).union(*names.values())
+    used = {ROPE_FACTORS}.union(*names.values())
     if left := sorted(file.tensors.keys() - used):
         raise file.error(
             f"has {len(left)} tensors that {hf.config.model_type} of transformers has no place "
@@ -239,39 +237,17 @@ def _read(file: GgufFile, labels: tuple[str, ...], name: str, config: Any, meta:
     stored = [file.tensors[label] for label in labels]
     arrays = [gguf.quants.dequantize(each.data, each.tensor_type).copy() for each in stored]
     parts = [torch.from_numpy(array) for array in arrays]
-    weight = _layout(parts[0] if len(parts) == 1 else torch.cat(parts, 1), name, file.arch, config)
-    if weight.squeeze().shape != meta.squeeze().shape:
+    weight = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+    # undo what llama.cpp's converter does
+    if ARCHITECTURES[file.arch].pairs:
+        weight = rotated_by_pairs(name, weight, config, parts=(-1, 2))
+    elif file.arch.startswith("gemma") and name.endswith("norm.weight"):
+        weight = weight - 1
+    if weight.shape != meta.shape:
         raise file.error(
             f"has {labels[0]} of size {list(weight.shape)}, which should be {list(meta.shape)}"
         )
-    return weight.reshape(meta.shape)
-
-
-def _layout(weight: Tensor, name: str, arch: str, config: Any) -> Tensor:
-    """Undo what llama.cpp's converter does to a weight."""
-    match arch:
-        case "llama" | "granite":
-            return rotated_by_pairs(name, weight, config, parts=(-1, 2))
-        case "gemma" | "gemma2" | "gemma3" | "nemotron":
-            return weight - 1 if name.endswith("norm.weight") else weight
-        case "gpt2":
-            turned = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
-            return weight.T if name.endswith(turned) else weight
-        case "bloom" if ".query_key_value." in name:
-            parts = weight.reshape(3, config.n_head, -1, *weight.shape[1:])
-            return parts.transpose(0, 1).reshape(weight.shape)
-        case "falcon" if ".query_key_value." in name:
-            return _in_groups(weight, config.num_attention_heads, config.num_kv_heads)
-        case _:
-            return weight
-
-
-def _in_groups(weight: Tensor, heads: int, kv_heads: int) -> Tensor:
-    """Queries, keys and values of each key-value head side by side."""
-    rows = weight.reshape(heads + 2 * kv_heads, -1, *weight.shape[1:])
-    queries, keys, values = rows.split([heads, kv_heads, kv_heads])
-    groups = queries.reshape(kv_heads, heads // kv_heads, *rows.shape[1:])
-    return torch.cat((groups, keys[:, None], values[:, None]), 1).reshape(weight.shape)
+    return weight
 
 
 def rotated_by_pairs(

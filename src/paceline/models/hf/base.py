@@ -68,8 +68,6 @@ class HfModel(ABC):
         decoder: The forward pass of sessions.
         draft_vocabulary: The only tokens that sessions may sample, most likely first, [K]; None for
             all. It also makes the head of Llama-like models smaller.
-        weight_change: Maximum rounding error of a weight after `prepare_for_decoding`, relative to
-            the largest weight of its matrix.
         banned_K: Tokens that the generation config forbids, [K], or None. Sessions give them the
             logit -inf, `head` a probability of 0; `plain_logits` and the checks of faster
             passes do not.
@@ -108,7 +106,6 @@ class HfModel(ABC):
         self.max_length = context_length(hf.config)
         self.eos_token_ids = stop_tokens(hf, tokenizer)
         self.num_parameters = num_text_parameters(hf)
-        self.weight_change = 0.0
         self.forced_eos = forced_eos(hf.generation_config, len(self._head.weight))
         banned = banned_tokens(hf.generation_config, self.eos_token_ids, len(self._head.weight))
         self.banned_K = torch.tensor(banned, device=hf.device) if banned else None
@@ -185,7 +182,7 @@ class HfModel(ABC):
         """
         model = copy.copy(self)
         model.decoder, model._start = decoder, start
-        model.weight_change, model.files = 0.0, None
+        model.files = None
         return model
 
     def reading_with(self, states: Callable[[Batch], Tensor]) -> Self:
@@ -259,8 +256,13 @@ def named_tokens(
     """
     if tokenizer is None:
         return width
+    return min(width, _last_token(tokenizer, len(tokenizer), read) + 1)
+
+
+@functools.lru_cache(maxsize=4)  # a model is wrapped several times, and this copies the vocabulary
+def _last_token(tokenizer: PreTrainedTokenizerBase, _size: int, read: bool) -> int:
     known = tokenizer.get_vocab() if read else written_vocabulary(tokenizer)
-    return min(width, max(known.values()) + 1)
+    return max(known.values())
 
 
 def stop_tokens(hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:

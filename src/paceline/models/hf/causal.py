@@ -24,7 +24,7 @@ from paceline.models.hf.base import HfModel, evaluating
 from paceline.models.hf.cache import RoomyCache, cache_argument
 from paceline.models.hf.logit_map import logit_map
 from paceline.models.hf.positions import at_positions, mask_and_positions, takes_positions
-from paceline.models.hf.row_session import RecurrentRow, RowSession, StatefulRow
+from paceline.models.hf.row_session import RecurrentRow, RowSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -136,7 +136,9 @@ class CausalModel(HfModel):
         "batch": CausalSession,
         "rows": functools.partial(RowSession, start=CausalSession),
         "recurrent": functools.partial(RowSession, start=RecurrentRow),
-        "stateful": functools.partial(RowSession, start=StatefulRow),
+        "stateful": functools.partial(
+            RowSession, start=functools.partial(RecurrentRow, one_by_one=True)
+        ),
     }
 
     def plain_hidden(self, batch: Batch) -> Tensor:

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 REFERENCE = f"generate() and the plain pass of transformers {transformers.__version__}"
 _MOST_LOGITS = 1 << 26  # of a pass, 256 MB in float32
-# settings that change how generate() computes or returns its text, but not the text
-_WAYS = ("num_return_sequences", "return_dict_in_generate", "prompt_lookup_num_tokens", "use_mtp",
-         "assistant_early_exit", "cache_implementation", "prefill_chunk_size")  # fmt: skip
 
 
 @torch.inference_mode()
@@ -132,8 +129,7 @@ def _applied(model: HfModel, penalty: float, *, forces_eos: bool) -> Iterator[No
     for name in unused_settings(hf).keys() - kept:
         words = [word for word in config.bad_words_ids or () if len(word) == 1]
         setattr(config, name, (words or None) if name == "bad_words_ids" else None)
-    for name in _WAYS:
-        setattr(config, name, None)
+    config.cache_implementation = None
     config.repetition_penalty = penalty if penalty != 1 else None
     if not forces_eos:
         config.forced_eos_token_id = None

@@ -36,6 +36,7 @@ class RowSession(ModelSession):
         super().__init__(model.vocab_size, model.max_length)
         self._model = model
         self._start = start
+        self._unread = start(model)  # knows lengths and limits of prompts
         self._rows: list[ModelSession] = []
 
     def _prefill(self, tokens: Sequence[Sequence[int]]) -> Tensor:
@@ -43,10 +44,10 @@ class RowSession(ModelSession):
         return torch.cat([row.prefill([x]) for row, x in zip(self._rows, tokens, strict=True)])
 
     def _lengths_after(self, prompts: Sequence[Sequence[int]]) -> list[int]:
-        return self._start(self._model)._lengths_after(prompts)
+        return self._unread._lengths_after(prompts)
 
     def _check_prompts(self, prompts: Sequence[Sequence[int]]) -> None:
-        self._start(self._model)._check_prompts(prompts)
+        self._unread._check_prompts(prompts)
 
     def _extend(self, tokens_BN: Tensor) -> Tensor:
         if not self._rows:
@@ -70,11 +71,15 @@ class RowSession(ModelSession):
 
 
 class RecurrentRow(ModelSession):
-    """One text with the cache of `generate`, which cannot be rolled back."""
+    """One text with the cache of `generate`, which cannot be rolled back.
 
-    def __init__(self, model: HfModel) -> None:
+    `one_by_one`: New tokens are read one by one, as `generate` does.
+    """
+
+    def __init__(self, model: HfModel, *, one_by_one: bool = False) -> None:
         super().__init__(model.vocab_size, model.max_length)
         self._model = model
+        self._one_by_one = one_by_one
         decoder: Any = model.decoder
         self._hf: Any = decoder.hf
         self._takes_positions = takes_positions(self._hf)
@@ -86,7 +91,8 @@ class RecurrentRow(ModelSession):
         return self._read(torch.tensor([row]), keep=1)[:, 0]
 
     def _extend(self, tokens_BN: Tensor) -> Tensor:
-        return self._read(tokens_BN, keep=tokens_BN.shape[1])
+        parts = tokens_BN.split(1, -1) if self._one_by_one else (tokens_BN,)
+        return torch.cat([self._read(x, keep=x.shape[1]) for x in parts], 1)
 
     @torch.inference_mode()
     def _read(self, new_1N: Tensor, keep: int) -> Tensor:
@@ -131,10 +137,3 @@ class RecurrentRow(ModelSession):
 
     def _keep_rows(self, rows: Sequence[int]) -> None:
         raise AssertionError("a row of its own is the only one")
-
-
-class StatefulRow(RecurrentRow):
-    """As RecurrentRow, but new tokens are read one by one, as `generate` does."""
-
-    def _extend(self, tokens_BN: Tensor) -> Tensor:
-        return torch.cat([self._read(x, keep=1) for x in tokens_BN.split(1, -1)], 1)

@@ -9,35 +9,23 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any, cast
 
+from transformers import GenerationConfig
+
 from paceline.errors import ModelLoadError, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-# settings that change the text of generate(), by a value that does not; None does not, either
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(
-        ("num_beams", "num_beam_groups", "guidance_scale", "repetition_penalty",
-         "encoder_repetition_penalty"), (None, 1)),
-    **dict.fromkeys(
-        ("penalty_alpha", "diversity_penalty", "no_repeat_ngram_size", "min_length",
-         "encoder_no_repeat_ngram_size", "min_new_tokens", "token_healing"), (None, 0)),
-    **dict.fromkeys(("begin_suppress_tokens", "stop_strings"), (None, [], "")),
-    **dict.fromkeys(
-        ("force_words_ids", "constraints", "dola_layers", "sequence_bias", "bad_words_ids",
-         "forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty",
-         "watermarking_config", "max_time"), (None,)),
-}  # fmt: skip
-# the same for settings that generate() uses with do_sample only; the last two are of llama.cpp
-_NEUTRAL_SAMPLING: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(
-        ("min_p", "epsilon_cutoff", "eta_cutoff", "xtc_probability", "mirostat"), (None, 0)),
-    "top_h": (None,),
-    "typical_p": (None, 1),
-}  # fmt: skip
-_NEED_AN_END = ("min_length", "min_new_tokens", "exponential_decay_length_penalty")
+# settings that are applied, that Paceline's own replace, or that change no text
+_APPLIED = {
+    *("do_sample", "temperature", "top_k", "top_p", "max_length", "max_new_tokens"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "suppress_tokens"),
+    *("use_cache", "cache_implementation", "remove_invalid_values", "renormalize_logits"),
+    *("length_penalty", "early_stopping", "transformers_version", "_from_model_config"),
+}
+_OF_DRAFTS_AND_RESULTS = ("assistant_", "num_assistant_", "prompt_lookup_", "output_", "return_")
 
 
 def banned_tokens(
@@ -89,20 +77,25 @@ def _are_ids(found: Any, depth: int) -> bool:
 
 
 def unused_settings(hf: PreTrainedModel) -> dict[str, Any]:
-    """Settings of the generation config that change the text of generate(), but not Paceline's."""
+    """Settings of the generation config that Paceline does not apply."""
     generation = hf.generation_config
-    sampled = _NEUTRAL_SAMPLING if getattr(generation, "do_sample", False) else {}
-    neutral = _NEUTRAL | sampled
-    found: dict[str, Any] = {name: getattr(generation, name, None) for name in neutral}
+    if generation is None:
+        return {}
+    neutral = GenerationConfig._get_default_generation_params()
+    given = {
+        name: value
+        for name, value in generation.to_diff_dict().items()
+        if name not in _APPLIED and not name.startswith(_OF_DRAFTS_AND_RESULTS)
+        if value and value != neutral.get(name)
+    }
     # banned tokens are applied, longer sequences are not
-    found["bad_words_ids"] = [x for x in found["bad_words_ids"] or () if len(x) > 1] or None
+    if not any(len(each) > 1 for each in given.get("bad_words_ids", ())):
+        given.pop("bad_words_ids", None)
     if forced_eos(generation, _num_rows(hf)) is not None:
-        found["forced_eos_token_id"] = None
+        given.pop("forced_eos_token_id", None)
     if hf.config.is_encoder_decoder:
-        found["forced_bos_token_id"] = None  # it is in the decoder prompt
-    if getattr(generation, "eos_token_id", None) is None:
-        found |= dict.fromkeys(_NEED_AN_END)
-    return {name: value for name, value in found.items() if value not in neutral[name]}
+        given.pop("forced_bos_token_id", None)  # it is in the decoder prompt
+    return given
 
 
 def warn_of_unused(hf: PreTrainedModel, stacklevel: int) -> None:

@@ -1,7 +1,7 @@
-"""Spreads a model over several GPUs: its layers in their order, everything else on the first.
+"""Models that are spread over several GPUs: device_map="auto" of transformers.
 
-transformers loads each part where the map says, and hooks of accelerate move what the parts read.
-Callers see one device, that of the embeddings and the head.
+Hooks of accelerate move what the parts read. Callers see one device, that of the embeddings and the
+head.
 """
 
 from __future__ import annotations
@@ -9,11 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import UnsupportedModelError
-from paceline.models.hf.architectures import is_quantized, outer_lists
+from paceline.models.hf.architectures import is_quantized
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     import torch
     from torch import nn
 
@@ -48,12 +46,12 @@ def join_ends(hf: Any) -> None:
     """Move the head of a spread model to its embeddings.
 
     Raises:
-        UnsupportedModelError: One of them is in host memory or on disk.
+        UnsupportedModelError: A part of the model is in host memory or on disk.
     """
     head, device = hf.get_output_embeddings(), hf.device
     if not is_spread(hf):
         return
-    if head.weight.is_meta or device.type == "meta":
+    if any(weight.is_meta for weight in hf.parameters()):
         raise UnsupportedModelError(
             f"this {hf.config.model_type} has weights in host memory or on disk (device_map), but "
             "they have to be on GPUs; use more or larger GPUs, or load all of it on the CPU"
@@ -67,35 +65,3 @@ def num_bytes(module: nn.Module, dtype: torch.dtype) -> int:
     """Bytes of the weights and buffers in this dtype; shared ones count once."""
     tensors = (*module.parameters(), *module.buffers())
     return sum(x.numel() * (dtype if x.is_floating_point() else x.dtype).itemsize for x in tensors)
-
-
-def device_map(hf: Any, dtype: torch.dtype, rooms: Sequence[float]) -> dict[str, int] | None:
-    """The number of the card for each part of a model; None if the cards do not hold it.
-
-    All cards are filled to the same share, the smallest that suffices. `hf` may be on the meta
-    device; `rooms` are the bytes for weights on each card.
-    """
-    layers = {id(layer) for stack in outer_lists(hf) for layer in stack}
-    sizes = {name: num_bytes(x, dtype) for name, x in hf.named_modules() if id(x) in layers}
-    rest = num_bytes(hf, dtype) - sum(sizes.values())
-    shares = ([percent / 100 * room for room in rooms] for percent in range(1, 101))
-    cards = next(filter(None, (_filled(rest, sizes.values(), limits) for limits in shares)), None)
-    if cards is None:
-        return None
-    above = {name[:end] for name in sizes for end, letter in enumerate(name) if letter == "."}
-    parts = (*hf.named_modules(), *hf.named_parameters(), *hf.named_buffers())
-    names = [name for name, _ in parts if name.rpartition(".")[0] in {"", *above}]
-    on_first = dict.fromkeys((name for name in names if name not in {"", *above}), 0)
-    return on_first | dict(zip(sizes, cards, strict=True))
-
-
-def _filled(rest: int, sizes: Iterable[int], limits: Sequence[float]) -> list[int] | None:
-    """The card of each layer, in order, beside `rest` on the first; None if they do not fit."""
-    used, cards = [rest, *[0] * (len(limits) - 1)], [0]
-    for size in sizes:
-        card = next((n for n in range(cards[-1], len(used)) if used[n] + size <= limits[n]), None)
-        if card is None:
-            return None
-        used[card] += size
-        cards.append(card)
-    return cards[1:] if rest <= limits[0] else None

@@ -171,5 +171,4 @@ def _with_own_layer(
 def _keep_in_cache() -> None:
     """Let compiled code be kept where no other user may write, unless the user chose a place."""
     with contextlib.suppress(StorageError):
-        if folder := cache_directory("inductor"):
-            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_directory("inductor")))

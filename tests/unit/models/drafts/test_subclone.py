@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.errors import ConfigError, UnsupportedModelError, UsageError
+from paceline.errors import UnsupportedModelError, UsageError
 from paceline.models import HfModel, load_model, prepare_for_decoding, wrap_model
 from paceline.models.drafts.save import save_draft
 from paceline.models.drafts.subclone import (
@@ -24,55 +24,41 @@ from support.models import tiny_hf, tiny_model, tiny_tokenizer
 TEXT = [5, 9, 3, 7, 11, 20, 30, 4, 8]
 TEXTS = [TEXT, [], [12, 40]]
 LLAMA_LIKE = ["llama", "qwen2", "qwen3"]
-T5_LIKE = ["t5", "t5_v1_1", "umt5"]
 
 
 def logits_of(model: HfModel) -> Tensor:
-    text = TEXT if model.decoder_prompt is None else [9, 4, 33]
     with torch.inference_mode():
-        return model.plain_logits(model.trial_batch(text, TEXT))
+        return model.plain_logits(model.trial_batch(TEXT))
 
 
 def narrowed(target: HfModel, width: Width) -> HfModel:
-    return subclone(target, width, measure_importance(target, target, TEXTS))
+    return subclone(target, width, measure_importance(target, TEXTS))
 
 
-def attentions_of(hf: Any) -> list[tuple[Any, str]]:
-    """Output projections of attention, with the stack in which they keep the same heads."""
-    if not hf.config.is_encoder_decoder:
-        layers = enumerate(hf.base_model.layers)
-        return [(layer.self_attn.o_proj, str(index)) for index, layer in layers]
-    stacks = {"encoder": hf.encoder, "decoder": hf.decoder}
-    own = [(b.layer[0].SelfAttention.o, name) for name, s in stacks.items() for b in s.block]
-    crossing = enumerate(hf.decoder.block)
-    return own + [(b.layer[1].EncDecAttention.o, f"source {index}") for index, b in crossing]
+def attentions_of(hf: Any) -> list[Any]:
+    """Output projections of attention."""
+    return [layer.self_attn.o_proj for layer in hf.base_model.layers]
 
 
 def mlps_of(hf: Any) -> list[Any]:
     """Output projections of MLPs."""
-    if not hf.config.is_encoder_decoder:
-        return [layer.mlp.down_proj for layer in hf.base_model.layers]
-    blocks = [*hf.encoder.block, *hf.decoder.block]
-    return [block.layer[-1].DenseReluDense.wo for block in blocks]
+    return [layer.mlp.down_proj for layer in hf.base_model.layers]
 
 
-@pytest.mark.parametrize("architecture", [*LLAMA_LIKE, "mistral", *T5_LIKE, "mt5"])
+@pytest.mark.parametrize("architecture", [*LLAMA_LIKE, "mistral"])
 def test_a_draft_as_wide_as_its_target_is_its_target(architecture: str):
     target = tiny_model(architecture)
     assert torch.equal(logits_of(narrowed(target, width_of(target))), logits_of(target))
 
 
-@pytest.mark.parametrize("architecture", [*LLAMA_LIKE, *T5_LIKE])
+@pytest.mark.parametrize("architecture", LLAMA_LIKE)
 def test_channels_that_carry_nothing_are_the_ones_to_go_and_nothing_changes(architecture: str):
-    """The norms divide by the root mean square of fewer channels: scale has to make up for it.
-
-    A tied head of a T5 divides by the root of the hidden size, too.
-    """
+    """The norms divide by the root mean square of fewer channels: scale has to make up for it."""
     hf = tiny_hf(architecture)
     silent = [3, 4, 17, 30, 31, 8, 9, 10]
     with torch.no_grad():
         hf.get_input_embeddings().weight[:, silent] = 0
-        for out in (*(out for out, _ in attentions_of(hf)), *mlps_of(hf)):
+        for out in (*attentions_of(hf), *mlps_of(hf)):
             out.weight[silent] = 0
     target = wrap_model(hf)
     draft = narrowed(target, width_of(target)._replace(hidden=24))
@@ -80,9 +66,8 @@ def test_channels_that_carry_nothing_are_the_ones_to_go_and_nothing_changes(arch
     torch.testing.assert_close(logits_of(draft), logits_of(target), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "t5", "t5_v1_1"])
-def test_inner_channels_that_carry_nothing_go_and_the_others_grow(architecture: str):
-    hf = tiny_hf(architecture)
+def test_inner_channels_that_carry_nothing_go_and_the_others_grow():
+    hf = tiny_hf("llama")
     with torch.no_grad():
         for index, out in enumerate(mlps_of(hf)):
             out.weight[:, index : index + 16] = 0
@@ -95,30 +80,25 @@ def test_inner_channels_that_carry_nothing_go_and_the_others_grow(architecture: 
 
 
 @pytest.mark.parametrize(
-    ("architecture", "silent", "num_key_heads"),
+    ("silent", "num_key_heads"),
     [
-        ("qwen3", [0, 3], 2),  # one head of each pair
-        ("qwen3", [0, 1], 1),  # both heads of the first pair, and their keys with them
-        *((name, [1, 2], None) for name in T5_LIKE),
+        ([0, 3], 2),  # one head of each pair
+        ([0, 1], 1),  # both heads of the first pair, and their keys with them
     ],
 )
-def test_heads_that_carry_nothing_go_with_their_keys_and_position_biases(
-    architecture: str, silent: list[int], num_key_heads: int | None
-):
-    hf = tiny_hf(architecture)
+def test_heads_that_carry_nothing_go_with_their_keys(silent: list[int], num_key_heads: int):
+    hf = tiny_hf("qwen3")
     with torch.no_grad():
-        for index, (out, stack) in enumerate(attentions_of(hf)):
-            # heads of attention to the source may differ from layer to layer
-            for head in (0, index % 2 + 1) if "source" in stack else silent:
+        for out in attentions_of(hf):
+            for head in silent:
                 out.weight[:, 8 * head : 8 * head + 8] = 0
     target = wrap_model(hf)
     width = width_of(target)._replace(num_heads=2, num_key_heads=num_key_heads)
     draft = narrowed(target, width)
-    if num_key_heads is not None:
-        layers: Any = draft.hf.base_model.layers
-        assert layers[0].self_attn.k_proj.out_features == 8 * num_key_heads
+    layers: Any = draft.hf.base_model.layers
+    assert layers[0].self_attn.k_proj.out_features == 8 * num_key_heads
     with torch.no_grad():
-        for out, _ in attentions_of(hf):
+        for out in attentions_of(hf):
             out.weight *= math.sqrt(2)
     torch.testing.assert_close(logits_of(draft), logits_of(target), rtol=1e-4, atol=1e-5)
 
@@ -126,7 +106,7 @@ def test_heads_that_carry_nothing_go_with_their_keys_and_position_biases(
 def test_importance_is_what_parts_add_to_the_stream():
     """Layer 0 by hand, from its own inputs; another road than hooks on the parts."""
     target = tiny_model("llama")
-    got = measure_importance(target, target, [TEXT, [], TEXT[:4]])
+    got = measure_importance(target, [TEXT, [], TEXT[:4]])
     inputs: dict[str, list[Tensor]] = {"mlp": [], "attention": []}
     body: Any = target.hf.base_model
     layer = body.layers[0]
@@ -149,63 +129,49 @@ def test_importance_is_what_parts_add_to_the_stream():
         torch.testing.assert_close(got.heads_LH[0, head], added.norm(dim=-1).mean())
 
 
-@pytest.mark.parametrize(
-    ("architecture", "width"),
-    [("llama", Width(16, 32, 2, 1)), ("t5", Width(16, 32, 2)), ("t5_v1_1", Width(16, 32, 2))],
-)
-def test_a_narrow_draft_is_saved_loaded_and_decodes(
-    architecture: str, width: Width, tmp_path: Path
-):
+def test_a_narrow_draft_is_saved_loaded_and_decodes(tmp_path: Path):
     tokenizer = tiny_tokenizer()
-    target = wrap_model(tiny_hf(architecture, vocab_size=len(tokenizer)), tokenizer)
-    draft = narrowed(target, width)
+    target = wrap_model(tiny_hf("llama", vocab_size=len(tokenizer)), tokenizer)
+    draft = narrowed(target, Width(16, 32, 2, 1))
     assert draft.num_parameters < target.num_parameters / 2
     target.hf.save_pretrained(tmp_path / "target")
     tokenizer.save_pretrained(tmp_path / "target")
     save_draft(draft, tmp_path / "target", tmp_path / "draft")
     again = load_model(tmp_path / "draft", dtype="float32")
     assert torch.equal(logits_of(again), logits_of(draft))
-    if architecture == "llama":
-        ready = prepare_for_decoding(again).start_session()
-        torch.testing.assert_close(
-            ready.prefill([TEXT])[0], logits_of(draft)[0, -1], rtol=1e-3, atol=1e-3
-        )
+    ready = prepare_for_decoding(again).start_session()
+    torch.testing.assert_close(
+        ready.prefill([TEXT])[0], logits_of(draft)[0, -1], rtol=1e-3, atol=1e-3
+    )
 
 
 @pytest.mark.parametrize(
-    ("architecture", "width", "message"),
+    ("width", "message"),
     [
-        ("llama", Width(33, 48, 4, 2), "hidden of the draft is 33; wanted 1 to the target's 32"),
-        ("llama", Width(32, 0, 4, 2), "inner of the draft is 0"),
-        ("llama", Width(30, 48, 4, 2), "the hidden size 30 is not a multiple of 4 heads"),
-        ("llama", Width(30, 48, 3, 2), "3 heads are not a multiple of 2 key heads"),
+        (Width(33, 48, 4, 2), "hidden of the draft is 33; wanted 1 to the target's 32"),
+        (Width(32, 0, 4, 2), "inner of the draft is 0"),
+        (Width(30, 48, 4, 2), "the hidden size 30 is not a multiple of 4 heads"),
+        (Width(30, 48, 3, 2), "3 heads are not a multiple of 2 key heads"),
         (
-            "llama",
             Width(32, 48, 4, 1),
             "4 heads for 1 key heads are more per key head than the target's 4 for 2",
         ),
-        ("t5", Width(33, 48, 4), "hidden of the draft is 33; wanted 1 to the target's 32"),
-        ("t5", Width(32, 0, 4), "inner of the draft is 0"),
-        ("t5", Width(32, 48, 5), "num_heads of the draft is 5; wanted 1 to the target's 4"),
+        (Width(32, 48, 5, 2), "num_heads of the draft is 5; wanted 1 to the target's 4"),
     ],
 )
-def test_widths_that_cannot_be_are_refused(architecture: str, width: Width, message: str):
+def test_widths_that_cannot_be_are_refused(width: Width, message: str):
     importance = Importance(torch.ones(32), torch.ones(4, 48), torch.ones(4, 4))
     with pytest.raises(UsageError, match=message):
-        subclone(tiny_model(architecture), width, importance)
+        subclone(tiny_model("llama"), width, importance)
 
 
 def test_sizes_that_are_not_given_are_those_of_the_model():
     assert width_with(tiny_model("llama"), (16, None, 2, None)) == Width(16, 48, 2, 2)
-    assert width_with(tiny_model("t5"), (None, 32, None, None)) == Width(32, 32, 4)
-    with pytest.raises(ConfigError, match="t5 has no key heads of its own"):
-        width_with(tiny_model("t5"), (None, None, None, 2))
 
 
 def test_other_architectures_and_no_text_are_refused():
-    gpt2 = tiny_model("gpt2")
-    with pytest.raises(UnsupportedModelError, match="gpt2 is neither Llama-like nor a T5"):
-        measure_importance(gpt2, gpt2, [TEXT])
-    for model in (tiny_model("llama"), tiny_model("t5")):
-        with pytest.raises(UsageError, match="got no text to rank"):
-            measure_importance(model, model, [[]])
+    for name in ("gpt2", "t5"):
+        with pytest.raises(UnsupportedModelError, match=f"{name} is not Llama-like, so it cannot"):
+            measure_importance(tiny_model(name), [TEXT])
+    with pytest.raises(UsageError, match="got no text to rank"):
+        measure_importance(tiny_model("llama"), [[]])

@@ -68,12 +68,12 @@ def test_a_draft_of_all_layers_is_the_text_part_alone(kind: str, tmp_path: Path)
     tokenizer.save_pretrained(tmp_path / "target")
     assert inspect_model(tmp_path / "target").num_parameters == read
     every = DraftConfig(target="t", out=tmp_path / "draft", layers=[0, 1, 2, 3])
-    draft, _ = make_draft(every, target)
+    draft = make_draft(every, target)
     assert draft.num_parameters == draft.hf.num_parameters() == read
     torch.testing.assert_close(logits_of(draft.hf), logits_of(hf))
     if kind == "gemma4":  # its embeddings have a part for each layer
         return
-    half, _ = make_draft(every.model_copy(update={"layers": [0, 3]}), target)
+    half = make_draft(every.model_copy(update={"layers": [0, 3]}), target)
     assert target.hf.config.get_text_config().num_hidden_layers == 4
     save_draft(half, tmp_path / "target", tmp_path / "draft")
     again = load_model(tmp_path / "draft", "float32")

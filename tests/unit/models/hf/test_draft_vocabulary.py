@@ -39,6 +39,22 @@ def test_the_tokens_that_the_target_expects_most_are_kept_likeliest_first():
     assert found == always + wanted[: 12 - len(always)]
 
 
+def test_answers_of_an_encoder_decoder_are_ranked_behind_their_sources():
+    target = tiny_model("t5")
+    assert target.decoder_prompt is not None
+    sources, answers = [[5, 6, 7], [8, 9]], [[4, 11], [12, 30, 40]]
+    mass_V = torch.zeros(target.vocab_size)
+    for source, answer in zip(sources, answers, strict=True):
+        decoded = torch.tensor([[*target.decoder_prompt, *answer[:-1]]])
+        logits = target.hf(input_ids=torch.tensor([source]), decoder_input_ids=decoded).logits[0]
+        mass_V += logits.softmax(-1).sum(0).detach() / 5
+    mass_V[[4, 11, 12, 30, 40]] += 0.3 / 5
+    always = list(target.eos_token_ids)
+    wanted = [token for token in mass_V.argsort(descending=True).tolist() if token not in always]
+    found = likeliest_tokens(target, answers, 12, sources).tolist()
+    assert found == always + wanted[: 12 - len(always)]
+
+
 def test_only_so_many_positions_are_read_but_all_texts_are_counted():
     target = tiny_model("llama")
     texts = [[5] * 30, *([[9] * 4] * 20)]

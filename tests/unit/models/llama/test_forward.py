@@ -100,9 +100,8 @@ def test_preparing_follows_the_checkpoint_and_leaves_training_alone():
     prepared = prepare_for_decoding(stored)
     assert prepared is not stored
     assert prepared.hf is stored.hf
-    assert prepared.weight_change < EXACT
     assert prepare_for_decoding(stored, "plain") is stored
-    assert 0 < prepare_for_decoding(trained, "packed_fp16").weight_change <= ROUNDED
+    assert prepare_for_decoding(trained, "packed_fp16") is not trained
 
 
 def test_packing_a_16_bit_model_is_refused_with_a_reason():
