@@ -46,10 +46,7 @@ _FUNCTIONS = {
     "keep_top_p": ("piifi", "i"),
     "draw_tokens": ("ppiiip", ""),
     "verify": ("pi", ""),
-    "losses_and_slopes": ("pi", ""),
-    "num_facts": ("", "i"),
-    "fact_name": ("i", "p"),
-    "fact_value": ("i", "i"),
+    "losses_and_slopes": ("pi", "i"),
 }
 
 
@@ -152,8 +149,8 @@ def library() -> ctypes.CDLL:
 
 def _warn(fault: str, advice: str) -> None:
     warnings.warn(
-        f"{fault}, so PyTorch is used instead: a token takes about 3.5 times as long to decode; "
-        f"{advice}",
+        f"{fault}, so PyTorch is used instead: a token takes about eight times as long to decode "
+        f"and speculation does not pay; {advice}",
         SlowerWarning,
         stacklevel=3,
     )
