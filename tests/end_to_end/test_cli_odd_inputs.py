@@ -4,14 +4,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from paceline.errors import SlowerWarning, StorageError
-from paceline.native import library
+from paceline.errors import StorageError
 from paceline.records import storage_errors
 from support.texts import Run, refused, succeeded
 
@@ -200,51 +198,6 @@ def test_a_run_that_is_named_twice_is_refused(run: Run, tmp_path: Path, pair_fol
     given = ("--target", pair_folder / "target", "--output", tmp_path / "out")
     corpus = f"tasks.docs={pair_folder / 'corpus.jsonl'}"
     assert "are the same run" in refused(run, "trajectory", *given, *runs, "--set", corpus)
-
-
-@pytest.fixture
-def no_library(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], str]:
-    """Compile the C sources for this cache, which fails. -> the warning."""
-
-    def warning(cache: Path) -> str:
-        monkeypatch.setattr(library, "kernels_folder", lambda: None)
-        monkeypatch.setenv("PACELINE_CACHE", str(cache))
-        library.compiled.cache_clear()
-        with pytest.warns(SlowerWarning) as caught:
-            assert library.compiled() is None
-        return str(caught[0].message)
-
-    yield warning  # pyright: ignore[reportReturnType]
-    library.compiled.cache_clear()
-
-
-def test_a_cache_that_is_a_file_is_not_a_missing_compiler(no_library: Any, tmp_path: Path):
-    file = tmp_path / "file"
-    file.touch()
-    said = no_library(file)
-    assert "set PACELINE_CACHE" in said
-    assert "install" not in said
-
-
-def test_a_compiler_without_space_is_not_a_missing_compiler(
-    no_library: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    compiler = tmp_path / "cc"
-    compiler.write_text(
-        "#!/bin/sh\necho 'cc1: in function' >&2\necho 'cc.s: No space left on device' >&2\nexit 1\n"
-    )
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CC", str(compiler))
-    said = no_library(tmp_path / "cache")
-    assert "PACELINE_CACHE" in said
-    assert "install" not in said
-
-
-def test_a_missing_compiler_is_named_as_before(
-    no_library: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("CC", str(tmp_path / "none"))
-    assert "install a C compiler" in no_library(tmp_path / "cache")
 
 
 def test_an_entry_of_the_cache_that_cannot_be_written_names_its_variable(

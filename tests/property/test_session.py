@@ -15,13 +15,11 @@ from hypothesis import strategies as st
 
 from paceline.models import HfModel, prepare_for_decoding, wrap_model
 from paceline.models.contract import decoder_prompt_of
-from paceline.models.llama.forward import LlamaDecoder
-from paceline.models.llama.packing import can_pack
 from paceline.models.prepare import with_cuda_graphs
 from paceline.models.recorded.session import GraphSession
 from paceline.native import compiled
 from support.fakes import TableModel
-from support.models import CONFIGS, EXPERTS, tiny_hf, tiny_model
+from support.models import CONFIGS, EXPERTS, reader, tiny_hf, tiny_model
 
 VOCABULARY = 61
 
@@ -38,18 +36,10 @@ def model_of(architecture: str) -> HfModel:
 
 
 @cache
-def packed_model_of(architecture: str) -> HfModel:
-    """Weights that float16 holds exactly, as if from a 16-bit checkpoint, and packed."""
-    hf = tiny_hf(architecture).to(torch.float16).to(torch.float32)
-    return prepare_for_decoding(wrap_model(hf))
-
-
-@cache
 def native_model_of(architecture: str, weights: Literal["auto", "int8"]) -> HfModel:
     """Weights that bfloat16 holds exactly, or rounded to 8 bits, read by transformer.c."""
     prepared = prepare_for_decoding(wrap_model(tiny_hf(architecture).bfloat16().float()), weights)
-    assert isinstance(prepared.decoder, LlamaDecoder)
-    assert prepared.decoder.native is not None
+    assert reader(prepared) is not None
     return prepared
 
 
@@ -180,35 +170,7 @@ def test_any_session_equals_a_plain_pass_over_what_it_kept(
     play(model_of(architecture), prompts, steps)
 
 
-@pytest.mark.skipif(not can_pack(), reason="FBGEMM packs weights on x86 only")
-@pytest.mark.parametrize(
-    # the others are packed as gemma3_text
-    "architecture",
-    ["llama", "mistral", "qwen2", "qwen3", "gemma3_text", "gpt2", "t5", "t5_v1_1", "umt5", "bart"],
-)
-@few
-@hard
-@runs
-def test_packed_weights_change_nothing(
-    architecture: str, prompts: list[list[int]], steps: list[tuple[str, int]]
-):
-    play(packed_model_of(architecture), prompts, steps)
-
-
-@pytest.mark.skipif(not can_pack(), reason="FBGEMM packs weights on x86 only")
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen3"])
-@few
-@hard
-@runs
-def test_attention_of_many_rows_changes_nothing(
-    architecture: str, prompts: list[list[int]], steps: list[tuple[str, int]]
-):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("paceline.models.llama.forward._MANY_ROWS", 1)
-        play(packed_model_of(architecture), prompts, steps)
-
-
-@pytest.mark.skipif(not can_pack() or compiled() is None, reason="no C compiler with OpenMP")
+@pytest.mark.skipif(compiled() is None, reason="no C compiler with OpenMP")
 @pytest.mark.parametrize(
     ("architecture", "weights"),
     [

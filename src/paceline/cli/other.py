@@ -86,12 +86,10 @@ def validate(
 def env(as_json: options.Json = False) -> None:
     """Show versions, processor, memory and GPUs."""
     from paceline.environment import environment, hardware, versions_of_extras
-    from paceline.models.precision import measured_precisions
     from paceline.native import library_in_use
 
     facts = {**environment(), "c_library": library_in_use(), **hardware()}
     facts["versions"] = versions_of_extras() | facts["versions"]
-    facts["measured_precision"] = measured_precisions()
     if as_json or not stdout.is_terminal:
         echo(dumps(facts, indent=2))
     else:

@@ -99,7 +99,7 @@ class TrainSettings(StrictModel):
             256 to 8192, as many as half of the free memory holds; else 256. The result is the same.
         shard: Models whose weights are sharded over processes instead of replicated.
         precision: Precision of forward and backward passes; weights and sums are float32. `auto`
-            times both when the run begins and uses the faster one for the whole run.
+            is bfloat16 on GPUs that have it and on processors with AMX, else float32.
         device: `auto` is the GPU if there is one, else the CPU.
         track: Experiment trackers that get the metrics: tensorboard, wandb, trackio, mlflow.
     """

@@ -24,8 +24,7 @@ from paceline.models.admission.trial import (
     play_briefly,
 )
 from paceline.models.admission.twin import VOCABULARY, tiny_twin
-from paceline.models.contract import pad
-from paceline.models.hf.base import evaluating, rolls_back, warn_of_slower
+from paceline.models.hf.base import rolls_back, warn_of_slower
 from paceline.models.hf.causal import CausalModel
 from paceline.models.hf.seq2seq import Seq2SeqModel
 from paceline.models.hf.spreading import is_spread
@@ -198,30 +197,6 @@ def faster(
         warn_of_slower(model.hf.config.model_type, f"{name} {fault}", stacklevel=3)
         return None
     return prepared
-
-
-def hidden_states_fault(model: HfModel, ready: HfModel) -> str | None:
-    """What is wrong with the hidden states of `ready`, in words; None if they are those of `model`.
-
-    Both are encoder-decoders.
-    """
-    first, second, third = (token % model.vocab_size for token in (7, 11, 5))
-    assert model.decoder_prompt is not None, "a decoder-only model has no sources"
-    texts = pad([[*model.decoder_prompt, *new] for new in ([first, second], [third])])
-    assert texts.attention_BT is not None, "one of the texts is padded"
-    kept_BT = texts.attention_BT.bool()
-    batch = texts._replace(source=pad([[first], [second, third, first]])).to(model.device)
-
-    def compare() -> Comparison:
-        found = Comparison()
-        with torch.inference_mode(), evaluating(model.hf):
-            wanted_TD, got_TD = (
-                hidden(batch)[kept_BT].float() for hidden in (model.plain_hidden, ready.hidden)
-            )
-        found.add(wanted_TD, got_TD, "")
-        return found
-
-    return fault_of("hidden states", compare, tolerance_for(model.dtype))
 
 
 def _checked(key: str | None, check: Callable[[], str | None], tolerance: float) -> str | None:

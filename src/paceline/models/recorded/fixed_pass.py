@@ -28,10 +28,10 @@ from paceline.models.hf.draft_vocabulary import head_of
 from paceline.models.hf.positions import at_positions, takes_positions
 from paceline.models.hf.seq2seq import EncoderOutput, Seq2SeqCache
 from paceline.models.hf.spreading import is_spread
-from paceline.models.llama.packing import merged_product
 from paceline.models.recorded import attention
 from paceline.models.recorded.compiling import CompiledModules
 from paceline.models.recorded.fixed_cache import FixedCache, FixedSources
+from paceline.models.recorded.merging import merged_product
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
