@@ -20,7 +20,7 @@ from paceline.models.llama.int8 import rounded_copy
 from paceline.models.loading import load_model
 from paceline.models.recorded.compiling import compiles_passes
 from paceline.models.recorded.fixed_pass import FixedPass, can_record
-from paceline.models.recorded.session import GraphCaches, GraphSeq2SeqSession, GraphSession
+from paceline.models.recorded.session import GraphCaches, GraphSession
 from paceline.models.t5 import T5Pass, is_t5_like
 
 if TYPE_CHECKING:
@@ -55,8 +55,9 @@ def prepare_for_decoding(
 
     On a CPU, the weights of a Llama-like model are copied for a compiled pass (see llama/cpu.py),
     if bfloat16 represents them exactly; all other values are then float32. On a CUDA device, passes
-    over few tokens are compiled, recorded and replayed as CUDA graphs (see recorded/). Later
-    changes of the weights do not affect the copies; `hf`, hidden states and the head do not change.
+    of a decoder-only model over few tokens are compiled, recorded and replayed as CUDA graphs (see
+    recorded/). Later changes of the weights do not affect the copies; `hf`, hidden states and the
+    head do not change.
 
     Args:
         model: The values of its weights do not change.
@@ -84,7 +85,7 @@ def prepare_for_decoding(
 
 
 def with_cuda_graphs(model: HfModel, *, compiled: bool = False) -> HfModel:
-    """Record the passes of a model over few tokens (see recorded/).
+    """Record the passes of a decoder-only model over few tokens (see recorded/).
 
     A model whose passes cannot be recorded is returned unchanged. Weights that are multiplied
     together become views of one tensor, also in `hf`.
@@ -178,8 +179,6 @@ def _with_native(model: HfModel, native: NativeLlama) -> HfModel:
 def _start_graphs(caches: GraphCaches, model: HfModel) -> ModelSession:
     if caches.passes.listening:  # a replayed graph does not call listeners
         return model.session_kinds["batch"](model)
-    if model.decoder_prompt is not None:
-        return GraphSeq2SeqSession(caches, model)
     return GraphSession(caches, model.vocab_size, model.max_length)
 
 

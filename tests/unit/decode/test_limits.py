@@ -211,7 +211,7 @@ SHORT = {
     [
         *((name, lambda model: model) for name in SHORT),
         ("llama", prepare_for_decoding),
-        *((name, with_cuda_graphs) for name in ("llama", "bart")),
+        ("llama", with_cuda_graphs),
     ],
 )
 def test_greedy_text_beyond_the_drafts_context_is_that_of_generate(
