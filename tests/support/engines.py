@@ -148,7 +148,8 @@ def vllm_routes(target: CausalModel, draft: CausalModel | None, gamma: int) -> d
             return 404, {"error": {"message": f"The model `{body['model']}` does not exist."}}
         assert body["ignore_eos"]
         tokens = engine.write(body["prompt"], body["max_tokens"], sampling_of(body), body["seed"])
-        return 200, {"choices": [{"text": "...", "token_ids": tokens}]}
+        choice = {"text": "...", "finish_reason": "length", "token_ids": tokens}
+        return 200, {"choices": [choice]}
 
     def metrics(_: dict[str, Any]) -> Answer:
         if draft is None:
@@ -176,7 +177,8 @@ def llamacpp_routes(
         tokens = engine.write(
             *(body["prompt"], body["n_predict"], sampling_of(body), body["seed"]), ends=True
         )
-        return 200, {"tokens": tokens, "timings": {"predicted_n": len(tokens)}}
+        ended = "limit" if len(tokens) == body["n_predict"] else "eos"
+        return 200, {"content": "...", "tokens": tokens, "stop_type": ended}
 
     off = (501, {"error": {"message": "This server does not support metrics endpoint."}})
     return {

@@ -23,8 +23,8 @@ from pydantic import TypeAdapter, ValidationError
 from paceline.config import describe, parse_yaml
 from paceline.core.sampling import SamplingParams
 from paceline.engines import vllm_rules
-from paceline.engines.commands import RULE_IS_SET
-from paceline.engines.kinds import RULE_VARIABLE as VARIABLE
+from paceline.engines.vllm import RULE_IS_SET
+from paceline.engines.vllm import RULE_VARIABLE as VARIABLE
 from paceline.errors import ConfigError
 from paceline.extensions import RuleChoice
 

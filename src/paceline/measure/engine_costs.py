@@ -11,8 +11,8 @@ from pydantic import Field, model_validator
 
 from paceline.config import HomePath, StrictModel, read_result
 from paceline.core.bootstrap import Interval, median_interval
-from paceline.engines.contract import BlockCounts
-from paceline.engines.kinds import KINDS, DraftSampling, EngineName
+from paceline.engines.contract import BlockCounts, DraftSampling
+from paceline.engines.kinds import KINDS, EngineName
 from paceline.errors import ConfigError, EngineError, UsageError
 from paceline.measure.latency import PassCosts
 from paceline.measure.pair import ModelsConfig, Pair, load_models

@@ -128,9 +128,6 @@ def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedM
     pair = pair or load_scored(config)
     engine, served = runs.drafted.engine, runs.drafted.served
     notes = [note] if (note := untested(engine)) is not None else []
-    sampling, filters = config.sampling, config.engine.kind.filter_note
-    if filters and sampling.top_k and sampling.top_p < 1 and not sampling.greedy:
-        notes.append(filters)
     if config.engine.url is not None:
         notes.append("a running server is not restarted, so all figures are of one start")
     elif in_process:

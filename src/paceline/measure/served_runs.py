@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from pydantic import Field, model_validator
 
 from paceline.config import Options
-from paceline.engines.commands import EngineChoice, Setup
-from paceline.engines.kinds import Capacity, Drafting, DraftSampling, names_of
+from paceline.engines.assisted import Transformers
+from paceline.engines.commands import EngineChoice
+from paceline.engines.contract import Capacity, Drafting, DraftSampling, Setup
+from paceline.engines.kinds import names_of
 from paceline.engines.process import client_of, connect, started
 from paceline.errors import EngineError
 from paceline.measure.engine_costs import StepTimer, WriteCosts, check_replaceable
@@ -90,11 +92,11 @@ class ServedConfig(PairConfig):
                 "write_costs starts the engine with and without the draft, so it cannot use a "
                 "running server; leave url out"
             )
-        if costs is not None and kind.one_at_a_time and set(costs.batch_sizes) != {1}:
+        if costs is not None and kind.in_process and set(costs.batch_sizes) != {1}:
             raise ValueError(
                 f"{kind.name} assists one text at a time; leave write_costs.batch_sizes at [1]"
             )
-        if kind.processes_twice and self.sampling.top_p < 1:
+        if kind.in_process and self.sampling.top_p < 1:
             raise ValueError(
                 f"predictions do not support top_p with {kind.name}, which applies it twice to the "
                 "draft; use top_k or neither"
@@ -238,11 +240,9 @@ class _Runner:
 
     def run_in_process(self, pair: Pair) -> None:
         """Answer each request with and without the draft in turn."""
-        load = self._config.engine.kind.load
-        assert load is not None, "runs as a server"
 
         def engine_of(gamma: int) -> Engine:
-            return load(pair.target, pair.draft if gamma else None, gamma)
+            return Transformers(pair.target, pair.draft if gamma else None, gamma)
 
         engines = {gamma: engine_of(gamma) for gamma in self._config.answered_gammas}
         self._serve(engines, range(len(self._requests)))

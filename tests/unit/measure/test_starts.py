@@ -12,10 +12,10 @@ from scipy import stats
 from paceline.core.bootstrap import Interval
 from paceline.core.sampling import SamplingParams
 from paceline.engines.client import Client
-from paceline.engines.commands import EngineChoice, Setup
-from paceline.engines.contract import Engine, Request, Served, together
+from paceline.engines.commands import EngineChoice
+from paceline.engines.contract import Engine, Request, Served, Setup, together
 from paceline.engines.process import connect
-from paceline.engines.servers import VllmServer
+from paceline.engines.vllm import VllmServer
 from paceline.measure import served_runs
 from paceline.measure.served import ServedMeasurement, measure_served
 from paceline.measure.served_runs import Answers
