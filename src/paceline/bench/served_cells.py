@@ -23,7 +23,7 @@ from paceline.engines.process import check_choice, started
 from paceline.engines.vllm import BLOCKS, VllmServer
 from paceline.errors import EngineError
 from paceline.extensions import RuleChoice
-from paceline.measure.engine_costs import StepCosts
+from paceline.measure.latency import PassCosts
 from paceline.progress import silent
 from paceline.results.frontier import TARGET_ALONE, family_of
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from paceline.bench.workbench import BenchConfig, PromptSet
     from paceline.core.sampling import SamplingParams
-    from paceline.measure.latency import PassCosts
     from paceline.progress import Progress
     from paceline.results.row import Row
 
@@ -173,7 +172,7 @@ def costs_from(rows: Sequence[Row], most: int, gammas: Sequence[int]) -> PassCos
         return [row for row in ruled if min(int(row.setting["gamma"]), most) == gamma]
 
     block_s = {gamma: _seconds_per_pass(of(gamma)) for gamma in gammas}
-    return StepCosts.of_blocks(_seconds_per_pass(alone), block_s)
+    return PassCosts.of_blocks("vllm", _seconds_per_pass(alone), block_s)
 
 
 def _seconds_per_pass(rows: Sequence[Row]) -> float:

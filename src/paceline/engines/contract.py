@@ -147,6 +147,7 @@ class Engine(ABC):
         tested: Beginnings of versions.
         reasons: Known ones for counts that differ from the prediction.
         advice: If it drafts nothing.
+        filter_note: On top-k and top-p together.
         version: As reported by the engine; empty if it does not report one.
     """
 
@@ -163,6 +164,7 @@ class Engine(ABC):
     tested_words: ClassVar[str] = "its response format only"
     reasons: ClassVar[str]
     advice: ClassVar[str]
+    filter_note: ClassVar[str] = ""
     version: str = ""
 
     @abstractmethod
@@ -174,9 +176,9 @@ class Engine(ABC):
         """Answer requests, at most `batch_size` concurrently, or raise EngineError."""
 
     @classmethod
-    @abstractmethod
     def launch(cls, target: str, drafting: Drafting, model_class: str) -> str:
         """A shell command or Python code with this class of transformers, for a model card."""
+        raise NotImplementedError
 
     @classmethod
     def loads(cls, model: str) -> bool:

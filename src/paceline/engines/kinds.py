@@ -41,10 +41,10 @@ def names_of(has: Callable[[type[Engine]], bool]) -> str:
 
 def untested(engine: Engine) -> str | None:
     """Return a note if Paceline was not tested with the engine's version, else None."""
-    version = engine.version or "of an unknown version"
-    if engine.version.startswith(engine.tested):
+    kind, version = KINDS[engine.name], engine.version or "of an unknown version"
+    if engine.version.startswith(kind.tested):
         return None
     return (
-        f"{engine.name} {version} was not tested with Paceline (tested: {engine.tested_words}); if "
+        f"{engine.name} {version} was not tested with Paceline (tested: {kind.tested_words}); if "
         "the results differ, its counters may have another meaning"
     )

@@ -44,11 +44,12 @@ class SglangServer(Server):
     length_flag, size_flag = "--context-length", "--max-running-requests"
     version_path = "/get_server_info"
     always_ties = ("cohere", "cohere2", "gemma", "gemma2")  # in its gemma2.py, for one
-    reasons = (
-        "another data type, acceptance thresholds below 1, another number of steps, or top-k and "
-        "top-p together, which it applies one after the other to drafted blocks alone"
-    )
+    reasons = "another data type, acceptance thresholds below 1, or another number of steps"
     advice = "start it with --speculative-algorithm STANDALONE"
+    filter_note = (
+        "SGLang applies top-p after top-k to drafted blocks, as the prediction does, and both to "
+        "the whole distribution in texts without a draft: these keep more tokens"
+    )
 
     @classmethod
     def draft(cls, drafting: Drafting) -> list[str]:

@@ -101,7 +101,7 @@ class TextServers:
         async with contextlib.AsyncExitStack() as stack:
             for server in self._servers:
                 await stack.enter_async_context(server)
-            each = [server for server in self._servers for _ in range(self._writer.concurrency)]
+            each = [server for _ in range(self._writer.concurrency) for server in self._servers]
             tasks = [asyncio.create_task(self._ask(server, round_)) for server in each]
             tasks.append(asyncio.create_task(todo.join()))
             try:

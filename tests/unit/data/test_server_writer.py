@@ -303,7 +303,7 @@ def _with_top(*candidates: dict[str, float]) -> Answer:
         (_with_top({"token_id:5": 0.4}), "gives the log probability 0.4 for token 0"),
         (_with_top({"token_id:5": -1.0}, {}), "gives no log probabilities for token 1; llama-serv"),
         (_with_top({" the": -1.0}), "names tokens by their text .' the'.*set top_logprobs to 0"),
-        (_with_top({"token_id:1": -0.1, "token_id:2": -0.1}), "for token 0 whose sum exceeds 1"),
+        (_with_top({"token_id:1": -0.1, "token_id:2": -0.1}), "whose sum exceeds 1 for token 0"),
         (
             (200, {"choices": [{"text": "a", "finish_reason": "stop", "token_ids": [5, 6]}]}),
             "answered with 2 tokens and the log probabilities of 0",
