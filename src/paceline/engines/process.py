@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from paceline.cache import cache_directory
-from paceline.engines.client import Client, api_key, check_packages, root_of
+from paceline.engines.client import Client, api_key, check_packages
 from paceline.engines.commands import server_command, server_environment
-from paceline.engines.vllm import RULE_IS_SET
 from paceline.errors import EngineError, UsageError
 from paceline.processes import end_with_parent, last_lines, stop_groups
 from paceline.records import storage_errors
@@ -213,7 +212,6 @@ def check_choice(choice: EngineChoice) -> None:
     if choice.kind.in_process:
         return
     if choice.url is not None:
-        root_of(choice.url)
         api_key(choice.api_key_env, [choice.url])
     check_packages()
     if choice.url is None:
@@ -242,11 +240,7 @@ def running(choice: EngineChoice, setup: Setup, progress: Progress) -> Generator
     log = logs / f"{choice.engine}-{role}-{port}.log"
     with ServerProcess(command, port, log, server_environment(choice, setup)) as server:
         client = server.wait_until_ready(choice.start_seconds, progress)
-        if setup.drafting is not None and setup.drafting.rule and not server.logged(RULE_IS_SET):
-            raise EngineError(
-                f"{command[0]} started without Paceline's plugin, so it would ignore the rule; "
-                "install Paceline in vLLM's environment: pip install -e '.[vllm]' with its pip"
-            )
+        choice.server.check_started(setup, server.logged)
         try:
             yield client
         except EngineError as error:

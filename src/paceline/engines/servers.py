@@ -16,7 +16,7 @@ from paceline.engines.contract import BlockCounts, Engine, Served, checked_token
 from paceline.errors import EngineError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from paceline.core.sampling import SamplingParams
     from paceline.engines.answers import Written
@@ -140,6 +140,10 @@ class Server(Engine):
         """Environment variables under a rule of the plugin, or ""."""
         del rule
         return {}
+
+    @classmethod
+    def check_started(cls, setup: Setup, logged: Callable[[str], bool]) -> None:
+        """Raise EngineError if it has started otherwise; `logged`: whether its log has a text."""
 
     @classmethod
     def launch(cls, target: str, drafting: Drafting, model_class: str) -> str:

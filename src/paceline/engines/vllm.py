@@ -15,7 +15,7 @@ from paceline.engines.servers import CountingServer, openai_body, sampling_keys,
 from paceline.errors import EngineError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from paceline.engines.client import Client
     from paceline.engines.contract import BlockCounts, Drafting, Request, Setup
@@ -81,8 +81,16 @@ class VllmServer(CountingServer):
 
     @classmethod
     def environment(cls, rule: str) -> dict[str, str]:
-        logs = {"VLLM_LOGGING_LEVEL": "INFO"} if rule else {}  # `running` looks for RULE_IS_SET
+        logs = {"VLLM_LOGGING_LEVEL": "INFO"} if rule else {}  # for RULE_IS_SET
         return {**logs, "VLLM_NO_USAGE_STATS": "1", RULE_VARIABLE: rule}
+
+    @classmethod
+    def check_started(cls, setup: Setup, logged: Callable[[str], bool]) -> None:
+        if setup.drafting is not None and setup.drafting.rule and not logged(RULE_IS_SET):
+            raise EngineError(
+                "vLLM started without Paceline's plugin, so it would ignore the rule; install "
+                "Paceline in vLLM's environment: pip install -e '.[vllm]' with its pip"
+            )
 
     @classmethod
     def tokenize_body(cls, text: str) -> dict[str, Any]:
