@@ -140,11 +140,11 @@ class TextServers:
 
     async def _pause(self, server: _Asked, error: UnavailableError) -> None:
         silent_s = time.monotonic() - self._answered
+        if all(each.is_failing for each in self._servers) and silent_s > self._writer.patience_s:
+            raise EngineError(f"{error}; no server answered for {silent_s:.0f} s") from error
         if not server.is_failing:
             server.is_failing = True
             warnings.warn(f"{error}; it gets no requests for now", SlowerWarning, stacklevel=2)
-        if all(each.is_failing for each in self._servers) and silent_s > self._writer.patience_s:
-            raise EngineError(f"{error}; no server answered for {silent_s:.0f} s") from error
         server.forget()
         await asyncio.sleep(_PAUSE_S)
 

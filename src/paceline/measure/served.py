@@ -76,7 +76,7 @@ class ServedMeasurement(Result):
         costs: Costs of the engine's steps if `write_costs` is set; `save_costs` writes them.
     """
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     kind: Literal["measure --engine"] = "measure --engine"
     config: ServedConfig
     engine: str

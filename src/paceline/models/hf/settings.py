@@ -24,6 +24,7 @@ _APPLIED = {
     *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "suppress_tokens"),
     *("use_cache", "cache_implementation", "remove_invalid_values", "renormalize_logits"),
     *("length_penalty", "early_stopping", "transformers_version", "_from_model_config"),
+    *("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"),
 }
 
 
