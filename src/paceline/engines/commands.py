@@ -56,8 +56,9 @@ class EngineChoice(StrictModel):
             return values
         known = cast("dict[str, Any]", values)
         kind = KINDS.get(str(known.get("engine")))
-        is_server = kind is not None and issubclass(kind, Server)
-        program = known.get("program") or (kind.program[0] if is_server else "")
+        program = known.get("program") or ""
+        if not program and kind is not None and issubclass(kind, Server):
+            program = kind.program[0]
         of_file = [key for key in ("program", "options") if known.get(key) is not None]
         if of_file and program not in allowed(PROGRAMS):
             raise ValueError(

@@ -151,7 +151,7 @@ class Engine(ABC):
         version: As reported by the engine; empty if it does not report one.
     """
 
-    name: ClassVar[str]
+    name: str
     title: ClassVar[str]
     in_process: ClassVar[bool] = False
     conventions: Conventions = Conventions()
