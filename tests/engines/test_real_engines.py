@@ -256,7 +256,7 @@ def llama_server(*arguments: str) -> Iterator[tuple[str, subprocess.Popen[bytes]
     try:
         for _ in range(240):
             try:
-                client.get_text("/health")
+                client.ask("GET", "/health")
                 break
             except Exception:
                 time.sleep(0.25)

@@ -14,7 +14,7 @@ from paceline.core.rules import DEFAULT_RULES
 from paceline.core.sampling import SamplingParams
 from paceline.data.input_checks import InputChecks, note
 from paceline.decode.strategies import DecodingConfig
-from paceline.engines.kinds import KINDS, EngineKind, RuleServer
+from paceline.engines.kinds import KINDS, RuleServer
 from paceline.measure.engine_costs import WithCosts
 from paceline.measure.pair import ModelsConfig
 from paceline.measure.prompt_checks import check_costs, check_task
@@ -25,6 +25,7 @@ from paceline.tasks import TaskChoice
 
 if TYPE_CHECKING:
     from paceline.core.bootstrap import Interval
+    from paceline.engines.contract import Engine
 
 Step = Literal["choosing", "confirming"]
 
@@ -106,7 +107,7 @@ class TuneConfig(WithCosts, ModelsConfig):
         return self
 
     @property
-    def server(self) -> EngineKind | None:
+    def server(self) -> type[Engine] | None:
         """The engine that serves the setting; None: Paceline's decoder."""
         return KINDS.get(self.served_by)
 

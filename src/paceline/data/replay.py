@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from paceline.core.sampling import SamplingParams
     from paceline.data.collate import TokenRow
     from paceline.data.sources import Shard
-    from paceline.engines.texts import OpenAIWriter, Written
+    from paceline.engines.answers import Written
+    from paceline.engines.texts import OpenAIWriter
     from paceline.models.hf.base import HfModel
     from paceline.progress import Progress
 

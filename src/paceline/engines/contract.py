@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from paceline.config import StrictModel
-from paceline.errors import EngineError
+from paceline.core.sampling import SamplingParams
+from paceline.errors import EngineError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.core.sampling import SamplingParams
+DraftSampling = Literal["greedy", "probabilistic"]
 
 
 class BlockCounts(StrictModel):
@@ -82,18 +83,89 @@ class Conventions(NamedTuple):
     counts_empty_blocks: bool = True
 
 
-class Engine(ABC):
-    """An engine that answers requests.
+class Drafting(NamedTuple):
+    """Drafting configuration of a server.
 
     Attributes:
-        name: As in `measure --engine`.
-        version: As reported by the engine; empty if it does not report one.
+        draft: Path or hub name of the draft.
+        gamma: Tokens drafted per block.
+        sampling: How vLLM samples drafts; the other servers draft greedily.
+        rule: Rule for Paceline's plugin of vLLM, as JSON; None: the server's own.
+    """
+
+    draft: str
+    gamma: int
+    sampling: DraftSampling = "greedy"
+    rule: str | None = None
+
+
+class Capacity(NamedTuple):
+    """Capacity of a server.
+
+    Attributes:
+        length: Context length in tokens.
+        batch_size: Concurrent requests.
+    """
+
+    length: int
+    batch_size: int = 1
+
+
+class Setup(NamedTuple):
+    """Launch configuration of a server.
+
+    Attributes:
+        target: Path or hub name of the target.
+        drafting: Speculative decoding; None: off.
+        capacity: Requests and context length to serve.
+        dtype: Compute dtype; auto: the server's default.
+        gpu: The only visible GPU that the server uses; None: all.
+        top_logprobs: The most log probabilities that an answer may have for a token.
+    """
+
+    target: str
+    drafting: Drafting | None
+    capacity: Capacity
+    dtype: str = "auto"
+    gpu: int | None = None
+    top_logprobs: int = 0
+
+
+class Engine(ABC):
+    """An engine: what Paceline knows of it, and the connection that answers requests.
+
+    Attributes:
+        name: As in `measure --engine` and `export --to`.
+        title: Its name in sentences.
+        in_process: It is transformers, in this process; the others are servers.
         conventions: What it drafts and counts.
+        loads_gguf: It loads GGUF files, and no directories.
+        samples_drafts: If asked to, at the request's temperature, without top-k and top-p.
+        runs_rules: Which Paceline's plugin sets.
+        always_ties: Model types of which it reads no head, but the embedding.
+        other_methods: That it infers from parts of a draft's path.
+        tested: Beginnings of versions.
+        reasons: Known ones for counts that differ from the prediction.
+        advice: If it drafts nothing.
+        filter_note: On top-k and top-p together.
+        version: As reported by the engine; empty if it does not report one.
     """
 
     name: str
-    version: str = ""
+    title: ClassVar[str]
+    in_process: ClassVar[bool] = False
     conventions: Conventions = Conventions()
+    loads_gguf: ClassVar[bool] = False
+    samples_drafts: ClassVar[bool] = False
+    runs_rules: ClassVar[bool] = False
+    always_ties: ClassVar[tuple[str, ...]] = ()
+    other_methods: ClassVar[tuple[str, ...]] = ()
+    tested: ClassVar[tuple[str, ...]] = ()
+    tested_words: ClassVar[str] = "its response format only"
+    reasons: ClassVar[str]
+    advice: ClassVar[str]
+    filter_note: ClassVar[str] = ""
+    version: str = ""
 
     @abstractmethod
     def serve(self, request: Request) -> Served:
@@ -103,14 +175,36 @@ class Engine(ABC):
     def serve_together(self, requests: Sequence[Request], batch_size: int) -> Served:
         """Answer requests, at most `batch_size` concurrently, or raise EngineError."""
 
+    @classmethod
+    def launch(cls, target: str, drafting: Drafting, model_class: str) -> str:
+        """A shell command or Python code with this class of transformers, for a model card."""
+        raise NotImplementedError
 
-def assisted_settings(gamma: int) -> dict[str, Any]:
-    """Settings with which the assistant of transformers drafts `gamma` tokens in every block."""
-    return {
-        "num_assistant_tokens": gamma,
-        "num_assistant_tokens_schedule": "constant",
-        "assistant_confidence_threshold": 0.0,
-    }
+    @classmethod
+    def loads(cls, model: str) -> bool:
+        """True if it can load the model: a GGUF file or a directory."""
+        return model.endswith(".gguf") == cls.loads_gguf
+
+    @classmethod
+    def check_draft_path(cls, draft: str) -> None:
+        """Raise UsageError if it would infer another drafting method from the draft's path."""
+        for name in cls.other_methods:
+            if name in draft.lower():
+                raise UsageError(
+                    f"{cls.title} infers another drafting method from {name!r} in the path "
+                    f"{draft}; choose another path"
+                )
+
+    @classmethod
+    def proposals(cls, drafting: DraftSampling, sampling: SamplingParams) -> SamplingParams:
+        """Sampling parameters that it applies to the draft.
+
+        Args:
+            drafting: Its draft sampling, if it can choose.
+            sampling: Sampling parameters of the request.
+        """
+        drawn = drafting == "probabilistic"
+        return SamplingParams(temperature=sampling.temperature if drawn else 0.0)
 
 
 def together(served: Sequence[Served]) -> Served:

@@ -11,7 +11,7 @@ import math
 import statistics
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -56,13 +56,15 @@ _TIMED_COUNTS = ("emitted", "calls", "examined", "rejected")
 class PassCosts:
     """Median seconds of one token from each model, of drafting and of verifying gamma tokens.
 
-    The costs of passes that were timed here; `engine_costs.StepCosts` are those of an engine.
+    Engines report the time of a block, but not the draft's part of it. So their block counts as one
+    target pass over one token, and the rest as drafting: see `of_blocks`.
 
     Attributes:
         target_start_s: Of an encoder-decoder: seconds from a source to the first logits, encoder
             included; `draft_start_s`: the same of the draft.
         block_ratios: Block / target pass of each round of timing, by gamma; empty if not timed.
         engine: The engine with these costs; empty: Paceline's decoder.
+        engine_error: Of an engine: `error_of_block`; None: its costs have no interval.
         timed_gammas: Gammas that were timed in the engine; those between are interpolated.
         remark: What the intervals leave out.
         drafts_in_full: The engine drafts gamma tokens per block, also at the end of a text.
@@ -78,6 +80,7 @@ class PassCosts:
         default_factory=dict[int, "Sequence[float]"]
     )
     engine: str = ""
+    engine_error: Callable[[int, float], tuple[float, float]] | None = None
     timed_gammas: tuple[int, ...] = ()
     remark: str = ""
     drafts_in_full: bool = False
@@ -111,6 +114,25 @@ class PassCosts:
         """
         drafting = {gamma: gamma * ratio for gamma in gammas}
         return cls(1.0, ratio, drafting, dict.fromkeys(gammas, 1.0))
+
+    @classmethod
+    def of_blocks(
+        cls, engine: str, plain_s: float, block_s: Mapping[int, float], **settings: Any
+    ) -> PassCosts:
+        """Of the seconds of an engine's plain step, and of its block by gamma.
+
+        The c of a gamma is that for which tau / (c gamma + 1) is the engine's speedup.
+        """
+        drafting_s = {gamma: max(seconds - plain_s, 0.0) for gamma, seconds in block_s.items()}
+        least = min(block_s)
+        return cls(
+            target_pass_s=plain_s,
+            draft_pass_s=drafting_s[least] / least,
+            drafting_s=drafting_s,
+            verifying_s={gamma: block_s[gamma] - drafting_s[gamma] for gamma in block_s},
+            engine=engine,
+            **settings,
+        )
 
     @property
     def num_rounds(self) -> int:
@@ -149,6 +171,8 @@ class PassCosts:
         From the median of the rounds' ratios, in which what slows a whole round cancels. Too few
         rounds for this confidence give 0 and infinity; see `least_values`.
         """
+        if self.engine_error is not None:
+            return self.engine_error(gamma, confidence)
         ratios = self.block_ratios.get(gamma, ())
         if len(ratios) < least_values(confidence):
             return 0.0, math.inf
@@ -186,7 +210,7 @@ class PassCosts:
         if gamma not in self.drafting_s:
             return {}
         return {
-            "cost_ratio": self.cost_ratio,
+            "cost_ratio": self.drafting_cost_ratio(gamma) if self.engine else self.cost_ratio,
             "drafting_cost_ratio": self.drafting_cost_ratio(gamma),
             "block_cost_ratio": self.block_cost_ratio(gamma),
             "block_cost": self.block_cost(gamma, drafted),
@@ -194,14 +218,6 @@ class PassCosts:
             "break_even_acceptance": self.break_even(gamma),
             "block_s": self.block_s(gamma),
         }
-
-    def missing_interval(self, confidence: float) -> str:
-        """What to do about costs without an interval."""
-        return f"the costs have no interval; set pass_repeats={least_values(confidence)} or more"
-
-    def more_rounds(self, times: float) -> str:
-        """How to time `times` as many rounds; see `about`."""
-        return f"pass_repeats={about(self.num_rounds * times)}"
 
 
 UNKNOWN_COSTS = PassCosts(math.nan, math.nan, {}, {})

@@ -15,6 +15,7 @@ from paceline.config import StrictModel
 from paceline.core.bootstrap import (
     LEAST_UNITS,
     Interval,
+    least_values,
     log_distance,
     product_interval,
     ratio_interval,
@@ -213,7 +214,9 @@ def _more_measurements(best: ExpectedSpeed, count: int, costs: PassCosts, confid
     """What would decide the expected speedup."""
     speedup, by_costs = best.speedup, best.by_costs
     if not math.isfinite(by_costs.high):
-        return costs.missing_interval(confidence)
+        if costs.engine:
+            return "the engine's costs have no interval; measure them with more rounds"
+        return f"the costs have no interval; set pass_repeats={least_values(confidence)} or more"
     prompts, rounds = _times_needed(speedup, best.by_texts, by_costs)
     if max(prompts, rounds) - 1 > _MOST_TIMES:
         settings = "num_prompts" if costs.engine else "num_prompts and pass_repeats"
@@ -223,7 +226,10 @@ def _more_measurements(best: ExpectedSpeed, count: int, costs: PassCosts, confid
         more = about(count * (prompts - 1))
         needed.append(f"about {more:,} more prompts (num_prompts={count + more})")
     if rounds > 1:
-        needed.append(costs.more_rounds(rounds))
+        starts = f"{math.ceil(rounds)} times the rounds and starts of the engine in its costs"
+        needed.append(
+            starts if costs.engine else f"pass_repeats={about(costs.num_rounds * rounds)}"
+        )
     alone = by_costs.low * speedup.value <= 1 <= by_costs.high * speedup.value
     reason = "the error of the costs alone includes 1: " if alone else ""
     return f"{reason}{' and '.join(needed)} would decide at this speedup"

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from paceline.core.bootstrap import Interval, median_interval, product_interval
-from paceline.measure.engine_costs import StepCosts
 from paceline.measure.latency import PassCosts
 from paceline.measure.results import gamma_of
 from paceline.measure.verdict import (
@@ -46,7 +45,7 @@ def timed(speedup: float, error: float, count: int = 32) -> Verdict:
 def by_expected(*found: ExpectedSpeed, repeats: int = 31, engine: str = "") -> tuple[int, Verdict]:
     costs = PassCosts(1.0, 0.1, {}, {}, block_ratios={3: [2.0] * repeats})
     if engine:
-        costs = StepCosts.of_blocks(1.0, {3: 2.0}, engine=engine)
+        costs = PassCosts.of_blocks(engine, 1.0, {3: 2.0})
     best, verdict = decide_by_expected(ALPHA, found, costs)
     return gamma_of(best.row), verdict
 
