@@ -9,6 +9,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from paceline.cli.tables import printed
+from paceline.measure.losslessness import OPEN_QUESTION
 from paceline.measure.results import ACCEPTANCE, num_tokens, of_requests, of_trial
 from paceline.view.definitions import meaning_of, words_of
 from paceline.view.page import shown
@@ -178,7 +179,7 @@ def losslessness_lines(report: LosslessnessReport) -> Iterator[str]:
     if (broken := report.broken_distribution) is not None:
         yield f"broken rule: {'NOT CAUGHT' if broken.passed else 'caught'}; {_describe(broken)}"
     if report.word == "UNDECIDED":
-        yield f"UNDECIDED: both tests passed, but {report.open_question}"
+        yield f"UNDECIDED: both tests passed, but {OPEN_QUESTION}"
 
 
 def _describe(check: DistributionCheck) -> str:

@@ -23,8 +23,9 @@ from paceline.measure.agreement import (
     served_counts,
 )
 from paceline.measure.engine_costs import EngineCosts, mean_context
-from paceline.measure.losslessness import TIE_16_BITS, TIE_FLOAT32, OfSessions, first_split
+from paceline.measure.losslessness import TIE_16_BITS, TIE_FLOAT32, first_split
 from paceline.measure.pair import Pair, load_beside
+from paceline.measure.reference import logit_gap
 from paceline.measure.served_runs import ServedConfig, run_engine
 from paceline.measure.starts import Starts
 from paceline.measure.verdict import Verdict, decide_served
@@ -303,8 +304,8 @@ def _near_ties(
     for request, without, with_draft in zip(requests, plain, drafted, strict=True):
         split = first_split(without.tokens, with_draft.tokens)
         if split is not None and split < min(len(without.tokens), len(with_draft.tokens)):
-            scored = OfSessions(target, request.sampling, target.vocab_size)
-            count += scored.gap(request.prompt, without.tokens[:split]) < limit
+            begun = request.prompt, without.tokens[:split]
+            count += logit_gap(target, *begun, request.sampling, target.vocab_size) < limit
     return count
 
 

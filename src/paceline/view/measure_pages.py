@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
+from paceline.measure.losslessness import OPEN_QUESTION
 from paceline.measure.results import (
     ACCEPTANCE,
     gamma_of,
@@ -323,7 +324,7 @@ def _verdict_of_verify(found: LosslessnessReport) -> str:
         below = f"p {p}, below {sampled.false_alarm:g}"
         return f"The sampled tokens do not follow the target's distribution: {below}."
     if not found.passed:
-        return f"Both tests pass, but {found.open_question}."
+        return f"Both tests pass, but {OPEN_QUESTION}."
     equal = f"All {texts['prompts']} greedy texts equal the target's"
     if texts["ties"]:
         equal = (
