@@ -116,12 +116,15 @@ def measurement(folder: Path) -> Path:
     tried["totals"] |= {"block_s": 0.2, "num_requests": 4}
     config = {"target": "models/target", "draft": "models/draft"}
     found = {
-        "schema_version": 1,
+        "schema_version": 2,
         "kind": "measure",
         "config": config | {"prompts": {"path": "prompts.txt"}},
         "acceptance_by_position": [0.7, 0.65, 0.5],
-        "best_gamma": 2,
-        "verdict": {"go": True, "reason": "measured 1.30x (1.20 to 1.40) at gamma 2; <b>& more"},
+        "verdict": {
+            "go": True,
+            "gamma": 2,
+            "reason": "measured 1.30x (1.20 to 1.40) at gamma 2; <b>& more",
+        },
         "environment": ENVIRONMENT,
         "rows": [texts, *map(_blocks, (1, 2, 4)), tried, timed_requests()],
     }

@@ -25,7 +25,7 @@ from paceline.engines.process import check_choice, started
 from paceline.engines.servers import BLOCKS, VllmServer, stream_answer
 from paceline.errors import EngineError
 from paceline.extensions import RuleChoice
-from paceline.measure.engine_costs import StepCosts
+from paceline.measure.latency import PassCosts
 from paceline.progress import silent
 from paceline.results.frontier import TARGET_ALONE, family_of
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from paceline.bench.workbench import BenchConfig, PromptSet
     from paceline.core.sampling import SamplingParams
-    from paceline.measure.latency import PassCosts
     from paceline.progress import Progress
     from paceline.results.row import Row
 
@@ -176,7 +175,7 @@ def costs_from(rows: Sequence[Row], most: int, gammas: Sequence[int]) -> PassCos
         return [row for row in ruled if min(int(row.setting["gamma"]), most) == gamma]
 
     block_s = {gamma: _seconds_per_pass(of(gamma)) for gamma in gammas}
-    return StepCosts.of_blocks(_seconds_per_pass(alone), block_s)
+    return PassCosts.of_blocks(_seconds_per_pass(alone), block_s)
 
 
 def _seconds_per_pass(rows: Sequence[Row]) -> float:

@@ -205,7 +205,7 @@ class _Examples:
         done = [row for row in rows if not row.error]
         if self.costs is not None:
             done = in_engine_seconds(done, self.costs, self._concurrency)
-        frontier = Frontier(done, self._setting.seed)
+        frontier = Frontier(done)
         if self._wants_quality and not frontier.value("quality", frontier.target):
             raise NotReachedError(
                 "the target itself scores 0 on these examples, so every setting meets a relative "

@@ -182,9 +182,9 @@ class Tried(StrictModel):
         """Lower confidence limit of the bounded figure; None if no test is needed."""
         return self.row.totals.get("lower_limit")
 
-    def measure(self, figure: str, seed: int = 0) -> Interval:
+    def measure(self, figure: str) -> Interval:
         """A figure with its interval; NaN if it is unknown."""
-        return measure(figure, self.row, seed)
+        return measure(figure, self.row)
 
 
 class FailedCell(StrictModel):

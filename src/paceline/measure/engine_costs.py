@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
@@ -82,7 +81,7 @@ class StepCost(StrictModel):
     @model_validator(mode="after")
     def _takes_time(self) -> StepCost:
         low, value, high = self.seconds.low, self.seconds.value, self.seconds.high
-        if not (0 < value < math.inf and low <= value <= high):
+        if not 0 < low <= value <= high < math.inf:
             raise ValueError(
                 f"seconds of gamma {self.gamma} at batch size {self.batch_size} are {value:g} "
                 f"({low:g} to {high:g}); wanted a positive number within its interval"
@@ -144,23 +143,22 @@ class EngineCosts(StrictModel):
         """The sampling parameters with which the engine drafts for a request."""
         return KINDS[self.engine].proposals(self.drafting, sampling)
 
-    def step_costs(self, gammas: Sequence[int], batch_size: int) -> StepCosts:
+    def step_costs(self, gammas: Sequence[int], batch_size: int) -> PassCosts:
         """The costs of `usable` gammas at a timed batch size."""
         plain = self._step(0, batch_size).seconds
 
-        def intervals(gamma: int) -> tuple[Interval, Interval]:
+        def error(gamma: int) -> Interval:
             nearest = min(self.gammas, key=lambda timed: abs(timed - gamma))
-            return self._step(nearest, batch_size).seconds, plain
+            block = self._step(nearest, batch_size).seconds
+            low = block.low / block.value * plain.value / plain.high
+            return Interval(1.0, low, block.high / block.value * plain.value / plain.low)
 
-        return StepCosts.of_blocks(
+        return PassCosts.of_blocks(
             plain.value,
             {gamma: self._block_s(gamma, batch_size) for gamma in gammas},
             engine=str(self),
-            timed_gammas=tuple(self.gammas),
-            remark="" if self.starts.freedom else self.starts.words,
             drafts_in_full=self.drafts_in_full,
-            intervals={gamma: intervals(gamma) for gamma in gammas},
-            starts=self.starts,
+            errors={gamma: error(gamma) for gamma in gammas},
         )
 
     def usable(self, gammas: Sequence[int], batch_size: int) -> tuple[int, ...]:
@@ -192,62 +190,6 @@ class EngineCosts(StrictModel):
 
     def _step(self, gamma: int, batch_size: int) -> StepCost:
         return next(step for step in self.steps if step.key == (gamma, batch_size))
-
-
-@dataclass(frozen=True)
-class StepCosts(PassCosts):
-    """Seconds of an engine's steps, as inputs of the speedup formulas.
-
-    Engines report the time of a block, but not the draft's part of it. So a block counts as one
-    target pass over one token, and the rest as drafting: the c for which tau / (c gamma + 1) is the
-    engine's speedup.
-
-    Attributes:
-        intervals: Of the seconds of a block and of a plain step, by gamma.
-        starts: Starts of the engine, whose variation is in the intervals.
-    """
-
-    intervals: Mapping[int, tuple[Interval, Interval]] = field(
-        default_factory=dict[int, tuple[Interval, Interval]]
-    )
-    starts: Starts = field(default_factory=Starts)
-
-    @classmethod
-    def of_blocks(cls, plain_s: float, block_s: Mapping[int, float], **settings: Any) -> StepCosts:
-        """Of the seconds of a plain step, and of a block by gamma."""
-        drafting_s = {gamma: max(seconds - plain_s, 0.0) for gamma, seconds in block_s.items()}
-        least = min(block_s)
-        return cls(
-            target_pass_s=plain_s,
-            draft_pass_s=drafting_s[least] / least,
-            drafting_s=drafting_s,
-            verifying_s={gamma: block_s[gamma] - drafting_s[gamma] for gamma in block_s},
-            **settings,
-        )
-
-    def totals(self, gamma: int, drafted: float) -> dict[str, float]:
-        """As of passes, with the c of this gamma: it includes more than the draft's passes."""
-        return super().totals(gamma, drafted) | {"cost_ratio": self.drafting_cost_ratio(gamma)}
-
-    def error_of_block(self, gamma: int, confidence: float) -> tuple[float, float]:
-        """Relative error of block / plain step as a lower and an upper factor, e.g. 0.95, 1.06.
-
-        0 and infinity if a step has no interval.
-        """
-        block, plain = (self.starts.at(interval, confidence) for interval in self.intervals[gamma])
-        if not (min(block.low, plain.low) > 0 and max(block.high, plain.high) < math.inf):
-            return 0.0, math.inf
-        low = block.low / block.value * plain.value / plain.high
-        high = block.high / block.value * plain.value / plain.low
-        return low, high
-
-    def missing_interval(self, confidence: float) -> str:
-        """What to do about costs without an interval."""
-        return "the engine's costs have no interval; measure them with more rounds"
-
-    def more_rounds(self, times: float) -> str:
-        """How to time `times` as many rounds."""
-        return f"{math.ceil(times)} times the rounds and starts of the engine in its costs"
 
 
 def read_costs(path: Path) -> EngineCosts:

@@ -21,7 +21,6 @@ from paceline.models.admission.trial import check_finite
 from paceline.models.answer_text import answer_text
 from paceline.models.loading import tokenizer_of
 from paceline.progress import Progress, silent
-from paceline.rng import named_generator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -182,9 +181,8 @@ def _summary(
     nats_N = torch.tensor(nats, dtype=torch.float64)
     tokens_N = torch.tensor([len(d.tokens) - 1 for d in documents], dtype=torch.float64)
     bytes_N = torch.tensor([d.num_bytes for d in documents], dtype=torch.float64)
-    rng = named_generator(config.seed, "perplexity")
-    per_token = ratio_interval(nats_N, tokens_N, rng=rng)
-    per_byte = ratio_interval(nats_N / math.log(2), bytes_N, rng=rng)
+    per_token = ratio_interval((nats_N, tokens_N))
+    per_byte = ratio_interval((nats_N / math.log(2), bytes_N))
     return Perplexity(
         config=config,
         num_documents=len(documents),

@@ -250,9 +250,7 @@ def compare_served(
     predicted = predicted_counts(scores, gamma, config.max_new_tokens, conventions)
     actual = served_counts(served, gamma)
     greedy = config.sampling.greedy and config.proposals.greedy
-    agreement = decide_agreement(
-        actual, predicted, engine=config.engine.engine, seed=config.seed, greedy=greedy
-    )
+    agreement = decide_agreement(actual, predicted, engine=config.engine.engine, greedy=greedy)
     return Comparison(units, actual, predicted, agreement)
 
 
@@ -268,7 +266,7 @@ def _speed(
     sides = plain, runs.drafted.served
     ties = _near_ties(pair.target, requests, *sides) if config.sampling.greedy else None
     return ServedSpeed(
-        speedup=speedup(row, runs.starts, config.seed),
+        speedup=speedup(row, runs.starts),
         plain_tokens_per_s=FIGURES["target_tokens_per_s"].value(row),
         speculative_tokens_per_s=FIGURES["tokens_per_s"].value(row),
         num_equal=sum(a.tokens == b.tokens for a, b in zip(*sides, strict=True)),
@@ -287,9 +285,9 @@ def timed_requests(base: Row, plain: Sequence[Served], drafted: Sequence[Served]
     return base.model_copy(update=changes | {"sums": sums})
 
 
-def speedup(row: Row, starts: Starts, seed: int) -> Interval:
+def speedup(row: Row, starts: Starts) -> Interval:
     """Seconds per token without / with the draft, with an interval over requests and starts."""
-    return starts.widen(FIGURES["speedup"].measure(row, seed=seed), 2)
+    return starts.widen(FIGURES["speedup"].measure(row), 2)
 
 
 def _near_ties(

@@ -32,14 +32,13 @@ Coverage of 95% intervals in simulations with 2 starts
 from __future__ import annotations
 
 import math
-from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import torch
 from pydantic import Field
 
 from paceline.config import StrictModel
-from paceline.core.bootstrap import Interval, log_distance, product_interval, student_quantile
+from paceline.core.bootstrap import Interval, product_interval, student_quantile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -70,31 +69,12 @@ class Starts(StrictModel):
         """
         if not self.freedom:
             return interval
-        return product_interval(interval, self._factor(0.95, terms))
+        return product_interval(interval, self._factor(terms))
 
-    def at(self, widened: Interval, confidence: float) -> Interval:
-        """The interval of the seconds of a configuration at another confidence than 95%.
-
-        Its part within a start grows as that of a normal distribution.
-        """
-        value = widened.value
-        between = log_distance(1.0, self._factor(0.95, 1).high)
-        quantile = NormalDist().inv_cdf
-        wider = quantile((1 + confidence) / 2) / quantile(0.975)
-        below, above = (
-            wider * max(log_distance(value, bound) ** 2 - between**2, 0.0) ** 0.5
-            for bound in (widened.low, widened.high)
-        )
-        high = value * math.exp(above) if above < _LARGEST else math.inf
-        within = Interval(value, value * math.exp(-below), high)
-        return product_interval(within, self._factor(confidence, 1))
-
-    def _factor(self, confidence: float, terms: int) -> Interval:
+    def _factor(self, terms: int) -> Interval:
         """The variation between starts alone, as a factor around 1."""
-        half = 0.0
-        if self.freedom:
-            quantile = student_quantile(confidence, self.freedom)
-            half = quantile * self.deviation * (terms / self.number) ** 0.5
+        quantile = student_quantile(0.95, self.freedom)
+        half = quantile * self.deviation * (terms / self.number) ** 0.5
         return Interval(1.0, math.exp(-half), math.exp(min(half, _LARGEST)))
 
     @property

@@ -144,8 +144,8 @@ BUILT_IN: Sequence[Figure] = (
         "decoding_speedup",
         "the speedup of the time after the first token",
         (
-            ("target_seconds - target_first_seconds", "target_tokens - target_first_tokens"),
-            ("tokens - first_tokens", "seconds - first_seconds"),
+            (("target_seconds", "target_first_seconds"), ("target_tokens", "target_first_tokens")),
+            (("tokens", "first_tokens"), ("seconds", "first_seconds")),
         ),
         format=".2f",
     ),
@@ -222,7 +222,7 @@ BUILT_IN: Sequence[Figure] = (
         "acceptance_rate",
         "accepted / examined drafted tokens while decoding; examined: the accepted tokens and the "
         "first rejected one of each block",
-        (("examined - rejected", "examined"),),
+        ((("examined", "rejected"), "examined"),),
         interval="count",
         most=1.0,
     ),

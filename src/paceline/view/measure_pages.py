@@ -10,9 +10,6 @@ from paceline.measure.results import (
     ACCEPTANCE,
     gamma_of,
     num_tokens,
-    of_passes,
-    of_requests,
-    of_trial,
     value_of,
 )
 from paceline.results.figures import FIGURES
@@ -34,6 +31,7 @@ from paceline.view.page import (
     sampling_words,
     sentence,
     source_of,
+    table_of,
 )
 from paceline.view.tables import drafts_table, gamma_table, served_tables, steps_table
 
@@ -53,6 +51,12 @@ _PREDICTIONS = {
     "expected_speedup": "expected on this machine",
     "mbsu": "MBSU (parameter ratio)",
 }
+_OF_REQUESTS = (
+    *("speedup", "decoding_speedup", "cost_ratio", "predicted_speedup", "measured_over_predicted"),
+    *("engine_efficiency", "target_tokens_per_s", "tokens_per_s", "block_efficiency"),
+    "acceptance_rate",
+)
+_OF_TRIED = ("decoding_tokens_per_s", "expected_speedup")
 _MOST_POSITIONS = 64
 _DEVIATIONS = 1.96  # standard deviations that contain 95% of a normal distribution
 _SPEED = Axis("speedup", format=".2f")
@@ -61,7 +65,9 @@ _SPEED = Axis("speedup", format=".2f")
 def measure_page(found: Measurement) -> Page:
     """The page of a measurement."""
     source = source_of("measure", found.config, found.environment)
-    verdict, passes = found.verdict, figures(of_passes(found.texts).items())
+    verdict = found.verdict
+    sizes = {f"{role} parameters": size for role, size in found.texts.source.sizes.items()}
+    passes = {words_of(name): value for name, value in found.texts.totals.items()} | sizes
     text = f"{len(found.texts.units)} prompts, {num_tokens(found.texts)} tokens"
     where = "Median of interleaved passes over one token." if verdict.timed else "Not timed."
     if found.disturbance:
@@ -71,8 +77,8 @@ def measure_page(found: Measurement) -> Page:
     costs: list[Block] = [Table("Cost of a pass", [passes], text=where)]
     if found.requests is not None:
         text_of_speed = "With and without the draft, interleaved in one process."
-        speed = figures(of_requests(found.requests, found.config.seed).items())
-        costs.append(Table("Timed requests", [speed], text=text_of_speed))
+        settings = {"title": "Timed requests", "text": text_of_speed, "units": "requests"}
+        costs.append(table_of([found.requests], ("gamma",), _OF_REQUESTS, **settings))
     return Page(
         title="Is this draft worth serving?",
         word=verdict.word,
@@ -96,8 +102,8 @@ def _facts(found: Measurement) -> list[Fact]:
     facts: list[Fact] = []
     if (requests := found.requests) is not None:
         facts.append(Fact.of("measured speedup", found.figure("speedup", requests), unit="x"))
-        tau = FIGURES["block_efficiency"].value(requests)
-        facts.append(Fact(words_of("block_efficiency"), f"{tau:.2f}"))
+        tau = found.figure("block_efficiency", requests)
+        facts.append(Fact.of(words_of("block_efficiency"), tau))
     elif found.expected is not None:
         facts.append(Fact.of("expected speedup", found.expected, unit="x"))
     facts.append(Fact.of("expected acceptance", found.figure("expected_acceptance"), ".3f"))
@@ -133,8 +139,10 @@ def _speedups(found: Measurement) -> Section:
     ]
     if found.tried:
         text = "On other requests than the measured speedup, to choose the gamma."
-        tried = [figures(of_trial(row).items()) for row in found.tried]
-        blocks.append(Table("Gammas that were timed", tried, text=text))
+        title = "Gammas that were timed"
+        blocks.append(
+            table_of(found.tried, ("gamma",), _OF_TRIED, bare=_OF_TRIED, title=title, text=text)
+        )
     return Section("Speed", blocks, ("95% interval",))
 
 
@@ -209,7 +217,7 @@ def served_page(found: ServedMeasurement) -> Page:
         f"{sampling_words(vars(config.sampling))}, gamma {config.num_speculative_tokens}"
     )
     facts = [] if found.speed is None else [Fact.of("speedup", found.speed.speedup, unit="x")]
-    tau = FIGURES["block_efficiency"].measure(found.rows[0], seed=config.seed)
+    tau = FIGURES["block_efficiency"].measure(found.rows[0])
     facts.append(Fact.of(words_of("block_efficiency"), tau))
     facts.append(Fact.of("served / predicted", agreement.ratio, ".3f"))
     verdict, notes = found.verdict or agreement, found.notes

@@ -201,7 +201,6 @@ def lines_of(
     *,
     bare: Sequence[str] = (),
     measure: Measure | None = None,
-    seed: int = 0,
 ) -> list[Line]:
     """A line per result row: some of its settings, and some of its figures with their intervals.
 
@@ -211,7 +210,6 @@ def lines_of(
         figures: Names of figures in `results.figures`.
         bare: Those of them that are shown without intervals.
         measure: Gives a figure of a row by its name; by default the registry does.
-        seed: Of the bootstrap.
     """
 
     def measured(name: str, row: Row) -> Interval | None:
@@ -220,7 +218,7 @@ def lines_of(
             return None
         if name in bare:
             return Interval(figure.value(row), math.nan, math.nan)
-        return figure.measure(row, seed=seed)
+        return figure.measure(row)
 
     lines: list[Line] = []
     for row in rows:
@@ -241,11 +239,10 @@ def table_of(
     title: str = "",
     text: str = "",
     units: str = "",
-    seed: int = 0,
     **more: Any,
 ) -> Table:
     """The lines of result rows as a table: see `lines_of`, and for other arguments `Table`."""
-    lines = lines_of(rows, settings, figures, bare=bare, seed=seed)
+    lines = lines_of(rows, settings, figures, bare=bare)
     return Table(title, lines, text=text, units=units, **more)
 
 

@@ -54,7 +54,6 @@ def gamma_table(found: Measurement, *, with_intervals: bool = False) -> Table:
         bare=() if with_intervals else figures,
         title="Predictions for each gamma" if with_intervals else "",
         units="prompts",
-        seed=found.config.seed,
     )
     lines: list[Line] = []
     for row, line in zip(rows, table.rows, strict=True):
@@ -90,8 +89,9 @@ def drafts_table(found: DraftComparison) -> Table:
         columns={
             "gamma": "of tokens per target call, that of the first draft; of a speedup, the "
             "draft's own.",
-            "value": "with its interval over prompts; costs of passes count as exact.",
-            "difference": f"less the figure of {config.draft}, paired by prompt; likewise.",
+            "value": "with its interval over prompts, and that of the costs of blocks.",
+            "difference": f"less the figure of {config.draft}, paired by prompt; costs count as "
+            "exact.",
         },
         units="prompts",
         once=("figure",),
@@ -117,7 +117,6 @@ def frontier_table(found: PredictedFrontier) -> Table:
             f"{rows[0].totals['cost_ratio']:.3f}{untimed}."
         ),
         units="texts",
-        seed=found.config.seed,
         formats={words_of(_OF_RULES[0]): ".2f"},
     )
     infinite = {words_of("output_kl"): math.inf}  # of a rule whose output lacks possible tokens
@@ -130,7 +129,7 @@ def frontier_table(found: PredictedFrontier) -> Table:
 
 def served_tables(found: ServedMeasurement) -> list[Table]:
     """An engine's counters beside the prediction: of all blocks, then of each position in them."""
-    rows, seed = found.rows, found.config.seed
+    rows = found.rows
     whole = [row for row in rows if "counts" in row.setting and "position" not in row.setting]
     positions = [row for row in rows if "position" in row.setting]
     positions.sort(key=lambda row: row.setting["position"])
@@ -138,7 +137,7 @@ def served_tables(found: ServedMeasurement) -> list[Table]:
         "counts": "served: by the engine's counters; predicted: from the probabilities of both "
         "models on the texts that the engine generated."
     }
-    settings = {"units": "requests", "seed": seed, "columns": columns}
+    settings = {"units": "requests", "columns": columns}
     reported = any(row.has(counts="served") for row in positions)
     text = "" if reported else "The engine does not report its counts by position."
     figures = ("block_efficiency", "draft_acceptance_rate")
@@ -250,7 +249,7 @@ def _tried(row: Row, config: TuneConfig) -> Line:
     line: Line = {"family": row.setting["family"], "setting": row.setting.get("setting", "-")}
     quality = "relative_quality" if config.absolute_quality is None else "quality"
     for name in (quality, "speedup"):
-        found = measure(name, row, config.seed)
+        found = measure(name, row)
         line |= bounded(words_of(name), None if math.isnan(found.value) else found)
     if row.has(examples="confirming"):
         line["lower limit"] = row.totals.get("lower_limit")

@@ -163,18 +163,6 @@ def test_turns_go_there_and_back():
     assert list(turns([3, 0, 1], 2)) == [(0, 3), (0, 0), (0, 1), (1, 1), (1, 0), (1, 3)]
 
 
-@pytest.mark.parametrize("confidence", [0.95, 0.99, 0.993])
-def test_at_another_confidence_both_parts_of_an_interval_grow_by_their_own_quantiles(confidence):
-    """Two starts of two configurations: t of 2 degrees of freedom grows faster than z."""
-    starts = Starts(number=2, deviation=0.05, freedom=2)
-    within = Interval(1.0, math.exp(-0.03), math.exp(0.03))
-    found = starts.at(starts.widen(within, 1), confidence)
-    z = stats.norm.ppf((1 + confidence) / 2) / stats.norm.ppf(0.975)
-    t = stats.t.ppf((1 + confidence) / 2, 2)
-    half = math.hypot(0.03 * z, t * 0.05 / 2**0.5)
-    assert (math.log(found.high), math.log(found.low)) == pytest.approx((half, -half))
-
-
 @pytest.mark.parametrize("engine", ["vllm", "llamacpp", "sglang"])
 def test_lengths_of_answers_without_a_draft_are_no_variation_between_starts(
     engine: str, pair: tuple[CausalModel, CausalModel]
