@@ -296,35 +296,6 @@ def tune_run(folder: Path) -> Path:
     return folder
 
 
-def decoded(folder: Path) -> Path:
-    """The output of `decode --json`."""
-    blocks = [
-        [["Once", "prefill"]],
-        [[" upon", "accepted"], [" a", "accepted"], [" <time>", "bonus"]],
-        [[" there", "accepted"], [" was", "recovered"]],
-    ]
-    stats = {
-        "num_blocks": 2,
-        "num_drafted": 4,
-        "num_accepted": 3,
-        "num_recovered": 1,
-        "num_bonus": 1,
-        "num_prefill_tokens": 1,
-        "num_kept": 0,
-        "num_deferred": 0,
-        "accepted_histogram": [0, 1, 1],
-    }
-    found = {
-        "kind": "decode",
-        "blocks": blocks,
-        "stats": stats,
-        "tokens_per_s": 80.0,
-        "prompt": "Tell me a story",
-    }
-    found |= {"target": "models/target", "draft": "models/draft", "decoding": {"sampling": {}}}
-    return write_json(folder / "decoded.json", found)
-
-
 RUNS: dict[str, Callable[[Path], Path]] = {
     "bench": bench_run,
     "measure": measurement,
@@ -333,5 +304,4 @@ RUNS: dict[str, Callable[[Path], Path]] = {
     "align": training_run,
     "trajectory": trajectory_run,
     "tune": tune_run,
-    "decode": decoded,
 }

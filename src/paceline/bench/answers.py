@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     Texts = list[list[int]]
 
 ROWS, ANSWERS = "rows.jsonl", "answers.jsonl"
-_SAMPLED = ("temperature", "top_p", "top_k", "repetition_penalty")
+SAMPLED = ("temperature", "top_p", "top_k", "repetition_penalty")
 
 
 def sums_of_answer(answer: Answer, score: float | None) -> dict[str, float]:
@@ -60,7 +60,7 @@ def context_of(row: Row) -> str:
 
 def sampling_of(row: Row) -> dict[str, Any]:
     """Sampling parameters of a cell, those of them that do something."""
-    return {name: row.setting[name] for name in _SAMPLED if name in row.setting}
+    return {name: row.setting[name] for name in SAMPLED if name in row.setting}
 
 
 def read_rows(folder: Path, context: str | None = None) -> list[Row]:

@@ -20,7 +20,7 @@ import math
 import re
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -44,14 +44,6 @@ ONE = "1"
 """In a ratio: the number 1 for every unit."""
 
 
-class Paper(NamedTuple):
-    """A paper with its authors, title and address."""
-
-    authors: str
-    title: str
-    link: str
-
-
 @dataclass(frozen=True)
 class Figure:
     """Definition of a figure; without `ratios` and `of`: the total of a row with the same name.
@@ -73,7 +65,6 @@ class Figure:
             units may have by chance.
         most: The largest possible value, of all rows or of each.
         format: Of the value, as in d3 and Vega.
-        paper: Where it is defined.
     """
 
     name: str
@@ -90,7 +81,6 @@ class Figure:
     interval: Literal["ratio", "score", "count"] = "ratio"
     most: float | Callable[[Row], float] = math.inf
     format: str = ".3f"
-    paper: Paper | None = None
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):

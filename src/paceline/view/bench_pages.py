@@ -14,7 +14,7 @@ from paceline.results.frontier import ORACLE, TARGET_ALONE, family_of, is_lossle
 from paceline.view import charts
 from paceline.view.bench_run import ordered_cells
 from paceline.view.charts import Axis, plotted
-from paceline.view.definitions import DEFINITIONS, of_users, words_of
+from paceline.view.definitions import words_of
 from paceline.view.page import (
     Fact,
     Figure,
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from paceline.view.bench_run import Cells, Results
     from paceline.view.page import Line
 
-_MOST_SAMPLES = 6
 _ROUNDING = 1e-6  # rounding error of sums of probabilities
 _MEASURED = (
     *("quality", "relative_quality", "speedup", "decoding_speedup"),
@@ -58,7 +57,6 @@ _REJECTED = words_of("rejection_rate")
 _UNBOUNDED = (math.nan, math.nan)
 _STEPS = {"choosing": "To choose", "confirming": "To confirm, on other examples"}
 _DIGESTS = ("context", "key")
-_TERMS = ("family", "setting", "95% interval", "lossless")
 
 
 def bench_page(results: Results) -> Page:
@@ -122,7 +120,7 @@ def _facts(results: Results, done: int) -> list[Fact]:
             quality = frontier.measure("quality", frontier.target)
             facts.append(Fact.of(f"target's quality ({metric}){at}", quality, ".3f"))
         again = frontier.against_itself()
-        if again.value == again.value:
+        if not math.isnan(again.value):
             facts.append(Fact.of(f"target against itself{at}", again, ".3f", "x"))
     return facts
 
@@ -173,23 +171,18 @@ def _sections(cells: Cells, suffix: str) -> list[Section]:
     figure = _frontier_figure("Quality against cost", text, drawn)
     blocks = {
         "Quality and speed": [figure, _best_cells(frontier, cells)] if cells.judged else [],
-        "Acceptance and time": [*_rejections(rows), *_seconds(frontier)],
+        "Acceptance": _rejections(rows),
         "Predicted and measured": _predictions(drawn),
         "All cells": [table],
     }
-    kinds = (row.setting.get(key) for row in frontier.rows for key in ("strategy", "rule"))
-    defined = DEFINITIONS | of_users()
-    terms = [*_TERMS, *(str(name) for name in kinds if name in defined)]
-    return [Section(f"{title}{suffix}", found, terms) for title, found in blocks.items() if found]
+    return [Section(f"{title}{suffix}", found) for title, found in blocks.items() if found]
 
 
 def _lines(frontier: Frontier) -> list[Line]:
     """All figures of the cells, those of the target alone last."""
 
     def measure(name: str, row: Row) -> Interval | None:
-        is_missing = (name.endswith("quality") and "score" not in frontier.target.sums) or (
-            name == "decoding_speedup" and row.setting["strategy"] == "sequence_cascade"
-        )
+        is_missing = name.endswith("quality") and "score" not in frontier.target.sums
         return None if is_missing else frontier.measure(name, row)
 
     rows = [*ordered_cells(frontier), frontier.target]
@@ -267,38 +260,6 @@ def _rejections(rows: Sequence[Line]) -> list[Figure]:
     return [plotted(title, text, lines, charts.intervals, "cell", _REJECTED)] if lines else []
 
 
-def _seconds(frontier: Frontier) -> list[Figure]:
-    """Distributions over examples of ms per token: the target alone and each family's fastest."""
-    alone = _ms_per_token(frontier.target, "target_")
-    samples = {"target alone": alone}
-    cells = [row for row in frontier.rows if _counts(row)]
-    fastest: dict[str, Row] = {}
-    for row in sorted(cells, key=lambda row: -frontier.measure("speedup", row).value):
-        fastest.setdefault(family_of(row), row)
-    for row in list(fastest.values())[: _MOST_SAMPLES - 1]:
-        samples[_name(row)] = _ms_per_token(row)
-    if len(alone) < 2 or len(samples) < 2:
-        return []
-    rows = charts.dominance_rows(samples, "ms per token", "decoding")
-    axis = Axis("ms per token", "ms per token of a whole request")
-    title = "Time per token over examples"
-    text = (
-        "Share of the examples that took at most this time per token: the target alone and the "
-        "fastest setting of each family, whatever its quality. A curve further left is faster; if "
-        "it is left everywhere, it is faster at every rank, not only on average. "
-        f"n = {len(alone):,} timed examples."
-    )
-    return [plotted(title, text, rows, charts.dominance, axis, "decoding")]
-
-
-def _ms_per_token(row: Row, of: str = "") -> list[float]:
-    """Of the requests that were timed beside the target alone; `of`: prefix of the sums."""
-    timed = zip(
-        *(row.sums[name] for name in ("target_seconds", f"{of}seconds", f"{of}tokens")), strict=True
-    )
-    return [1e3 * (s or 0) / count for alone, s, count in timed if alone is not None and count]
-
-
 def _predictions(drawn: Sequence[Line]) -> list[Figure]:
     """Predicted against measured rejection rates and speedups; none without predictions."""
     measured = {sentence(name)[:-1]: name for name in (_REJECTED, words_of("decoding_speedup"))}
@@ -339,7 +300,7 @@ def tune_page(found: Tuned, environment: Mapping[str, Any] | None = None) -> Pag
             Fact("confidence", f"{config.confidence:g}"),
             Fact("examples", f"{config.num_examples} + {config.num_confirmed}"),
         ],
-        sections=[Section("Settings", blocks, _TERMS)],
+        sections=[Section("Settings", blocks)],
         about=[found.statement, *about(source, task)],
         source=source,
     )
@@ -380,7 +341,7 @@ def _verdict_of_tune(found: Tuned) -> str:
         bound = f"a time per token of at most {config.max_latency:g} of the target's"
     if family(chosen.decoding) == TARGET_ALONE:
         return f"No setting is better than decoding without a draft, within {bound}."
-    relative = chosen.measure("relative_quality", config.seed).value
+    relative = chosen.measure("relative_quality").value
     quality = "" if math.isnan(relative) else f" and {relative:.3f} of its quality"
-    speed = interval_text(chosen.measure("speedup", config.seed), ".2f", "x")
+    speed = interval_text(chosen.measure("speedup"), ".2f", "x")
     return f"Use {name_of(chosen.decoding)}: {speed} the target's speed{quality}, within {bound}."

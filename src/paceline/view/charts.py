@@ -18,7 +18,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import altair as alt
 import vl_convert
@@ -74,7 +74,6 @@ CONFIG: dict[str, Any] = {
 
 _HEIGHT = 320
 _ROW_HEIGHT = 30
-_MOST_STEPS = 200  # of an empirical distribution
 _DASHED = {"aria": False, "color": MUTED, "strokeDash": [4, 4], "strokeWidth": 1.2}
 _LONGEST = 20  # letters of a name on one line
 _REFERENCES = {words_of(name): 1.0 for name in ("speedup", "relative_quality", "gain")}
@@ -160,7 +159,6 @@ Column = str | Axis
 _AXES = {
     "step": Axis("step", "optimizer step", "d", whole=True),
     "seconds": Axis("seconds", "seconds of training", ".0f"),
-    "share": Axis("share", "share of values at or below", ".0%", zero=True),
 }
 """Of columns that are no figures."""
 
@@ -244,11 +242,6 @@ def curves(
     return _plot(rows, x, y, group, line={}, band=True, size=size, **settings)
 
 
-def dominance(rows: Sequence[Line], value: Column, group: str, **settings: Any) -> Spec:
-    """Empirical distributions, from `dominance_rows`: the share of values at most x."""
-    return _plot(rows, value, "share", group, line={}, shape="step-after", size=9, **settings)
-
-
 def _plot(
     rows: Sequence[Line],
     x: Column,
@@ -260,7 +253,6 @@ def _plot(
     diagonal: bool = False,
     band: bool = False,
     line: Mapping[str, str] | None = None,
-    shape: Literal["linear", "step-after"] = "linear",
     size: int = 95,
 ) -> Spec:
     """A point for each row; a click on the legend selects a group.
@@ -275,7 +267,6 @@ def _plot(
         diagonal: With the line where both figures are equal.
         band: With shaded intervals of y.
         line: Channels of a line through the points; None: no line.
-        shape: Of the line.
         size: Of the points.
     """
     x, y = axis_of(x), axis_of(y)
@@ -308,28 +299,12 @@ def _plot(
             bars = base.transform_filter(axis.are_known()).mark_rule(aria=False)
             layers.append(bars.encode(strokeOpacity=seen(0.45), **ends))
     if line is not None:
-        drawn = base.mark_line(aria=False, strokeWidth=1.6, interpolate=shape)
+        drawn = base.mark_line(aria=False, strokeWidth=1.6)
         layers.append(drawn.encode(x=x.x(), y=y.y(), strokeOpacity=seen(1)).encode(**line))
     tooltip = [*_named([group, *labels]), *x.tooltips(rows), *y.tooltips(rows)]
     spots = base.mark_point(filled=True, opacity=1, size=size).encode(shape=form, x=x.x(), y=y.y())
     layers.append(spots.encode(tooltip=tooltip, opacity=seen(1)).add_params(chosen))
     return _finished(alt.layer(*layers, height=_HEIGHT), rows)
-
-
-def dominance_rows(samples: Mapping[str, Sequence[float]], field: str, group: str) -> list[Line]:
-    """Rows of `dominance`: sorted values of each sample with the share of values up to each.
-
-    Of more than 200 values, 200 equally spaced ranks are kept.
-    """
-    rows: list[Line] = []
-    for name, values in samples.items():
-        ordered = sorted(value for value in values if is_finite(value))
-        count = len(ordered)
-        ranks = range(1, count + 1)
-        if count > _MOST_STEPS:
-            ranks = [round(step * count / _MOST_STEPS) for step in range(1, _MOST_STEPS + 1)]
-        rows += [{group: name, field: ordered[rank - 1], "share": rank / count} for rank in ranks]
-    return rows
 
 
 def intervals(rows: Sequence[Line], name: str, x: Column) -> Spec:

@@ -1,9 +1,8 @@
-"""Pages of `paceline measure` (with and without an engine), `verify` and `decode`."""
+"""Pages of `paceline measure` (with and without an engine) and `verify`."""
 
 from __future__ import annotations
 
-import shlex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.measure.losslessness import OPEN_QUESTION
 from paceline.measure.results import (
@@ -23,8 +22,6 @@ from paceline.view.page import (
     Panel,
     Section,
     Table,
-    Text,
-    Token,
     about,
     bounded,
     figures,
@@ -36,8 +33,6 @@ from paceline.view.page import (
 from paceline.view.tables import drafts_table, gamma_table, served_tables, steps_table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from paceline.measure import Measurement
     from paceline.measure.agreement import Agreement
     from paceline.measure.drafts import DraftComparison
@@ -143,7 +138,7 @@ def _speedups(found: Measurement) -> Section:
         blocks.append(
             table_of(found.tried, ("gamma",), _OF_TRIED, bare=_OF_TRIED, title=title, text=text)
         )
-    return Section("Speed", blocks, ("95% interval",))
+    return Section("Speed", blocks)
 
 
 def _acceptance(found: Measurement) -> Section:
@@ -169,7 +164,7 @@ def _acceptance(found: Measurement) -> Section:
             "over all tokens. Few answers are long, so later positions vary more."
         )
         blocks.append(Figure("Acceptance along the text", text, [Panel(chart)], positions))
-    return Section("Acceptance", blocks, [words_of(name) for name in ACCEPTANCE])
+    return Section("Acceptance", blocks)
 
 
 def drafts_page(found: DraftComparison) -> Page:
@@ -248,7 +243,7 @@ def _served_blocks(found: ServedMeasurement) -> Section:
         text = "Share of the blocks that accept the first (0), second (1), ... drafted token."
         panels = [Panel(charts.curves(positions.rows, position, accepted, "counts"))]
         blocks.append(Figure("Acceptance by position", text, panels, positions.rows))
-    return Section("Blocks", blocks, ("95% interval", "gamma"))
+    return Section("Blocks", blocks)
 
 
 def _served_speed(found: ServedMeasurement) -> list[Section]:
@@ -288,7 +283,6 @@ def verify_page(found: LosslessnessReport) -> Page:
     }
     greedy_line = {**texts, "first difference": greedy.first_difference}
     cells = [_cells(one, name) for name, one in checks.items()]
-    terms = ("G-test", "cell of the G-test")
     return Page(
         title="Is decoding with this draft lossless?",
         word=found.word,
@@ -300,12 +294,8 @@ def verify_page(found: LosslessnessReport) -> Page:
             Fact("sampled tokens", f"{sampled.counts['tokens']:,}"),
         ],
         sections=[
-            Section(
-                "Greedy texts",
-                [Table("Token by token", [greedy_line], text=compared)],
-                ("lossless",),
-            ),
-            Section("Sampled tokens", [*cells, Table("G-tests", tests, columns=columns)], terms),
+            Section("Greedy texts", [Table("Token by token", [greedy_line], text=compared)]),
+            Section("Sampled tokens", [*cells, Table("G-tests", tests, columns=columns)]),
         ],
         about=about(
             source,
@@ -363,57 +353,3 @@ def _cells(check: DistributionCheck, rule: str) -> Figure:
         "rule must fail."
     )
     return Figure(f"Tokens in each cell: {rule}", text, [Panel(chart)], rows)
-
-
-def decode_page(found: Mapping[str, Any]) -> Page:
-    """The page of the output of `decode --json`."""
-    stats = found["stats"]
-    names = ("target", "draft", "max_new_tokens", "seed")
-    options = [
-        f"--{name.replace('_', '-')} {shlex.quote(str(found[name]))}"
-        for name in names
-        if found.get(name) is not None
-    ]
-    if found.get("draft_weights", "auto") != "auto":
-        options.append(f"--draft-weights {found['draft_weights']}")
-    if found.get("chat"):
-        options.append("--chat")
-    source = source_of(" ".join(["decode", *options]), found.get("decoding"))
-    tokens = [
-        Token(text, name, number)
-        for number, block in enumerate(found["blocks"])
-        for text, name in block
-    ]
-    kinds = ("accepted", "recovered", "bonus", "kept", "deferred")
-    emitted, calls = sum(stats[f"num_{kind}"] for kind in kinds), stats["num_blocks"]
-    accepted, examined = stats["num_accepted"], stats["num_accepted"] + stats["num_recovered"]
-    facts = [Fact("tokens", str(len(tokens)), f"{found['tokens_per_s']:.1f} per second")]
-    verdict = f"{len(tokens)} tokens, all of the draft's own."
-    if calls:
-        each = f"{emitted / calls:.2f}"
-        facts.append(Fact(words_of("block_efficiency"), each))
-        how = f"{accepted} of {stats['num_drafted']} drafted tokens were accepted"
-        if not examined:  # a cascade verifies nothing
-            how = f"{stats['num_kept']} are the draft's own"
-        verdict = (
-            f"{len(tokens)} tokens took {calls} target calls after the prompt, {each} tokens per "
-            f"call: {how}."
-        )
-    if found.get("draft") is None:
-        verdict = f"{len(tokens)} tokens without a draft, one per target call."
-    if examined:
-        share = f"{accepted / examined:.0%}"
-        facts.append(Fact("acceptance rate", share, f"{accepted} of {examined} examined"))
-    text = "Each colour and underline is a source of tokens; a vertical bar ends a block."
-    title, prompt = "Where each token came from", found.get("prompt", "")
-    blocks: list[Block] = [Text(title, text, prompt=prompt, tokens=tokens)]
-    if len(histogram := stats["accepted_histogram"]) > 1:
-        rows: list[Line] = [{"accepted": n, "blocks": count} for n, count in enumerate(histogram)]
-        x = Axis("accepted", "accepted tokens in the block", "d", whole=True)
-        chart = charts.columns(rows, x, Axis("blocks", format="d", zero=True, whole=True))
-        text = "How many drafted tokens each block kept."
-        blocks.append(Figure("Accepted tokens per block", text, [Panel(chart)], rows))
-    terms = ("accepted", "recovered", "bonus", "acceptance rate", "block efficiency", "gamma")
-    return Page(
-        "Decoded text", verdict, [Section("Text", blocks, terms)], facts=facts, source=source
-    )

@@ -269,37 +269,13 @@ def _cell(row: Line, name: str, form: str, between: str) -> str:
 
 
 @dataclass(frozen=True)
-class Token:
-    """A piece of decoded text; `source` as in `decode.text.Source`, `block` counts from 0."""
-
-    text: str
-    source: str
-    block: int
-
-
-@dataclass(frozen=True)
 class Text:
-    """Text in a box, with decoded tokens.
-
-    Attributes:
-        title: Heading; may be empty.
-        text: A sentence below it.
-        prompt: Of the tokens.
-        tokens: Marked by their source; blocks are separated.
-    """
+    """Text in a box; the title may be empty."""
 
     kind: ClassVar = "text"
+    rows: ClassVar[Sequence[Line]] = ()
     title: str
     text: str = ""
-    prompt: str = ""
-    tokens: Sequence[Token] = ()
-
-    @property
-    def rows(self) -> list[Line]:
-        """The tokens as data."""
-        return [
-            {"block": one.block, "source": one.source, "token": one.text} for one in self.tokens
-        ]
 
 
 Block = Figure | Table | Text
@@ -307,11 +283,10 @@ Block = Figure | Table | Text
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, blocks, and the terms that the page defines; see `definitions.DEFINITIONS`."""
+    """A heading, and blocks."""
 
     title: str
     blocks: Sequence[Block]
-    terms: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

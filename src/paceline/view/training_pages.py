@@ -10,7 +10,7 @@ from paceline.measure.trajectory import START, draft_name, gain_of
 from paceline.results.figures import FIGURES
 from paceline.view import charts
 from paceline.view.charts import Axis, plotted
-from paceline.view.definitions import TERMS_OF_WORDS, words_of
+from paceline.view.definitions import words_of
 from paceline.view.page import (
     Fact,
     Figure,
@@ -129,8 +129,7 @@ def _held_out(points: Sequence[tuple[int, Figures]], known: Sequence[str]) -> Se
     blocks: list[Block] = [Figure("Held-out figures over training", text, panels, rows)]
     if len(points) > 1:
         blocks.append(before_and_after(points[0][1], points[-1][1], known, "Before and after"))
-    terms = [TERMS_OF_WORDS[words_of(name)] for name in known]
-    return Section("On held-out text", blocks, [*terms, "95% interval"])
+    return Section("On held-out text", blocks)
 
 
 def _loss(steps: Sequence[Mapping[str, Any]]) -> Section:
@@ -160,7 +159,7 @@ def _loss(steps: Sequence[Mapping[str, Any]]) -> Section:
         ),
         plotted(title, means, rows, charts.curves, "step", more, **small),
     ]
-    return Section("Loss", blocks, ("loss",))
+    return Section("Loss", blocks)
 
 
 def _mean(part: Sequence[Mapping[str, Any]], name: str) -> float | None:
@@ -226,7 +225,7 @@ def _case(where: str, rows: Sequence[Row]) -> Section:
         title = f"Gain over the initial draft: {where}"
         text = "Of the last draft of each run, on the same texts. Right of 1 the draft is better."
         blocks.append(plotted(title, text, ends, charts.intervals, "run", "gain", by="gamma"))
-    return Section(where, blocks, ("95% interval",))
+    return Section(where, blocks)
 
 
 def _line(run: str, row: Row) -> Line:

@@ -72,18 +72,6 @@ def test_the_diagonal_spans_both_figures():
     assert chart["layer"][0]["data"]["values"] == [{"at": 1.0}, {"at": 2.0}]
 
 
-def test_an_empirical_distribution_ends_at_one_and_keeps_the_ends_of_a_large_sample():
-    rows = charts.dominance_rows({"a": [3.0, 1.0, 2.0], "b": [5.0]}, "time", "side")
-    assert [(row["side"], row["time"], row["share"]) for row in rows] == [
-        ("a", 1.0, pytest.approx(1 / 3)),
-        ("a", 2.0, pytest.approx(2 / 3)),
-        *(("a", 3.0, 1.0), ("b", 5.0, 1.0)),
-    ]
-    many = charts.dominance_rows({"a": [float(n) for n in range(1, 1001)]}, "time", "side")
-    assert len(many) == 200
-    assert (many[0]["time"], many[-1]["time"], many[-1]["share"]) == (5.0, 1000.0, 1.0)
-
-
 def test_the_axis_of_a_figure_is_that_of_the_registry_by_its_name_or_words():
     for column in ("block_efficiency", "tokens per target call"):
         axis = charts.axis_of(column)

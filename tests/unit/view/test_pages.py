@@ -11,8 +11,7 @@ import torch
 
 from paceline.core.bootstrap import ratio_interval
 from paceline.view.definitions import DEFINITIONS
-from paceline.view.measure_pages import decode_page
-from paceline.view.page import Figure, Page, Table, Text
+from paceline.view.page import Figure, Page, Table
 from paceline.view.read import read_page
 from paceline.view.render import terms_of
 from support import reports
@@ -203,35 +202,10 @@ def test_the_runs_of_a_trajectory_are_those_of_its_manifest(
     assert {row["run"] for row in figure.rows} == shown
 
 
-def test_decoded_text_keeps_the_source_and_block_of_each_token(page_of: Pages):
-    (picture,) = blocks_of(page_of("decode"), Text).values()
-    assert "".join(token.text for token in picture.tokens) == "Once upon a <time> there was"
-    assert [(token.source, token.block) for token in picture.tokens] == [
-        ("prefill", 0),
-        *(("accepted", 1), ("accepted", 1), ("bonus", 1)),
-        *(("accepted", 2), ("recovered", 2)),
-    ]
-
-
-def test_a_cascade_says_how_many_tokens_are_the_drafts_own(tmp_path: Path):
-    values = json.loads(reports.decoded(tmp_path).read_text())
-    nothing = {"num_accepted": 0, "num_recovered": 0, "num_bonus": 0, "accepted_histogram": []}
-    values["stats"] |= nothing | {"num_drafted": 52, "num_kept": 52, "num_deferred": 12}
-    values["stats"]["num_blocks"] = 12
-    assert decode_page(values).verdict.endswith("5.33 tokens per call: 52 are the draft's own.")
-    values["stats"] |= {"num_drafted": 0, "num_kept": 0}
-    assert "without a draft" not in decode_page(values).verdict
-    assert "without a draft" in decode_page(values | {"draft": None}).verdict
-
-
-def test_commands_name_what_their_files_do_not_hold(page_of: Pages, tmp_path: Path):
+def test_commands_name_what_their_files_do_not_hold(page_of: Pages):
     served = page_of("served").source
     assert served is not None
     assert served.command.startswith("paceline measure --engine ")
-    values = json.loads(reports.decoded(tmp_path).read_text())
-    source = decode_page(values | {"chat": True, "draft_weights": "int8"}).source
-    assert source is not None
-    assert "--draft-weights int8 --chat --config decode.yaml" in source.command
 
 
 def test_a_single_unit_has_an_infinite_bound_which_json_cannot_hold(tmp_path: Path):
