@@ -119,7 +119,8 @@ class TuneConfig(WithCosts, ModelsConfig):
         check_costs(checks, self, self.block_lengths)
         checks.pair(self.target, self.draft)
         checks.drafting(self.target, self.draft)
-        check_task(checks, "task", self.task, self.num_examples, self.seed)
+        count = self.num_examples + self.num_confirmed
+        check_task(checks, "task", self.task, count, self.seed)
         checks.output(self.output)
 
     @property

@@ -163,10 +163,10 @@ def decide_by_expected(acceptance: Interval, rows: Sequence[Row], remark: str = 
 
 def _advice(speedup: Interval, what: str, settings: Sequence[str]) -> str:
     """How many times the measurements would decide, if widths shrink with the root of them."""
-    to_one = abs(math.log(speedup.value)) if speedup.value else math.inf
+    to_one = abs(math.log(speedup.value))
     width = log_distance(speedup.value, speedup.low if speedup.value > 1 else speedup.high)
     raised = " and ".join(settings)
-    if width > _MOST_TIMES**0.5 * to_one:
+    if width >= _MOST_TIMES**0.5 * to_one:
         return (
             f"more than {_MOST_TIMES} times the {what} would be needed at this speedup (raise "
             f"{raised})"

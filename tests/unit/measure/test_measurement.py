@@ -406,13 +406,6 @@ def test_the_gamma_that_is_recommended_for_short_answers_is_the_cheapest_one(
         assert seconds[8] > 1.1 * seconds[found.best_gamma]
 
 
-def test_the_reason_names_measurement_and_break_even_in_one_line():
-    reason = _verdict(0.5, 0.7, alpha=0.1).reason
-    assert "measured 0.60x" in reason
-    assert "acceptance 0.100 is below the break-even 0.300" in reason
-    assert "\n" not in reason
-
-
 def test_texts_that_fit_are_scored_beside_one_that_is_longer():
     """Context 12: the longest prompt with the longest completion would have no room."""
     target, draft = (TableModel.random(6, 1, seed=seed, max_length=12) for seed in (1, 2))

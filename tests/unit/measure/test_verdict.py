@@ -126,6 +126,8 @@ def test_timed_requests_have_the_interval_of_their_row():
     assert found.go
     words = f"measured {speedup.value:.2f}x ({speedup.low:.2f} to {speedup.high:.2f}) at gamma 3"
     assert found.reason == f"{words}; acceptance 0.500 is near the break-even 0.500"
+    below = decide(Interval(0.1, 0.05, 0.15), row(3), requests)
+    assert "acceptance 0.100 is below the break-even 0.500" in below.reason
     few = decide(ALPHA, row(3), requests.only(range(7)))
     assert few.word == "TOO FEW"
     assert "set timed_prompts=8 or more" in few.reason
