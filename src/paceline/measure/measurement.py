@@ -358,10 +358,23 @@ class ScoredTexts(NamedTuple):
     def of(cls, texts: PairTexts, scores: TextScores) -> ScoredTexts:
         return cls(scores, scores.mask_BT.sum(-1), texts.budgets, torch.tensor(texts.num_beyond))
 
-    def tokens_and_blocks(self, gamma: int) -> tuple[Tensor, Tensor]:
-        """Expected tokens and blocks of each text, [B] each."""
+    @property
+    def sums(self) -> dict[str, Tensor]:
+        """Sums of each text by their names in result rows, [B] each."""
+        scores = self.scores
+        parts = {
+            "tokens": scores.mask_BT,
+            "acceptance": scores.acceptance_BT,
+            "greedy_acceptance": scores.greedy_draft_BT,
+            "agreement": scores.agreement_BT,
+            "cross_entropy": scores.cross_entropy_BT,
+        }
+        return {name: part_BT.sum(-1) for name, part_BT in parts.items() if part_BT is not None}
+
+    def sums_of_blocks(self, gamma: int) -> dict[str, Tensor]:
+        """Expected tokens and blocks of each text by their names in result rows, [B] each."""
         tokens_B, blocks_B = self.scores.tokens_and_blocks(gamma, self.budget_B)
-        return tokens_B + self.beyond_B, blocks_B + self.beyond_B
+        return {"emitted": tokens_B + self.beyond_B, "calls": blocks_B + self.beyond_B}
 
     def usable_gammas(self, gammas: Sequence[int]) -> list[int]:
         """See `usable_gammas`."""
@@ -394,19 +407,12 @@ def usable_gammas(gammas: Sequence[int], longest: int, budget: int) -> list[int]
 
 
 def _row_of_texts(texts: ScoredTexts, config: MeasureConfig, source: Source) -> Row:
-    scores = texts.scores
-    parts = {
-        "tokens": scores.mask_BT,
-        "acceptance": scores.acceptance_BT,
-        "greedy_acceptance": scores.greedy_draft_BT,
-        "agreement": scores.agreement_BT,
-    }
     ratio = source.sizes["draft"] / source.sizes["target"]
     return Row(
         population=f"prompts of {config.prompts.path}",
         units=tuple(range(len(texts.length_B))),
         setting=config.setting | {"parameter_ratio": ratio},
-        sums={name: tuple(as_list(part_BT.sum(-1))) for name, part_BT in parts.items()},
+        sums={name: tuple(as_list(part_B)) for name, part_B in texts.sums.items()},
         source=source,
     )
 
@@ -418,11 +424,10 @@ def _pass_costs(costs: PassCosts) -> dict[str, float]:
 
 def _row_of_gamma(row: Row, gamma: int, texts: ScoredTexts, costs: PassCosts | None) -> Row:
     """The row of the texts with the blocks of gamma tokens, and what these cost, if it is known."""
-    tokens_B, blocks_B = texts.tokens_and_blocks(gamma)
+    sums = texts.sums_of_blocks(gamma)
     drafted_B = texts.scores.drafted_tokens(gamma, texts.budget_B)
-    drafted = float(drafted_B.sum() / blocks_B.sum())
-    sums, totals = {"emitted": tokens_B, "calls": blocks_B}, {"drafted_per_block": drafted}
-    row = row.extended(sums, totals, gamma=gamma)
+    drafted = float(drafted_B.sum() / sums["calls"].sum())
+    row = row.extended(sums, {"drafted_per_block": drafted}, gamma=gamma)
     return row if costs is None else costs.priced(row, gamma, drafted)
 
 

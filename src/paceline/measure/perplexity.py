@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -98,7 +97,6 @@ def perplexity(config: PerplexityConfig, progress: Progress = silent) -> Perplex
     documents = list(read_documents(config.text, tokenizer, loaded.eos_token_ids))
     # All tokens need a probability, also those that the model does not write.
     model = prepare_for_decoding(loaded.over_all_tokens())
-    _warn_of_windows(documents, loaded.max_length)
     progress("loading", 1, 1)
     nats: list[float] = []
     for number, document in enumerate(documents):
@@ -121,18 +119,6 @@ def document_nats(model: Model, tokens: Sequence[int]) -> float:
         _window_nats(model, inputs[start : start + longest], tokens[start + 1 :])
         for start in range(0, len(inputs), longest)
     )
-
-
-def _warn_of_windows(documents: Sequence[Document], longest: int | None) -> None:
-    """Warn once of documents that `document_nats` divides."""
-    count = sum(len(each.tokens) - 1 > longest for each in documents) if longest else 0
-    if count:
-        warnings.warn(
-            f"{count} of {len(documents)} documents are longer than the context of {longest:,} "
-            "tokens and are scored in windows, whose first tokens have little before them; shorter "
-            "documents give the perplexity within the context",
-            stacklevel=3,
-        )
 
 
 def _window_nats(model: Model, inputs: Sequence[int], following: Sequence[int]) -> float:
