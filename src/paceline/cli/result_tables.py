@@ -49,7 +49,7 @@ def measurement_table(found: Measurement) -> Group:
     for name in ACCEPTANCE:
         words = words_of(name)
         summary.add_row(words, str(found.figure(name)))
-        notes[words] = meaning_of(words)
+        notes[words] = meaning_of(name)
     brackets = {"brackets": "95% intervals over prompts."}
     table = printed(gamma_table(found), notes=notes | brackets)
     if not found.verdict.timed:
@@ -166,7 +166,7 @@ def alignment_table(result: dict[str, Any], evaluation: Evaluation) -> Group:
         f"{evaluation.sampling.temperature:g}{gamma}."
     )
     table = before_and_after(result["before"], result["after"], known, remark)
-    return printed(table, notes={words_of(name): meaning_of(words_of(name)) for name in known})
+    return printed(table, notes={words_of(name): meaning_of(name) for name in known})
 
 
 def losslessness_lines(report: LosslessnessReport) -> Iterator[str]:

@@ -24,9 +24,9 @@ from paceline.view.page import (
     Table,
     Text,
     about,
-    bounded,
     interval_text,
     lines_of,
+    number,
     sampling_words,
     sentence,
     source_of,
@@ -53,7 +53,7 @@ _COSTS = {
     "Against target passes": "deferral_rate",
     "Against rejection rate": "rejection_rate",
 }
-_REJECTED = words_of("rejection_rate")
+_REJECTED = "rejection_rate"
 _UNBOUNDED = (math.nan, math.nan)
 _STEPS = {"choosing": "To choose", "confirming": "To confirm, on other examples"}
 _DIGESTS = ("context", "key")
@@ -189,12 +189,12 @@ def _lines(frontier: Frontier) -> list[Line]:
     lines = lines_of(rows, _NAMES, _MEASURED, measure=measure)
     for row, line in zip(rows, lines, strict=True):
         latency = FIGURES["relative_latency"]
-        line |= {latency.words: latency.of_base(row, line["speedup"])}
+        line |= {latency.name: latency.of_base(row, number(line, "speedup"))}
         if SPEEDUP in row.totals:
-            line |= {words_of(name): row.totals.get(name) for name in (REJECTION, SPEEDUP)}
+            line |= {name: row.totals.get(name) for name in (REJECTION, SPEEDUP)}
         for name, value in row.totals.items():
             if name not in (REJECTION, SURPRISAL, SPEEDUP):
-                line |= bounded(name, Interval(value, *row.bounds.get(name, _UNBOUNDED)))
+                line[name] = Interval(value, *row.bounds.get(name, _UNBOUNDED))
     return lines
 
 
@@ -245,15 +245,15 @@ def _reached(name: str, best: Reached | None) -> Line:
     if best is None:
         return {name: None, f"setting ({figure})": "not reached", f"its {bound[figure]}": None}
     place = {f"setting ({figure})": best.row.setting.get("setting", "")}
-    return bounded(name, best.value) | place | bounded(f"its {bound[figure]}", best.bound)
+    return {name: best.value, **place, f"its {bound[figure]}": best.bound}
 
 
 def _rejections(rows: Sequence[Line]) -> list[Figure]:
     """Rejection rate of every cell with a rule."""
-    known = [row for row in rows if charts.is_finite(row.get(_REJECTED))]
+    known = [row for row in rows if charts.is_finite(number(row, _REJECTED))]
     lines = [
         {"cell": f"{row['family']} {row['setting'] or '-'}", **row}
-        for row in sorted(known, key=lambda row: row[_REJECTED])
+        for row in sorted(known, key=lambda row: number(row, _REJECTED))
     ]
     text = "Fewer rejections mean longer blocks. Sorted; bars are 95% intervals over examples."
     title = "Rejection rate by rule"
@@ -262,21 +262,22 @@ def _rejections(rows: Sequence[Line]) -> list[Figure]:
 
 def _predictions(drawn: Sequence[Line]) -> list[Figure]:
     """Predicted against measured rejection rates and speedups; none without predictions."""
-    measured = {sentence(name)[:-1]: name for name in (_REJECTED, words_of("decoding_speedup"))}
-    predicted = {title: f"predicted {name}" for title, name in measured.items()}
+    figures = _REJECTED, "decoding_speedup"
+    measured = {sentence(words_of(name))[:-1]: name for name in figures}
+    predicted = {title: f"predicted_{name}" for title, name in measured.items()}
     compared = [
-        (line[f"{_REJECTED}_low"], line[f"predicted {_REJECTED}"], line[f"{_REJECTED}_high"])
+        (line[_REJECTED], line[REJECTION])
         for line in drawn
-        if all(charts.is_finite(line.get(name)) for name in (_REJECTED, f"predicted {_REJECTED}"))
+        if all(charts.is_finite(number(line, name)) for name in (_REJECTED, REJECTION))
     ]
-    inside = sum(low - _ROUNDING <= value <= high + _ROUNDING for low, value, high in compared)
+    inside = sum(rate.low - _ROUNDING <= value <= rate.high + _ROUNDING for rate, value in compared)
     text = (
         "Predicted from one pass of both models over the target's answers, without decoding. On "
         "the dashed diagonal, prediction and measurement agree; bars are 95% intervals. Predicted "
         f"rejection rates inside the measured interval: {inside} of {len(compared)}; the interval "
         "ignores the error of the prediction."
     )
-    lines = [line for line in drawn if f"predicted {_REJECTED}" in line]
+    lines = [line for line in drawn if REJECTION in line]
     families = list(dict.fromkeys(line["family"] for line in drawn))  # as in other figures
     settings = {"labels": ["setting"], "group": "family", "names": families, "diagonal": True}
     columns = (charts.points, predicted, measured)
@@ -313,7 +314,7 @@ def _tested(found: Tuned, tables: Sequence[Table]) -> Figure:
     rows = [{"examples": table.title} | row for table in tables for row in table.rows]
     floor = config.absolute_quality if is_absolute else config.quality_floor
     least = None if config.max_latency is None else 1 / config.max_latency
-    axes = Axis("speedup", at=least or 1.0), Axis(words_of(name), at=floor or 1.0)
+    axes = Axis("speedup", at=least or 1.0), Axis(name, at=floor or 1.0)
     names = list(dict.fromkeys(row["family"] for row in rows))
     panels = [
         Panel(

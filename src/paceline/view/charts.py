@@ -5,8 +5,8 @@ Why Vega-Altair and not Plotly, both tried with the versions in constraints.txt:
 readers use; and it passes CSS variables on as colours, so themes and printing need no JavaScript.
 
 Each function takes rows (`page.Line`) and columns: an `Axis`, or the name of a figure or setting,
-whose axis `axis_of` knows. `plotted` makes the block of a page from them. Bounds of a column `x`
-are in `x_low` and `x_high`; rows without finite bounds are drawn without an interval. `names`: all
+whose axis `axis_of` knows. `plotted` makes the block of a page from them. A value without finite
+bounds is drawn without an interval. `names`: all
 groups of a page, so that a group has the same colour and shape in all of its charts.
 """
 
@@ -24,8 +24,9 @@ import altair as alt
 import vl_convert
 
 from paceline.records import atomic_write_bytes
-from paceline.view.definitions import figure_of, words_of
-from paceline.view.page import Figure, Panel, grouped
+from paceline.results.figures import FIGURES
+from paceline.view.definitions import words_of
+from paceline.view.page import Figure, Panel, flat, grouped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -76,7 +77,7 @@ _HEIGHT = 320
 _ROW_HEIGHT = 30
 _DASHED = {"aria": False, "color": MUTED, "strokeDash": [4, 4], "strokeWidth": 1.2}
 _LONGEST = 20  # letters of a name on one line
-_REFERENCES = {words_of(name): 1.0 for name in ("speedup", "relative_quality", "gain")}
+_REFERENCES = dict.fromkeys(("speedup", "relative_quality", "gain"), 1.0)
 """Values of the target alone, or of the initial draft, which charts mark."""
 
 
@@ -101,7 +102,7 @@ class Axis:
     at: float | None = None
 
     def __post_init__(self) -> None:
-        figure = figure_of(self.field)
+        figure = FIGURES.get(self.field)
         if figure is not None:
             self.title, self.format = self.title or figure.axis, self.format or figure.format
         self.title, self.format = self.title or words_of(self.field), self.format or ".3~f"
@@ -164,11 +165,8 @@ _AXES = {
 
 
 def axis_of(column: Column) -> Axis:
-    """The axis of a column, by its words or by the name of its figure or setting."""
-    if isinstance(column, Axis):
-        return column
-    words = words_of(column)
-    return _AXES.get(words, Axis(words))
+    """The axis of a column, by the name of its figure or setting."""
+    return column if isinstance(column, Axis) else _AXES.get(column, Axis(column))
 
 
 def plotted(
@@ -214,7 +212,7 @@ def plotted(
 def _with_all(rows: Sequence[Line], *columns: Column) -> list[Line]:
     """The rows whose values of all columns are finite."""
     fields = [axis_of(column).field for column in columns]
-    return [row for row in rows if all(is_finite(row.get(field)) for field in fields)]
+    return [row for row in flat(rows) if all(is_finite(row.get(field)) for field in fields)]
 
 
 def frontier(
@@ -269,7 +267,7 @@ def _plot(
         line: Channels of a line through the points; None: no line.
         size: Of the points.
     """
-    x, y = axis_of(x), axis_of(y)
+    rows, x, y = flat(rows), axis_of(x), axis_of(y)
     chosen = alt.selection_point(fields=[group], bind="legend")
 
     def seen(opacity: float) -> Any:
@@ -309,7 +307,7 @@ def _plot(
 
 def intervals(rows: Sequence[Line], name: str, x: Column) -> Spec:
     """A value with its interval on each line."""
-    x = axis_of(x)
+    rows, x = flat(rows), axis_of(x)
     lines = _names(rows, name)
     across = alt.Y(
         name, type="nominal", sort=lines, title=None, scale=alt.Scale(domain=lines)
@@ -421,7 +419,7 @@ def _of_values(*values: Line) -> alt.Chart:
 
 
 def _named(names: Sequence[str]) -> list[alt.Tooltip]:
-    return [alt.Tooltip(name, type="nominal", title=name.replace("_", " ")) for name in names]
+    return [alt.Tooltip(name, type="nominal", title=words_of(name)) for name in names]
 
 
 def _names(rows: Sequence[Line], column: str) -> list[Any]:

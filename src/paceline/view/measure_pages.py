@@ -23,8 +23,6 @@ from paceline.view.page import (
     Section,
     Table,
     about,
-    bounded,
-    figures,
     sampling_words,
     sentence,
     source_of,
@@ -62,7 +60,7 @@ def measure_page(found: Measurement) -> Page:
     source = source_of("measure", found.config, found.environment)
     verdict = found.verdict
     sizes = {f"{role} parameters": size for role, size in found.texts.source.sizes.items()}
-    passes = {words_of(name): value for name, value in found.texts.totals.items()} | sizes
+    passes = found.texts.totals | sizes
     text = f"{len(found.texts.units)} prompts, {num_tokens(found.texts)} tokens"
     where = "Median of interleaved passes over one token." if verdict.timed else "Not timed."
     if found.disturbance:
@@ -123,8 +121,8 @@ def _speedups(found: Measurement) -> Section:
     if (timed := found.requests) is not None:
         first = {"gamma": gamma_of(timed), "kind": "measured after the first token"}
         whole = {"gamma": gamma_of(timed), "kind": "measured, whole requests"}
-        rows.append(first | bounded("speedup", found.figure("decoding_speedup", timed)))
-        rows.append(whole | bounded("speedup", found.figure("speedup", timed)))
+        rows.append(first | {"speedup": found.figure("decoding_speedup", timed)})
+        rows.append(whole | {"speedup": found.figure("speedup", timed)})
         text += f" The measured points are of {len(timed.units)} requests, with 95% intervals."
     gamma = Axis("gamma", "gamma: drafted tokens per block", "d", whole=True)
     chart = charts.curves(rows, gamma, _SPEED, "kind")
@@ -143,7 +141,7 @@ def _speedups(found: Measurement) -> Section:
 
 def _acceptance(found: Measurement) -> Section:
     rows: list[Line] = [
-        {"figure": words_of(name), **bounded("value", found.figure(name))} for name in ACCEPTANCE
+        {"figure": words_of(name), "value": found.figure(name)} for name in ACCEPTANCE
     ]
     value = Axis("value", "fraction of tokens", ".2f")
     text = "Three figures that others call acceptance rate, on text of the target."
@@ -232,14 +230,13 @@ def served_page(found: ServedMeasurement) -> Page:
 
 def _served_blocks(found: ServedMeasurement) -> Section:
     whole, positions = served_tables(found)
-    tau = Axis(words_of("block_efficiency"), format=".2f")
+    tau = Axis("block_efficiency", format=".2f")
     text = "1 + accepted tokens per block, with 95% intervals over requests."
     panels = [Panel(charts.intervals(whole.rows, "counts", tau))]
     blocks = [Figure("Tokens per target call", text, panels, whole.rows)]
     if positions.rows:
         position = Axis("position", "position in the block, from 0", "d", whole=True)
-        accepted = words_of("position_acceptance")
-        accepted = Axis(accepted, "share of blocks that accept it", ".2f")
+        accepted = Axis("position_acceptance", "share of blocks that accept it", ".2f")
         text = "Share of the blocks that accept the first (0), second (1), ... drafted token."
         panels = [Panel(charts.curves(positions.rows, position, accepted, "counts"))]
         blocks.append(Figure("Acceptance by position", text, panels, positions.rows))
@@ -250,7 +247,7 @@ def _served_speed(found: ServedMeasurement) -> list[Section]:
     blocks: list[Block] = []
     if found.speed is not None:
         text = f"With and without the draft; {found.starts.words}."
-        blocks.append(Table("Whole requests", [figures(found.speed)], text=text))
+        blocks.append(Table("Whole requests", [dict(found.speed)], text=text))
     if (costs := found.costs) is not None:
         rows = steps_table(costs).rows
         gamma = Axis("gamma", "drafted tokens per block; 0: without the draft", "d", whole=True)
@@ -307,7 +304,7 @@ def verify_page(found: LosslessnessReport) -> Page:
 
 
 def _test_figures(check: DistributionCheck) -> Line:
-    known = {words_of(name): check.row.totals[name] for name in ("g_statistic", "p_value")}
+    known = {name: check.row.totals[name] for name in ("g_statistic", "p_value")}
     return known | {"false alarm": check.false_alarm}
 
 

@@ -19,11 +19,12 @@ import jinja2
 import vl_convert
 
 from paceline.config import dump_yaml
+from paceline.core.bootstrap import Interval
 from paceline.records import atomic_write_text
 from paceline.version import __version__
 from paceline.view import charts
-from paceline.view.definitions import definitions_of
-from paceline.view.page import Figure, Table, columns_of, is_unknown, numeric, spaced
+from paceline.view.definitions import definitions_of, words_of
+from paceline.view.page import Figure, Table, columns_of, flat, is_unknown, numeric
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,13 +38,14 @@ _VEGA_LITE = "6.4"  # the version that Vega-Altair 6 writes
 
 def render(page: Page) -> str:
     """The page as HTML."""
-    columns = dict.fromkeys(name for block in page.blocks for name in columns_of(block.rows))
+    rows = [row for block in page.blocks for row in block.rows]
+    bounds = any(isinstance(value, Interval) for row in rows for value in row.values())
     return (
         _environment()
         .get_template("page.html.j2")
         .render(
             page=page,
-            definitions=definitions_of(columns),
+            definitions=definitions_of(columns_of(rows), intervals=bounds),
             style=template("style.css"),
             script=template("page.js"),
             library=_library() if any(isinstance(block, Figure) for block in page.blocks) else "",
@@ -87,7 +89,7 @@ def write(page: Page, path: Path) -> None:
 
 def to_csv(rows: Sequence[Line]) -> str:
     """The rows as CSV, numbers with six significant digits; empty where a value is unknown."""
-    stream = io.StringIO()
+    rows, stream = flat(rows), io.StringIO()
     writer = csv.DictWriter(stream, columns_of(rows), restval="")
     writer.writeheader()
     for row in rows:
@@ -114,7 +116,7 @@ def _environment() -> jinja2.Environment:
         "cells": lambda rows: Table("", rows).cells(),
         "slug": lambda text: "-".join("".join(c if c.isalnum() else " " for c in text).split()),
         "numeric": _numbers_of_columns,
-        "words": spaced,
+        "words": words_of,
     }
     return found
 

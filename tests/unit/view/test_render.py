@@ -5,6 +5,7 @@ import csv
 import functools
 import io
 import json
+import math
 import re
 import zlib
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from paceline.view.page import (
     Source,
     Table,
     Text,
+    flat,
     interval_text,
     shown,
 )
@@ -110,15 +112,15 @@ def test_text_from_results_cannot_become_markup_and_data_cannot_end_a_script(wri
 def test_the_csv_of_a_figure_has_its_rows_with_six_digits(written: Written, tmp_path: Path):
     page = read_page(reports.trajectory_run(tmp_path)).page
     rows = list(csv.DictReader(io.StringIO(file_of(written("trajectory"), "csv"))))
-    shown, name = page.sections[0].blocks[0].rows, "tokens per target call_low"
+    shown, name = flat(page.sections[0].blocks[0].rows), "block_efficiency_low"
     found = [float(row[name]) for row in rows]
     assert found == pytest.approx([row[name] for row in shown], rel=5e-6)
 
 
 def test_cells_have_their_bounds_and_unknown_values_are_dashes_and_empty_in_csv():
     rows = [
-        {"a": float("nan"), "b": None, "x": 1.5, "x_low": 1.0, "x_high": 2.0},
-        {"x": 2.0, "x_low": None, "x_high": None},
+        {"a": float("nan"), "b": None, "x": Interval(1.5, 1.0, 2.0)},
+        {"x": Interval(2.0, math.nan, math.nan)},
     ]
     assert render.to_csv(rows).splitlines() == ["a,b,x,x_low,x_high", ",,1.5,1.0,2.0", ",,2.0,,"]
     assert Table("", rows).cells() == [
@@ -161,8 +163,8 @@ def test_figures_point_to_their_source_and_a_remark_has_none():
 
 def test_a_page_defines_what_its_columns_name_once_also_a_figure_registered_after_the_import():
     mine = figures.register(figures.Figure("my_figure", "what it is", (("score", figures.ONE),)))
-    line = {"gamma": 2, "speedup": 1.0, "TVD to the target under the rule": 0.1}
-    table = Table("A table", [line | {mine.words: 1.0, "my figure_low": 0.5}])
+    line = {"gamma": 2, "speedup": 1.0, "rule_tvd": 0.1, mine.name: Interval(1.0, 0.5, 2.0)}
+    table = Table("A table", [line])
     try:
         text = render.render(Page("Title", "A verdict.", [Section("One", [table, table])]))
     finally:
