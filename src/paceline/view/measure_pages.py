@@ -69,7 +69,8 @@ def measure_page(found: Measurement) -> Page:
         where = f"In {found.engine}."
     costs: list[Block] = [Table("Cost of a pass", [passes], text=where)]
     if found.requests is not None:
-        text_of_speed = "With and without the draft, interleaved in one process."
+        count = len(found.requests.units)
+        text_of_speed = f"{count} requests with and without the draft, interleaved in one process."
         settings = {"title": "Timed requests", "text": text_of_speed, "units": "requests"}
         costs.append(table_of([found.requests], ("gamma",), _OF_REQUESTS, **settings))
     return Page(
