@@ -45,7 +45,7 @@ def test_the_drafts_own_temperature_has_an_option(run, folder):
     found = json.loads(out)
     assert found["config"]["draft_sampling"]["temperature"] == 0
     both = ("expected_acceptance", "greedy_draft_acceptance")
-    greedy = [found["acceptance"][name]["value"] for name in both]
+    greedy = [found["figures"][0][name]["value"] for name in both]
     assert greedy[0] == pytest.approx(greedy[1], abs=1e-6)  # 1 - TVD, rounded to float32 near 1
     code, _, err = run("decode", "--target", folder / "target", "--prompt", "a", *given[-2:])
     assert (code, "--draft-temperature" in err) == (2, True)

@@ -158,7 +158,7 @@ def _no_constant(name: str) -> float:
 
 def test_an_unknown_bound_is_null_in_json(run: Run, pair_folder: Path):
     _, out, _ = run("measure", *pair(pair_folder), *QUICK, "--json")
-    speedup = json.loads(out, parse_constant=_no_constant)["speed"]["speedup"]
+    speedup = json.loads(out, parse_constant=_no_constant)["figures"][-1]["speedup"]
     assert (speedup["low"], speedup["high"]) == (0, None)
 
 

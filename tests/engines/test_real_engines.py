@@ -148,7 +148,7 @@ def assert_costs_give_a_verdict(run: Run, costs: Path) -> None:
     assert code in (0, 1, 3), err
     keep(f"{costs.stem}-verdict", out)
     found = json.loads(out)
-    assert found["cost"]["engine"].startswith(costs.stem.split("-")[0])
+    assert found["rows"][0]["setting"]["engine"].startswith(costs.stem.split("-")[0])
     assert found["verdict"]["decided"] or found["verdict"]["includes_one"]
 
 

@@ -120,7 +120,8 @@ class TuneConfig(WithCosts, ModelsConfig):
         check_costs(checks, self, self.block_lengths)
         checks.pair(self.target, self.draft)
         checks.drafting(self.target, self.draft)
-        check_task(checks, "task", self.task, self.num_examples, self.seed)
+        count = self.num_examples + self.num_confirmed
+        check_task(checks, "task", self.task, count, self.seed)
         checks.output(self.output)
 
     @property
@@ -183,9 +184,9 @@ class Tried(StrictModel):
         """Lower confidence limit of the bounded figure; None if no test is needed."""
         return self.row.totals.get("lower_limit")
 
-    def measure(self, figure: str, seed: int = 0) -> Interval:
+    def measure(self, figure: str) -> Interval:
         """A figure with its interval; NaN if it is unknown."""
-        return measure(figure, self.row, seed)
+        return measure(figure, self.row)
 
 
 class FailedCell(StrictModel):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import torch
 from pydantic import Field, field_validator, model_validator
@@ -16,7 +16,13 @@ from paceline.config import HomePath, StrictModel
 from paceline.core.rule_base import Bonus
 from paceline.core.sampling import SamplingParams
 from paceline.decode.draft_policies import FixedLength, PolicyChoice
-from paceline.decode.strategies import AnyStrategy, Autoregressive, DecodingConfig, Speculative
+from paceline.decode.strategies import (
+    AnyStrategy,
+    Autoregressive,
+    DecodingConfig,
+    ResponseByResponse,
+    Speculative,
+)
 from paceline.engines.commands import EngineChoice
 from paceline.errors import PacelineError, UsageError
 from paceline.extensions import RuleChoice
@@ -35,12 +41,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paceline.bench.answers import Answer
+    from paceline.bench.score import ScoreConfig
     from paceline.core.rule_base import Rule
     from paceline.core.stats import Times
     from paceline.data.input_checks import InputChecks
     from paceline.models import HfModel
     from paceline.models.contract import Tokenizer
-    from paceline.tasks import Task
 
 
 StrategyChoice = Annotated[AnyStrategy, Field(discriminator="strategy")]
@@ -200,25 +206,9 @@ class BenchConfig(ModelsConfig):
             checks.model("reference", self.reference)
         if self.engine is not None:
             checks.engine(self.engine)
-        check_task(checks, "task", self.task, self.num_examples, self.seed)
+        count = self.skip_examples + self.num_examples
+        check_task(checks, "task", self.task, count, self.seed)
         checks.output(self.output)
-
-
-class TaskPrompts(Protocol):
-    """Settings that choose examples of a task and limit their prompts and answers."""
-
-    @property
-    def task(self) -> Task: ...
-    @property
-    def num_examples(self) -> int: ...
-    @property
-    def skip_examples(self) -> int: ...
-    @property
-    def max_prompt_tokens(self) -> int | None: ...
-    @property
-    def max_new_tokens(self) -> int: ...
-    @property
-    def seed(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -323,7 +313,7 @@ def bench_prompts(config: BenchConfig, tokenizer: Tokenizer, *, encoder: bool = 
 
 
 def prompt_set(
-    config: TaskPrompts,
+    config: BenchConfig | ScoreConfig,
     tokenizer: Tokenizer,
     context: str = "",
     num_timed: int | None = None,
@@ -455,7 +445,11 @@ class Cell:
         try:
             for number, answer in zip(numbers, self._answer(numbers), strict=True):
                 score = self._prompts.score(number, answer.tokens)
-                self._sums[number] = sums_of_answer(answer, score)
+                self._sums[number] = sums = sums_of_answer(answer, score)
+                if isinstance(self._decoding.strategy, ResponseByResponse):
+                    # comes at once: there is no time after its first token
+                    sums.pop("first_seconds", None)
+                    sums.pop("first_tokens", None)
                 self._tokens[number] = answer.tokens
         except (PacelineError, RuntimeError, AssertionError) as error:
             self.fail(error)

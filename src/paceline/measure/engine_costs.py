@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import torch
@@ -90,17 +89,16 @@ class Starts(StrictModel):
         return f"{found}, which the intervals of seconds leave out ({_LEAST_STARTS} starts have it)"
 
 
-def over_starts(within: Interval, by_start: Sequence[float], confidence: float = 0.95) -> Interval:
+def over_starts(within: Interval, by_start: Sequence[float]) -> Interval:
     """The interval of a positive quantity over starts, by Student's t of the logarithms.
 
     Args:
         within: The value, and its interval within a start: the result with fewer than 3 starts.
         by_start: The quantity of each start.
-        confidence: Of the interval.
     """
     if len(by_start) < _LEAST_STARTS:
         return within
-    mean, low, high = mean_interval(torch.tensor(by_start).double().log(), confidence)
+    mean, low, high = mean_interval(torch.tensor(by_start).double().log())
     value = within.value
     return Interval(value, value * math.exp(low - mean), value * math.exp(high - mean))
 
@@ -175,35 +173,24 @@ class EngineCosts(StrictModel):
 
     def step_costs(self, gammas: Sequence[int], batch_size: int) -> PassCosts:
         """The costs of `usable` gammas at a timed batch size."""
-
-        def error(gamma: int, confidence: float) -> tuple[float, float]:
-            nearest = min(self.gammas, key=lambda timed: abs(timed - gamma))
-            return self._error(nearest, batch_size, confidence)
-
         return PassCosts.of_blocks(
-            str(self),
             self._step(0, batch_size).seconds.value,
             {gamma: self._block_s(gamma, batch_size) for gamma in gammas},
-            engine_error=error,
-            timed_gammas=tuple(self.gammas),
-            remark="" if self.starts.in_intervals else self.starts.words,
+            engine=str(self),
             drafts_in_full=self.drafts_in_full,
+            errors={gamma: self._error(gamma, batch_size) for gamma in gammas},
         )
 
-    def _error(self, gamma: int, batch_size: int, confidence: float) -> tuple[float, float]:
-        """Relative error of block / plain step as a lower and an upper factor, e.g. 0.95, 1.06."""
-        block, plain = self._step(gamma, batch_size), self._step(0, batch_size)
+    def _error(self, gamma: int, batch_size: int) -> Interval:
+        """Relative error of block / plain step at the nearest timed gamma: 1 with its interval."""
+        nearest = min(self.gammas, key=lambda timed: abs(timed - gamma))
+        block, plain = self._step(nearest, batch_size), self._step(0, batch_size)
         if self.starts.in_intervals:
             pairs = zip(block.seconds_by_start, plain.seconds_by_start, strict=True)
-            _, low, high = over_starts(
-                Interval(1.0, 1.0, 1.0), [a / b for a, b in pairs], confidence
-            )
-            return low, high
-        quantile = NormalDist().inv_cdf
-        wider = quantile((1 + confidence) / 2) / quantile(0.975)
-        least = block.seconds.low / block.seconds.value * plain.seconds.value / plain.seconds.high
-        most = block.seconds.high / block.seconds.value * plain.seconds.value / plain.seconds.low
-        return least**wider, most**wider
+            return over_starts(Interval(1.0, 1.0, 1.0), [a / b for a, b in pairs])
+        low = block.seconds.low / block.seconds.value * plain.seconds.value / plain.seconds.high
+        high = block.seconds.high / block.seconds.value * plain.seconds.value / plain.seconds.low
+        return Interval(1.0, low, high)
 
     def usable(self, gammas: Sequence[int], batch_size: int) -> tuple[int, ...]:
         """The gammas within the range of the timed ones.

@@ -23,8 +23,9 @@ from paceline.measure.agreement import (
     served_counts,
 )
 from paceline.measure.engine_costs import EngineCosts, Starts, mean_context, over_starts
-from paceline.measure.losslessness import TIE_16_BITS, TIE_FLOAT32, OfSessions, first_split
+from paceline.measure.losslessness import TIE_16_BITS, TIE_FLOAT32, first_split
 from paceline.measure.pair import Pair, load_beside
+from paceline.measure.reference import logit_gap
 from paceline.measure.served_runs import ServedConfig, run_engine
 from paceline.measure.verdict import Verdict, decide_served
 from paceline.models import HfModel, load_model
@@ -249,9 +250,7 @@ def compare_served(
     predicted = predicted_counts(scores, gamma, config.max_new_tokens, conventions)
     actual = served_counts(served, gamma)
     greedy = config.sampling.greedy and config.proposals.greedy
-    agreement = decide_agreement(
-        actual, predicted, engine=config.engine.engine, seed=config.seed, greedy=greedy
-    )
+    agreement = decide_agreement(actual, predicted, engine=config.engine.engine, greedy=greedy)
     return Comparison(units, actual, predicted, agreement)
 
 
@@ -268,7 +267,7 @@ def _speed(
     by_start = speedup_by_start(plain, drafted)
     ties = _near_ties(pair.target, requests, *sides) if config.sampling.greedy else None
     return ServedSpeed(
-        speedup=over_starts(FIGURES["speedup"].measure(row, seed=config.seed), by_start),
+        speedup=over_starts(FIGURES["speedup"].measure(row), by_start),
         speedup_by_start=by_start,
         plain_tokens_per_s=FIGURES["target_tokens_per_s"].value(row),
         speculative_tokens_per_s=FIGURES["tokens_per_s"].value(row),
@@ -306,8 +305,8 @@ def _near_ties(
     for request, without, with_draft in zip(requests, plain, drafted, strict=True):
         split = first_split(without.tokens, with_draft.tokens)
         if split is not None and split < min(len(without.tokens), len(with_draft.tokens)):
-            scored = OfSessions(target, request.sampling, target.vocab_size)
-            count += scored.gap(request.prompt, without.tokens[:split]) < limit
+            begun = request.prompt, without.tokens[:split]
+            count += logit_gap(target, *begun, request.sampling, target.vocab_size) < limit
     return count
 
 

@@ -218,6 +218,8 @@ def read_rows(path: Path, kind: type[RowT] = Row) -> list[RowT]:
         files = [path] if path.exists() else []
         values = enumerate(_read(path), 1) if files else ()
         rows = [_row(value, kind, f"{path} row {number}") for number, value in values]
+        # a cell that was measured again, or has predictions, has a row behind the earlier one
+        rows = list({row.source.fingerprints.get("key", id(row)): row for row in rows}.values())
     if not files:
         raise UsageError(
             f"no result rows at {path}; name a file {' or '.join(FILE_NAMES)}, or the directory of "

@@ -181,8 +181,7 @@ class AgreementEvaluator:
 
     def _interval(self, values_BT: Tensor) -> Interval:
         """Interval of a mean of values in [0, 1]; texts are the independent units."""
-        rng = named_generator(0, "intervals of an evaluation")
-        return ratio_interval(values_BT.sum(-1), torch.tensor(self.lengths), rng=rng, most=1.0)
+        return ratio_interval((values_BT.sum(-1), torch.tensor(self.lengths)), most=1.0)
 
     @torch.no_grad()
     def _scores(self, model: HfModel) -> tuple[TextScores, list[Tensor]]:

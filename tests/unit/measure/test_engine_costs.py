@@ -118,7 +118,7 @@ def test_blocks_cost_what_they_took_in_the_engine():
     in_full = COSTS.model_copy(update={"drafts_in_full": True})
     assert in_full.step_costs([3], 1).block_cost(3, 1.5) == pytest.approx(1.9)
     # a block is known to a tenth, and so is the step that it is divided by
-    assert passes.error_of_block(3, 0.95) == pytest.approx((0.9 / 1.1, 1.1 / 0.9))
+    assert passes.errors[3] == pytest.approx((1, 0.9 / 1.1, 1.1 / 0.9))
     assert COSTS.step_costs([3], 4).block_cost(3) == pytest.approx(3)
 
 
