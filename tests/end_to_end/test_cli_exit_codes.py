@@ -36,7 +36,6 @@ STARTS = {
     "corpus": (("corpus", "--out", "x"), "paceline.data.python_docs.write_python_docs"),
     "task": (("task", "arithmetic", "--out", "x.jsonl"), "paceline.tasks.build_task"),
     "report": (("report", "x"), "paceline.config.as_written"),
-    "demo": (("demo", "--target", "t"), "paceline.data.input_checks.InputChecks.model"),
     "env": (("env",), "paceline.environment.environment"),
     "inspect": (("inspect", "m"), "paceline.export.model_report.load_model"),
 }

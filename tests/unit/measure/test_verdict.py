@@ -13,6 +13,7 @@ from paceline.measure.results import gamma_of
 from paceline.measure.verdict import (
     ExpectedSpeed,
     Verdict,
+    best_code,
     decide,
     decide_by_expected,
     decide_served,
@@ -207,3 +208,10 @@ def test_the_costs_of_a_block_count_as_far_as_it_drafts():
         (found,) = expected_speeds([half], costs, seed=0)
         assert found.speedup.low == pytest.approx(cost / more)
         assert found.speedup.high == pytest.approx(cost / (2 * cost - more))
+
+
+@pytest.mark.parametrize(
+    ("codes", "wanted"), [([0, 3], 0), ([1, 0], 0), ([1, 1], 1), ([1, 3], 3), ([3, 3], 3)]
+)
+def test_verdicts_without_go_are_undecided_unless_all_are_no_go(codes: list[int], wanted: int):
+    assert best_code(codes) == wanted
