@@ -21,7 +21,6 @@ from pydantic import Field
 from torch import Tensor
 
 from paceline.config import StrictModel
-from paceline.data.chats import AnswerEnd
 from paceline.data.examples import top_scores_of
 from paceline.data.prompts import TopTokens
 from paceline.data.sources import (
@@ -31,6 +30,7 @@ from paceline.data.sources import (
     rows_of,
     sample_completions,
 )
+from paceline.data.tokens import AnswerEnd
 from paceline.engines.contract import Request
 from paceline.engines.text_servers import TextServers
 from paceline.errors import EngineError
