@@ -55,10 +55,9 @@ class Recorder(GeneralTracker):
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     found = Recorder()
-    monkeypatch.setattr("paceline.train.config.check_trackers", lambda _: None)
-    monkeypatch.setattr(
-        "accelerate.accelerator.filter_trackers", lambda names, *_: names and [found]
-    )
+    monkeypatch.setattr(tracking, "find_spec", lambda _: True)
+    known = "accelerate.accelerator.filter_trackers"
+    monkeypatch.setattr(known, lambda names, *_: [found] if names else [])
     return found
 
 
