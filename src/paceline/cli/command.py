@@ -72,12 +72,14 @@ class Call:
         resume: bool = False,
         summary: Callable[[], str] | None = None,
     ) -> None:
-        """Check the inputs; a dry run ends here, with this summary of the run.
+        """End a dry run with the checks of the inputs, and this summary of the run.
+
+        Without, the function that the command calls checks them.
 
         Raises:
             UsageError: an input cannot be used, or there is no run to resume.
         """
-        from paceline.data.input_checks import InputChecks, checked
+        from paceline.data.input_checks import InputChecks
 
         if resume:
             options.check_resumable(config.output)
@@ -85,7 +87,6 @@ class Call:
             config.check(checks := InputChecks(resume=resume))
             checks.lines.extend([summary()] if summary else [])
             end_dry_run(checks, as_json=as_json)
-        checked(config, resume=resume)
 
 
 def end_dry_run(checks: InputChecks, *, as_json: bool = False) -> None:
