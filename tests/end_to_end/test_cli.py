@@ -107,17 +107,6 @@ def test_what_says_how_a_draft_is_used_wants_a_draft(run, folder, given):
     )
 
 
-def test_a_wrong_configuration_of_the_demo_is_said_before_anything_is_made(run, folder, tmp_path):
-    out = tmp_path / "demo"
-    common = ("demo", "--target", folder / "target", "--out", out)
-    for given, said in (
-        (("--config", tmp_path / "nothing.yaml"), "no configuration file"),
-        (("--minutes", "0"), "max_seconds"),
-    ):
-        assert said in refused(run, *common, *given)
-    assert not out.exists()
-
-
 def test_decode_reads_how_from_a_configuration(run, folder, tmp_path):
     path = tmp_path / "decoding.yaml"
     path.write_text("strategy: {strategy: token_cascade, alpha: 1.0}\n", encoding="utf-8")

@@ -33,13 +33,12 @@ def arguments(command: str, folder: Path, tmp_path: Path, **places: Any) -> list
         "tune": [*pair, *bench, "--max-latency", "0.9"],
         "perplexity": ["--model", target, "--text", corpus],
         "draft": [*pair[:2], "--out", output, *few, "--text", corpus],
-        "demo": [*pair[:2], "--out", output, "--layers", "0,1"],
     }[command]
 
 
 LONG_RUNNING = (
     *("measure", "analyze", "verify", "align", "pretrain", "generate-data", "bench", "tune"),
-    *("draft", "demo", "perplexity"),
+    *("draft", "perplexity"),
 )
 
 
@@ -58,7 +57,7 @@ def test_a_dry_run_reads_no_weights_and_leaves_nothing(
 
 
 @pytest.mark.usefixtures("no_weights")
-@pytest.mark.parametrize("command", [name for name in LONG_RUNNING if name != "demo"])
+@pytest.mark.parametrize("command", LONG_RUNNING)
 def test_a_text_that_is_not_there_is_said_before_weights_are_read(
     run: Run, pair_folder: Path, tmp_path: Path, command: str
 ):

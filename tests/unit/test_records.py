@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from paceline.cache import cached_text, keep_text
-from paceline.cli.crash import write_log
 from paceline.config import StrictModel
 from paceline.environment import _git_state, begin, environment
 from paceline.errors import ConfigError, StorageError, UsageError
@@ -94,10 +93,6 @@ def test_a_process_without_a_home_is_told_to_name_a_cache(
     keep_text("options", "x", "y")
     with pytest.raises(StorageError, match="not a directory"), storage_errors(tmp_path):
         raise NotADirectoryError(errno.ENOTDIR, "not a directory", "x")
-    log = write_log(ValueError("odd"))
-    assert log is not None
-    assert "ValueError: odd" in log.read_text()
-    log.unlink()
 
 
 def test_a_full_disk_is_one_line_and_leaves_the_old_file(

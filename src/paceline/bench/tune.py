@@ -71,9 +71,9 @@ def tune(config: TuneConfig, progress: Progress = silent) -> Tuned:
             f"task {config.task.task} has no metric, so no quality floor can be tested; set "
             "max_latency, or use a task with a metric such as arithmetic"
         )
+    checked(config)
     # raises if there are too few examples, before the models are loaded
     examples_of(config.task, "test", config.num_examples + config.num_confirmed, config.seed)
-    checked(config)
     costs = None if config.costs is None else read_costs(config.costs)
     if costs is not None:
         config = _for_engine(config, costs)

@@ -22,12 +22,11 @@ from torch import Tensor
 
 from paceline.core.fused import chunks
 from paceline.core.sampling import SamplingParams
-from paceline.data.chats import AnswerEnd
 from paceline.data.collate import collate
 from paceline.data.prompts import TopTokens
 from paceline.data.requests import ModelWriter
 from paceline.data.sources import rows_of
-from paceline.data.tokens import inner_tokens
+from paceline.data.tokens import AnswerEnd, inner_tokens
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.engines.contract import Capacity, Setup
 from paceline.engines.contract import Request as ServedRequest

@@ -27,7 +27,6 @@ from paceline.train.checkpoint import check_run_directory
 from paceline.train.loss import LossVocabulary
 from paceline.train.objectives import ForwardKL, Objective, as_terms, reads_target, reads_top
 from paceline.train.optim import Adafactor, Optimizer
-from paceline.train.text_checks import check_texts, check_trained
 from paceline.train.tracking import TrackerName, check_trackers
 
 if TYPE_CHECKING:
@@ -412,10 +411,10 @@ class AlignConfig(TrainSettings):
         check_run_directory(RunDirectory(self.output), self, resume=checks.resume)
         checks.key(self.writer)
         draft, target, tokenizer = self._check_models(checks)
-        check_texts(checks, self.data, "train", "held_out", "pretraining")
+        checks.texts(self.data, "train", "held_out", "pretraining")
         recorded = reads_top(self.terms) if self.fixed_fraction > 0 else None
         reader = target or draft
-        check_trained(checks, self.data, tokenizer, reader, self.lengths, recorded=recorded)
+        checks.trained(self.data, tokenizer, reader, self.lengths, recorded=recorded)
         self.check_output(checks, draft)
 
     def _check_models(self, checks: InputChecks) -> tuple[ModelFacts, ModelFacts | None, Any]:

@@ -40,7 +40,6 @@ from paceline.train.objectives import CrossEntropy
 from paceline.train.optim import AdamW, Optimizer
 from paceline.train.run import open_run
 from paceline.train.step import Stepper
-from paceline.train.text_checks import check_texts, check_trained
 from paceline.train.training_text import packed_text
 from paceline.train.weights import train_all
 
@@ -124,9 +123,9 @@ class PretrainConfig(TrainSettings):
         start = checks.model("model", self.model) if isinstance(self.model, str) else None
         if start is None and isinstance(self.tokenizer, str):
             checks.model("tokenizer", self.tokenizer)
-        check_texts(checks, self.data, "train", "held_out")
+        checks.texts(self.data, "train", "held_out")
         if start is not None:
-            check_trained(checks, self.data, start.tokenizer, start, self.lengths)
+            checks.trained(self.data, start.tokenizer, start, self.lengths)
         self.check_output(checks, start)
 
 

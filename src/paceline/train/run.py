@@ -32,7 +32,7 @@ from paceline.train.checkpoint import (
     read_state,
     saved_model,
 )
-from paceline.train.tracking import Tracking
+from paceline.train.tracking import Tracking, check_trackers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -136,9 +136,15 @@ def open_run(
         StorageError: a file could not be written.
     """
     _check_launcher()
+    check_trackers(config.track)
     # accelerate also takes accelerators without float64, such as those of Apple
     on_cpu = find_device(config.device).type == "cpu"
-    accelerator = Accelerator(cpu=on_cpu, mixed_precision="no")
+    accelerator = Accelerator(
+        cpu=on_cpu,
+        mixed_precision="no",
+        log_with=list(config.track) or None,
+        project_dir=config.output,
+    )
     progress = progress if accelerator.is_main_process else silent
     directory = RunDirectory(config.output)
     inputs = check_run_directory(directory, config, inputs, resume=resume)
@@ -151,7 +157,7 @@ def open_run(
         tracking = None
         if accelerator.is_main_process:
             _begin(config, inputs, accelerator, directory)
-            tracking = _tracking(config, directory)
+            tracking = _tracking(config, directory, accelerator)
             stack.callback(tracking.finish)
         progress("loading", 0, 1)
         compiled()  # compiles native code now instead of during the first step
@@ -192,10 +198,10 @@ def _lock(run: RunDirectory, accelerator: Accelerator, stack: ExitStack) -> None
     stack.enter_context(begin(found[0]))
 
 
-def _tracking(config: TrainSettings, directory: RunDirectory) -> Tracking:
+def _tracking(config: TrainSettings, directory: RunDirectory, accelerator: Accelerator) -> Tracking:
     saved = latest_checkpoint(directory.checkpoints)
     kept = -1 if saved is None else read_state(saved).step
-    return Tracking(config.track, directory, config.model_dump(mode="json"), kept)
+    return Tracking(accelerator, directory, config.model_dump(mode="json"), kept)
 
 
 def _begin(

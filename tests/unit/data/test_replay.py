@@ -206,7 +206,7 @@ def test_other_seeds_and_other_rounds_write_other_text():
     assert not set(first) & set(again)
 
 
-def test_progress_is_told_token_by_token():
+def test_progress_is_told_batch_by_batch():
     told: list[tuple[float, float]] = []
 
     def listen(stage: str, done: float, total: float, note: str = "") -> None:
@@ -215,4 +215,4 @@ def test_progress_is_told_token_by_token():
     source = rounds()
     source.progress = listen
     source.next_batch()
-    assert told == [(done, 6) for done in range(1, 7)]
+    assert told == [(4, 4)]

@@ -7,7 +7,13 @@ import torch
 
 from paceline.core.bootstrap import Interval, median_interval, product_interval
 from paceline.measure.latency import PassCosts
-from paceline.measure.verdict import Verdict, decide, decide_by_expected, decide_served
+from paceline.measure.verdict import (
+    Verdict,
+    best_code,
+    decide,
+    decide_by_expected,
+    decide_served,
+)
 from paceline.results.figures import FIGURES
 from paceline.results.row import Row
 from support.results import gamma_row, result_row
@@ -175,3 +181,10 @@ def test_the_costs_of_a_block_count_as_far_as_it_drafts():
         assert found.bounds["block_cost"] == pytest.approx((2 * cost - more, more))
         speedup = FIGURES["expected_speedup"].measure(found)
         assert speedup == pytest.approx((2 / cost, 2 / more, 2 / (2 * cost - more)))
+
+
+@pytest.mark.parametrize(
+    ("codes", "wanted"), [([0, 3], 0), ([1, 0], 0), ([1, 1], 1), ([1, 3], 3), ([3, 3], 3)]
+)
+def test_verdicts_without_go_are_undecided_unless_all_are_no_go(codes: list[int], wanted: int):
+    assert best_code(codes) == wanted
