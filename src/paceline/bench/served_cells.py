@@ -18,11 +18,9 @@ from paceline.bench.answers import keep, key_of
 from paceline.bench.workbench import Cell
 from paceline.core.stats import TimedAnswer, Times
 from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative
-from paceline.engines.commands import Setup
-from paceline.engines.contract import Request
-from paceline.engines.kinds import Capacity, Drafting
+from paceline.engines.contract import Capacity, Drafting, Request, Setup
 from paceline.engines.process import check_choice, started
-from paceline.engines.servers import BLOCKS, VllmServer, stream_answer
+from paceline.engines.vllm import BLOCKS, VllmServer
 from paceline.errors import EngineError
 from paceline.extensions import RuleChoice
 from paceline.measure.latency import PassCosts
@@ -139,7 +137,7 @@ def _ask(
     """The answer to an example."""
     prompt, most = prompts.prompts[number], prompts.max_new_tokens
     request = Request(prompt, most, sampling, prompts.seed_of(number))
-    return stream_answer(server.client, server.model, request)
+    return server.timed(request)
 
 
 @contextmanager
@@ -153,7 +151,6 @@ def _server(
     drafting, extra = None, 0
     if isinstance(strategy, Speculative):
         gamma = strategy.num_speculative_tokens
-        # the lossless rule, too: on a CPU vLLM's own sampler reads unset values (issue 55005)
         rule = _RULE.dump_json(strategy.rule).decode()
         drafting = Drafting(choice.draft or config.draft, gamma, "probabilistic", rule)
         options, extra = (*options, *BLOCKS), gamma + 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, cast
 
 import torch
 from pydantic import Field, field_validator, model_validator
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paceline.bench.answers import Answer
-    from paceline.bench.score import ScoreConfig
     from paceline.core.rule_base import Rule
     from paceline.core.stats import Times
     from paceline.data.input_checks import InputChecks
@@ -312,8 +311,19 @@ def bench_prompts(config: BenchConfig, tokenizer: Tokenizer, *, encoder: bool = 
     return replace(prompts, population=f"examples of {config.task.task} {mark}")
 
 
+class Examples(Protocol):
+    """The keys of a configuration that choose and limit examples."""
+
+    task: TaskChoice
+    num_examples: int
+    skip_examples: int
+    max_prompt_tokens: int | None
+    max_new_tokens: int
+    seed: int
+
+
 def prompt_set(
-    config: BenchConfig | ScoreConfig,
+    config: Examples,
     tokenizer: Tokenizer,
     context: str = "",
     num_timed: int | None = None,

@@ -156,7 +156,7 @@ def usage(result: "Tuned") -> str:
         assert isinstance(strategy, Speculative), "with costs, tune only chooses Speculative"
         gamma = strategy.num_speculative_tokens
         text = f"with the costs in {config.costs}: {gamma} tokens per block"
-        if result.chosen.measure("speedup", config.seed).high < 1:
+        if result.chosen.measure("speedup").high < 1:
             text += "; this is slower than decoding without a draft"
         if strategy.rule.name != "lossless":
             only_ours = "only paceline decode supports this rule, engines do not"

@@ -45,7 +45,7 @@ class _Program(typer.core.TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The names, by group."""
-        return list(self.commands)
+        return [*map(str, self.commands)]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the commands in panels; errors stay plain."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 import torch
 from pydantic import AfterValidator, BeforeValidator, GetCoreSchemaHandler, PlainSerializer
-from scipy import special
+from scipy import special  # pyright: ignore[reportMissingTypeStubs]
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -110,8 +110,8 @@ def bootstrap_t(
     if size >= LEAST_UNITS:
         products_NQ = (centred_NP[:, :, None] * centred_NP[:, None, :]).flatten(1)
         found_RK = _resampled_means(torch.cat([centred_NP, products_NQ], 1))
-        shifts_RP, squares_RQ = found_RK.tensor_split([len(means_P)], 1)
-        covariances_RPP = squares_RQ.unflatten(1, (len(means_P), -1))
+        shifts_RP, squares_RQ = torch.tensor_split(found_RK, [len(means_P)], 1)
+        covariances_RPP = squares_RQ.reshape(len(squares_RQ), len(means_P), -1)
         covariances_RPP = covariances_RPP - shifts_RP[:, :, None] * shifts_RP[:, None, :]
         values_R, slopes_RP = _with_slopes(figure, means_P + shifts_RP)
         variances_R = torch.einsum("rp,rpq,rq->r", slopes_RP, covariances_RPP, slopes_RP)
@@ -274,7 +274,7 @@ def resample_counts(num_units: int, num_resamples: int = _NUM_RESAMPLES) -> Tens
     rng = torch.Generator().manual_seed(_SEED)
     counts_RN = torch.zeros(num_resamples, num_units, dtype=torch.uint8)
     # few picks at once: large gaps in the heap beside blocks that are kept would stay
-    for part_RN in counts_RN.split(max(1, _PICKS_AT_ONCE // num_units)):
+    for part_RN in torch.split(counts_RN, max(1, _PICKS_AT_ONCE // num_units)):
         picks_RN = torch.randint(num_units, part_RN.shape, generator=rng)
         ones_RN = torch.ones(1, 1, dtype=torch.uint8).expand_as(picks_RN)
         part_RN.scatter_add_(1, picks_RN, ones_RN)
@@ -284,5 +284,5 @@ def resample_counts(num_units: int, num_resamples: int = _NUM_RESAMPLES) -> Tens
 def _resampled_means(columns_NP: Tensor) -> Tensor:
     """Means of columns in resamples of their rows. [N, P] -> [R, P]."""
     size = len(columns_NP)
-    parts = resample_counts(size).split(max(1, _NUM_AT_ONCE // size))
+    parts = torch.split(resample_counts(size), max(1, _NUM_AT_ONCE // size))
     return torch.cat([part_RN.double() @ columns_NP / size for part_RN in parts])

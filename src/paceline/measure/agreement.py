@@ -176,7 +176,8 @@ def decide_agreement(
     `predicted`: expected counts. `greedy`: at temperature 0, where the text decides the counts.
     """
     count, blocks = len(served.blocks_B), int(served.blocks_B.sum())
-    ratio = ratio_interval(served.tokens_and_blocks, predicted.tokens_and_blocks[::-1])
+    tokens, blocks_of = predicted.tokens_and_blocks
+    ratio = ratio_interval(served.tokens_and_blocks, (blocks_of, tokens))
     different = None
     if greedy:
         different = int(((served.blocks_B - predicted.blocks_B).abs().round() > 0).sum())

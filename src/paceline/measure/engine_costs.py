@@ -10,7 +10,7 @@ import torch
 from pydantic import Field, model_validator
 
 from paceline.config import HomePath, StrictModel, read_result
-from paceline.core.bootstrap import Interval, mean_interval, median_interval
+from paceline.core.bootstrap import Interval, median_interval, student_quantile
 from paceline.engines.contract import BlockCounts, DraftSampling
 from paceline.engines.kinds import KINDS, EngineName
 from paceline.errors import EngineError, UsageError
@@ -98,9 +98,10 @@ def over_starts(within: Interval, by_start: Sequence[float]) -> Interval:
     """
     if len(by_start) < _LEAST_STARTS:
         return within
-    mean, low, high = mean_interval(torch.tensor(by_start).double().log())
-    value = within.value
-    return Interval(value, value * math.exp(low - mean), value * math.exp(high - mean))
+    logs, value = [math.log(one) for one in by_start], within.value
+    error = statistics.stdev(logs) / len(logs) ** 0.5
+    factor = math.exp(student_quantile(0.95, len(logs) - 1) * error)
+    return Interval(value, value / factor, value * factor)
 
 
 class StepCost(StrictModel):

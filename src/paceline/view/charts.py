@@ -77,7 +77,7 @@ _HEIGHT = 320
 _ROW_HEIGHT = 30
 _DASHED = {"aria": False, "color": MUTED, "strokeDash": [4, 4], "strokeWidth": 1.2}
 _LONGEST = 20  # letters of a name on one line
-_REFERENCES = dict.fromkeys(("speedup", "relative_quality", "gain"), 1.0)
+_REFERENCES: dict[str, float] = dict.fromkeys(("speedup", "relative_quality", "gain"), 1.0)
 """Values of the target alone, or of the initial draft, which charts mark."""
 
 
