@@ -12,7 +12,6 @@ import pytest
 from packaging.requirements import Requirement
 
 import paceline
-from paceline import permissions
 from paceline.cli.main import SCHEMAS, schema_of
 from paceline.cli.options import build
 from surface.test_paper_index import resolves
@@ -165,7 +164,6 @@ def kind_of(config: Path) -> str:
 
 @pytest.mark.parametrize("config", CONFIGS, ids=name_of)
 def test_configurations_fit_their_schema_and_say_what_they_cost(config: Path):
-    permissions.allow(permissions.PROGRAMS, ".engines/vllm/bin/vllm")  # as the guide's command does
     build(schema_of(kind_of(config)), config, None)
     assert config.read_text().startswith("# "), "begin with hardware, time and expected figures"
 
