@@ -205,7 +205,7 @@ def test_compilation_can_be_switched_off_for_a_command(run, monkeypatch, command
 
 def test_env_names_versions(run):
     versions = json.loads(run("env")[1])["versions"]
-    assert {"torch", "gguf", "peft", "altair", "openai", "ray"} <= versions.keys()
+    assert {"torch", "gguf", "peft", "altair", "ray"} <= versions.keys()
     assert versions["gguf"] == importlib.metadata.version("gguf")
     assert "pytest" not in versions
 

@@ -167,6 +167,7 @@ def served(folder: Path) -> Path:
         },
         "speed": {
             "speedup": interval(1.2),
+            "speedup_by_start": [1.2],
             "plain_tokens_per_s": 50.0,
             "speculative_tokens_per_s": 60.0,
             "num_equal": 60,

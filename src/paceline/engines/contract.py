@@ -84,88 +84,50 @@ class Conventions(NamedTuple):
 
 
 class Drafting(NamedTuple):
-    """Drafting configuration of a server.
+    """Drafting configuration of a server."""
 
-    Attributes:
-        draft: Path or hub name of the draft.
-        gamma: Tokens drafted per block.
-        sampling: How vLLM samples drafts; the other servers draft greedily.
-        rule: Rule for Paceline's plugin of vLLM, as JSON; None: the server's own.
-    """
-
-    draft: str
-    gamma: int
-    sampling: DraftSampling = "greedy"
-    rule: str | None = None
+    draft: str  # path or hub name
+    gamma: int  # tokens drafted per block
+    sampling: DraftSampling = "greedy"  # of vLLM; the other servers draft greedily
+    rule: str | None = None  # for Paceline's plugin of vLLM, as JSON; None: the server's own
 
 
 class Capacity(NamedTuple):
-    """Capacity of a server.
-
-    Attributes:
-        length: Context length in tokens.
-        batch_size: Concurrent requests.
-    """
+    """Capacity of a server: context length in tokens, and concurrent requests."""
 
     length: int
     batch_size: int = 1
 
 
 class Setup(NamedTuple):
-    """Launch configuration of a server.
+    """Launch configuration of a server."""
 
-    Attributes:
-        target: Path or hub name of the target.
-        drafting: Speculative decoding; None: off.
-        capacity: Requests and context length to serve.
-        dtype: Compute dtype; auto: the server's default.
-        gpu: The only visible GPU that the server uses; None: all.
-        top_logprobs: The most log probabilities that an answer may have for a token.
-    """
-
-    target: str
-    drafting: Drafting | None
+    target: str  # path or hub name
+    drafting: Drafting | None  # None: no speculative decoding
     capacity: Capacity
-    dtype: str = "auto"
-    gpu: int | None = None
-    top_logprobs: int = 0
+    dtype: str = "auto"  # auto: the server's default
+    gpu: int | None = None  # the only visible GPU that the server uses; None: all
+    top_logprobs: int = 0  # the most log probabilities that an answer may have for a token
 
 
 class Engine(ABC):
-    """An engine: what Paceline knows of it, and the connection that answers requests.
+    """An engine: what Paceline knows of it, and the connection that answers requests."""
 
-    Attributes:
-        name: As in `measure --engine` and `export --to`.
-        title: Its name in sentences.
-        in_process: It is transformers, in this process; the others are servers.
-        conventions: What it drafts and counts.
-        loads_gguf: It loads GGUF files, and no directories.
-        samples_drafts: If asked to, at the request's temperature, without top-k and top-p.
-        runs_rules: Which Paceline's plugin sets.
-        always_ties: Model types of which it reads no head, but the embedding.
-        other_methods: That it infers from parts of a draft's path.
-        tested: Beginnings of versions.
-        reasons: Known ones for counts that differ from the prediction.
-        advice: If it drafts nothing.
-        filter_note: On top-k and top-p together.
-        version: As reported by the engine; empty if it does not report one.
-    """
-
-    name: str
-    title: ClassVar[str]
-    in_process: ClassVar[bool] = False
+    name: str  # as in `measure --engine` and `export --to`
+    title: ClassVar[str]  # in sentences
+    in_process: ClassVar[bool] = False  # it is transformers; the others are servers
     conventions: Conventions = Conventions()
-    loads_gguf: ClassVar[bool] = False
-    samples_drafts: ClassVar[bool] = False
-    runs_rules: ClassVar[bool] = False
-    always_ties: ClassVar[tuple[str, ...]] = ()
-    other_methods: ClassVar[tuple[str, ...]] = ()
-    tested: ClassVar[tuple[str, ...]] = ()
+    loads_gguf: ClassVar[bool] = False  # and no directories
+    samples_drafts: ClassVar[bool] = False  # if asked to, without top-k and top-p
+    runs_rules: ClassVar[bool] = False  # which Paceline's plugin sets
+    always_ties: ClassVar[tuple[str, ...]] = ()  # model types whose own head it does not read
+    other_methods: ClassVar[tuple[str, ...]] = ()  # that it infers from parts of a draft's path
+    tested: ClassVar[tuple[str, ...]] = ()  # beginnings of versions
     tested_words: ClassVar[str] = "its response format only"
-    reasons: ClassVar[str]
-    advice: ClassVar[str]
-    filter_note: ClassVar[str] = ""
-    version: str = ""
+    reasons: ClassVar[str]  # known ones for counts that differ from the prediction
+    advice: ClassVar[str]  # if it drafts nothing
+    filter_note: ClassVar[str] = ""  # on top-k and top-p together
+    version: str = ""  # as it reports
 
     @abstractmethod
     def serve(self, request: Request) -> Served:
@@ -197,12 +159,7 @@ class Engine(ABC):
 
     @classmethod
     def proposals(cls, drafting: DraftSampling, sampling: SamplingParams) -> SamplingParams:
-        """Sampling parameters that it applies to the draft.
-
-        Args:
-            drafting: Its draft sampling, if it can choose.
-            sampling: Sampling parameters of the request.
-        """
+        """Sampling parameters that it applies to the draft of a request with `sampling`."""
         drawn = drafting == "probabilistic"
         return SamplingParams(temperature=sampling.temperature if drawn else 0.0)
 

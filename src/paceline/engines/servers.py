@@ -71,30 +71,18 @@ def sampling_keys(sampling: SamplingParams) -> dict[str, Any]:
 
 
 class Server(Engine):
-    """A server. The class itself stands for one with OpenAI's completions endpoint alone.
+    """A server. The class itself stands for one with OpenAI's completions endpoint alone."""
 
-    Attributes:
-        program: Starts it.
-        target_flags: Before the path of the target.
-        length_flag: Option for the context length.
-        size_flag: Option for the number of concurrent requests.
-        version_path: Of the request for its version.
-        recorded_as: Its name in records of texts.
-        text_path: Of the request for a text.
-        client: Its HTTP client.
-    """
-
-    program: ClassVar[tuple[str, ...]]
-    target_flags: ClassVar[tuple[str, ...]] = ()
-    length_flag: ClassVar[str]
-    size_flag: ClassVar[str]
-    version_path: ClassVar[str]
-    recorded_as: ClassVar[str] = ""
-    text_path: ClassVar[str] = "/v1/completions"
+    program: ClassVar[tuple[str, ...]]  # starts it
+    target_flags: ClassVar[tuple[str, ...]] = ()  # before the path of the target
+    length_flag: ClassVar[str]  # for the context length
+    size_flag: ClassVar[str]  # for the number of concurrent requests
+    version_path: ClassVar[str]  # of the request for its version
+    recorded_as: ClassVar[str] = ""  # its name in records of texts
+    text_path: ClassVar[str] = "/v1/completions"  # of the request for a text
 
     def __init__(self, client: Client, model: str | None = None) -> None:
-        """`model`: its name, if the server serves several."""
-        del model
+        del model  # its name, if the server serves several
         self.client = client
         self.version = self.version_of(client)
 

@@ -60,14 +60,9 @@ class TextServers:
     """Writes texts with the servers of an `OpenAIWriter`."""
 
     def __init__(self, writer: OpenAIWriter, tokenize: Tokenize) -> None:
-        """Read the API key.
+        """Read the API key, or raise UsageError.
 
-        Args:
-            writer: The servers.
-            tokenize: Token ids of a text without special tokens, by the tokenizer of the prompts.
-
-        Raises:
-            UsageError: The client's package or the key's variable is missing.
+        `tokenize`: token ids of a text without special tokens, by the tokenizer of the prompts.
         """
         check_packages()
         self._writer = writer
@@ -200,8 +195,7 @@ class _Asked:
         tokenize: Tokenize,
         models: dict[str, str],
     ) -> None:
-        """`models`: the model of each server, by URL, which all servers fill in."""
-        self._models = models
+        self._models = models  # of each server, by URL, which all servers fill in
         self._url = url
         self._writer = writer
         self._key = key
@@ -240,13 +234,7 @@ class _Asked:
             return self._known
 
     async def ask(self, request: Request) -> Written:
-        """Answer a request.
-
-        Raises:
-            UsageError: The server refuses the key, the model or the request.
-            AnswerError: The answer is damaged.
-            UnavailableError: The server does not answer, or refuses for now.
-        """
+        """Answer a request. Raises AnswerError, if the answer is damaged, and as `identify`."""
         kind, name, model = await self.identify()
         top = self._writer.top_logprobs
         request = request._replace(seed=request.seed % _SEEDS)
@@ -312,19 +300,7 @@ class _Tokens(BaseModel):
 def identify(
     url: str, key: str | None, wanted: str | None, tokenize: Tokenize, seconds: float
 ) -> _Known:
-    """What the server is.
-
-    Args:
-        url: The server's root.
-        key: API key; None: the server needs none.
-        wanted: Name of the model; None: the only one that the server serves.
-        tokenize: Token ids of a text without special tokens, which must be the server's.
-        seconds: Timeout of each request.
-
-    Raises:
-        UsageError: It does not serve this model, has another tokenizer, or refuses the key.
-        UnavailableError: It does not answer, or refuses for now.
-    """
+    """What the server is; see `_Asked.identify`. `wanted`: its model; None: the only one."""
     client = Client(url, key, key_setting=KEY_SETTING, seconds=seconds)
     try:
         kind, name = _program(client)
