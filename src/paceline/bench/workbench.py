@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, cast
 
 import torch
 from pydantic import Field, field_validator, model_validator
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paceline.bench.answers import Answer
-    from paceline.bench.score import ScoreConfig
     from paceline.core.rule_base import Rule
     from paceline.core.stats import Times
     from paceline.data.input_checks import InputChecks
     from paceline.models import HfModel
     from paceline.models.contract import Tokenizer
+    from paceline.tasks import Task
 
 
 StrategyChoice = Annotated[AnyStrategy, Field(discriminator="strategy")]
@@ -211,6 +211,23 @@ class BenchConfig(ModelsConfig):
         checks.output(self.output)
 
 
+class TaskPrompts(Protocol):
+    """Settings that choose examples of a task and limit their prompts and answers."""
+
+    @property
+    def task(self) -> Task: ...
+    @property
+    def num_examples(self) -> int: ...
+    @property
+    def skip_examples(self) -> int: ...
+    @property
+    def max_prompt_tokens(self) -> int | None: ...
+    @property
+    def max_new_tokens(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+
+
 @dataclass(frozen=True)
 class PromptSet(ExamplePrompts):
     """The task's examples as prompts, which all cells share.
@@ -313,7 +330,7 @@ def bench_prompts(config: BenchConfig, tokenizer: Tokenizer, *, encoder: bool = 
 
 
 def prompt_set(
-    config: BenchConfig | ScoreConfig,
+    config: TaskPrompts,
     tokenizer: Tokenizer,
     context: str = "",
     num_timed: int | None = None,
