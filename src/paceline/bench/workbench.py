@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from paceline.data.input_checks import InputChecks
     from paceline.models import HfModel
     from paceline.models.contract import Tokenizer
+    from paceline.tasks import Task
 
 
 StrategyChoice = Annotated[AnyStrategy, Field(discriminator="strategy")]
@@ -210,6 +211,23 @@ class BenchConfig(ModelsConfig):
         checks.output(self.output)
 
 
+class TaskPrompts(Protocol):
+    """Settings that choose examples of a task and limit their prompts and answers."""
+
+    @property
+    def task(self) -> Task: ...
+    @property
+    def num_examples(self) -> int: ...
+    @property
+    def skip_examples(self) -> int: ...
+    @property
+    def max_prompt_tokens(self) -> int | None: ...
+    @property
+    def max_new_tokens(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+
+
 @dataclass(frozen=True)
 class PromptSet(ExamplePrompts):
     """The task's examples as prompts, which all cells share.
@@ -311,19 +329,8 @@ def bench_prompts(config: BenchConfig, tokenizer: Tokenizer, *, encoder: bool = 
     return replace(prompts, population=f"examples of {config.task.task} {mark}")
 
 
-class Examples(Protocol):
-    """The keys of a configuration that choose and limit examples."""
-
-    task: TaskChoice
-    num_examples: int
-    skip_examples: int
-    max_prompt_tokens: int | None
-    max_new_tokens: int
-    seed: int
-
-
 def prompt_set(
-    config: Examples,
+    config: TaskPrompts,
     tokenizer: Tokenizer,
     context: str = "",
     num_timed: int | None = None,

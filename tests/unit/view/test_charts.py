@@ -88,7 +88,7 @@ def test_the_axis_of_a_figure_is_that_of_the_registry():
 
 
 def test_a_figure_has_a_chart_for_each_value_of_a_column_with_the_same_colours():
-    figure = charts.plotted("Title", "Text.", ROWS, charts.points, X, Y, group="g", by="x")
+    figure = charts.plotted("Title", "Text.", EXACT, charts.points, X, Y, group="g", by="x")
     assert [panel.title for panel in figure.panels] == ["x 1.0", "x 2.0"]
     drawn = [panel.chart["data"]["values"] for panel in figure.panels]
     assert [[row["y"] for row in rows] for rows in drawn] == [[2.0], [1.0]]
