@@ -52,11 +52,6 @@ def decode(
     from paceline.decode.strategies import DecodingConfig
 
     check_html(html)
-    gamma = call.chosen.get("strategy.num_speculative_tokens")
-    if gamma is not None and gamma < 1:
-        raise UsageError(
-            f"gamma must be 1 or more, got {gamma}; without a draft, leave --gamma out"
-        )
     decoding = call.build(DecodingConfig)
     if draft is None:
         _check_without_draft(decoding, draft_weights)
