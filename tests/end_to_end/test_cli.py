@@ -221,7 +221,7 @@ def test_env_names_versions(run):
         ("measure --target {t} --draft {d} --prompts {p} --set gammas=[0]", "gammas"),
         ("measure --target {t} --draft {d} --prompts {p} --temperature -1", "temperature"),
         ("measure --target {t} --draft {d}", "prompts"),
-        ("decode --target {t} --draft {d} --gamma 0 --prompt the", "gamma must be 1 or more"),
+        ("decode --target {t} --draft {d} --gamma 0 --prompt the", "num_speculative_tokens"),
         (
             "decode --target {t} --draft {d} --prompt the --set strategy.rule.rule=chow "
             "--set strategy.rule.alpha=2",

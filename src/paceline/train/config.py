@@ -388,16 +388,6 @@ class AlignConfig(TrainSettings):
         self._check_writer()
         self._check_recorded_states()
         self._check_shards()
-        if self.data.keep_states_gb is not None and self.fixed_fraction == 0:
-            raise ValueError(
-                "data.keep_states_gb is set, but fixed_fraction is 0, so no text is used again; "
-                "unset keep_states_gb"
-            )
-        if self.target_rounds is not None and not self.target_writes:
-            raise ValueError(
-                "target_rounds is set, but no text is the target's; lower fixed_fraction or "
-                "draft_fraction, or unset target_rounds"
-            )
         parts = [self.objective] if self.finish is None else [self.objective, self.finish.objective]
         if self.draft_writes and not all(map(reads_target, parts)):
             raise ValueError(
@@ -448,10 +438,6 @@ class AlignConfig(TrainSettings):
                     f"data.recorded_states loads the target's head alone, and {name} needs the "
                     "whole target; remove one of them"
                 )
-        if not reads_target(self.terms):
-            raise ValueError(
-                "data.recorded_states is set, but the objective does not read the target; unset it"
-            )
 
     def _check_writer(self) -> None:
         served = isinstance(self.writer, OpenAIWriter)
@@ -462,11 +448,6 @@ class AlignConfig(TrainSettings):
                 "top_k_tail needs recorded log probabilities of every text; set fixed_fraction to "
                 "1, or let servers write the rest (writer.kind openai with top_logprobs, "
                 "draft_fraction 0), and unset data.pretraining"
-            )
-        if served and not self.target_writes:
-            raise ValueError(
-                "writer is set, but no text is the target's; lower fixed_fraction or "
-                "draft_fraction, or leave writer out"
             )
         if served and self.target_rounds is not None and self.target_rounds.train_prompts:
             raise ValueError(

@@ -334,10 +334,6 @@ def test_token_ids_of_numpy_and_torch_are_integers_too():
     [
         ("the target must be a loaded model, got 'a'", {"target": "a"}),
         ("the draft must be a loaded model, got None", {"draft": None}),
-        ("sampling must be a SamplingParams", {"sampling": {"temperature": 0}}),
-        ("draft_sampling must be a SamplingParams", {"draft_sampling": {}}),
-        ("rule must be a Rule, got 'lossless'", {"rule": "lossless"}),
-        ("policy must be a DraftPolicy, got 'fixed'", {"policy": "fixed"}),
     ],
 )
 def test_arguments_of_another_type_are_named(said: str, arguments: dict[str, Any]):

@@ -103,7 +103,6 @@ def test_no_server_is_one_line(folder: Path, tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"fixed_fraction": 1}, "writer is set, but no text is the target's"),
         ({"objective": "top_k_tail"}, "let servers write the rest"),
         ({"target_rounds": {"train_prompts": True}}, "needs the target itself"),
         ({"sampling": {"repetition_penalty": 1.2}}, "leave sampling.repetition_penalty 1"),
