@@ -8,7 +8,9 @@ its own, and fresh, `test_distributions.py` samples.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import cycle, product
+from random import Random
 from typing import Any
 from unittest.mock import patch
 
@@ -35,18 +37,23 @@ from paceline.core.rules import (
 from paceline.decode import (
     Adaptive,
     AutoregressiveDecoder,
+    BigLittleDecoder,
     Confident,
+    OracleCascade,
+    SequenceCascade,
     SpeculativeDecoder,
+    TokenCascade,
     block,
 )
+from paceline.decode.decoder import Decoder
 from paceline.decode.draft_policies import DraftPolicy
 from paceline.decode.text import Text
 from paceline.models.contract import ModelSession
 from paceline.native.kernels import NativeBackend
 from support import exact
-from support.borders import Law, num_wrong, walks
+from support.borders import Law, num_wrong, walk_while_sure, walk_whole, walks
 from support.fakes import TableModel, TableSession
-from support.rules import PYTORCH, THRESHOLDS, Pair, stating, table
+from support.rules import PYTORCH, THRESHOLDS, Pair, length, stating, table
 
 COUNT = 400
 CAUGHT = 4
@@ -125,7 +132,7 @@ WAYS: list[tuple[int, Bonus, Any, int | None]] = [
 
 
 def law(
-    pair: Pair, name: str, gamma: int, bonus: Bonus = "rule", length: int | None = None
+    pair: Pair, name: str, gamma: int, bonus: Bonus = "rule", size: int | None = None
 ) -> tuple[Rule, Law]:
     """A rule by its name, and what its text follows."""
     aim = None
@@ -139,7 +146,7 @@ def law(
         pair.exact,
         vectors,
         gamma,
-        length or max(4, gamma + 2),
+        size or length(gamma),
         aim if bonus == "rule" else None,
         first_from_target=rule.exact or bonus == "target",
     )
@@ -206,10 +213,10 @@ def test_a_policy_changes_the_length_of_blocks_and_no_decision(
 
 
 @pytest.mark.parametrize("name", [str(Lossless()), str(Lossy(0.5, 1.6)), "token_v3"])
-@pytest.mark.parametrize("length", [1, 12])
-def test_a_text_of_one_token_is_judged_too_and_a_long_one_to_its_end(name: str, length: int):
+@pytest.mark.parametrize("size", [1, 12])
+def test_a_text_of_one_token_is_judged_too_and_a_long_one_to_its_end(name: str, size: int):
     pair = Pair(1)
-    assert wrong(pair, *law(pair, name, 3, length=length), batch_size=90) == 0
+    assert wrong(pair, *law(pair, name, 3, size=size), batch_size=90) == 0
 
 
 @pytest.mark.parametrize("setting", ["plain", "all"])
@@ -228,7 +235,7 @@ def at_the_border(name: str, kind: type[SpeculativeDecoder] = SpeculativeDecoder
     """The draft's context ends within the texts, and rows reach its end by turns."""
     pair, room = Pair(1), len(PROMPTS[0]) + 4
     pair.draft = TableModel(table(1, 2), max_length=room)
-    rule, stated = law(pair, name, 2, length=6)
+    rule, stated = law(pair, name, 2, size=6)
     return wrong(pair, rule, replace(stated, room=room), kind=kind)
 
 
@@ -260,6 +267,86 @@ def test_a_rule_that_reads_an_emptied_draft_beside_others_is_caught(name: str):
 
     with patch.object(block, "verify_block", mutant):
         assert at_the_border(name) >= CAUGHT
+
+
+# Cascades that verify nothing
+
+
+def while_sure(decoder: Decoder, models: exact.Models, most: int, rollback: float | None) -> int:
+    rng, given = Random(0), {"sure": 0.4, "most": most, "rollback": rollback}
+    paths = [
+        walk_while_sure(models, PROMPTS[row % len(PROMPTS)], length(3), rng, **given)
+        for row in range(COUNT)
+    ]
+    return num_wrong(decoder, paths, batch_size=150)
+
+
+@pytest.mark.parametrize("setting", ["plain", "cool", "all"])
+@pytest.mark.parametrize("rollback", [None, 1.9])
+@pytest.mark.parametrize("most", [1, 3])
+def test_a_draft_that_writes_while_it_is_sure(setting: str, rollback: float | None, most: int):
+    """TokenCascade without, BiLD with rollback."""
+    pair = Pair(1, *SETTINGS[setting])
+    decoder: Decoder = (
+        TokenCascade(pair.target, pair.draft, 0.6, pair.sampling, most)
+        if rollback is None
+        else BigLittleDecoder(pair.target, pair.draft, 0.4, rollback, pair.sampling, most)
+    )
+    assert while_sure(decoder, pair.exact, most, rollback) == 0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        # asks the target one token late; keeps to the draft at a lower confidence; another bound of
+        # surprise; verifies nothing
+        lambda pair: BigLittleDecoder(pair.target, pair.draft, 0.4, 1.9, most_drafted=4),
+        lambda pair: BigLittleDecoder(pair.target, pair.draft, 0.3, 1.9, most_drafted=3),
+        lambda pair: BigLittleDecoder(pair.target, pair.draft, 0.4, 1.5, most_drafted=3),
+        lambda pair: TokenCascade(pair.target, pair.draft, 0.6, most_drafted=3),
+    ],
+)
+def test_a_broken_draft_that_writes_while_it_is_sure_is_caught(make: Callable[[Pair], Decoder]):
+    pair = Pair(1)
+    assert while_sure(make(pair), pair.exact, 3, 1.9) >= CAUGHT
+
+
+ORACLES = ["bild", "chow", "chow_log", "diff", "diff_log", "opt", "opt_log"]
+
+
+def oracle(pair: Pair, name: str, rule: Rule) -> int:
+    stated = Law(pair.exact, exact.near(exact.lossless), 0, 5, AIMED[name][1])
+    decoder = OracleCascade(pair.target, pair.draft, rule, pair.sampling)
+    return num_wrong(decoder, walks(stated, PROMPTS, COUNT), batch_size=150)
+
+
+@pytest.mark.parametrize("setting", ["cool", "all"])
+@pytest.mark.parametrize("name", ORACLES)
+def test_an_oracle_cascade_follows_the_rules_aim(name: str, setting: str):
+    pair = Pair(1, *SETTINGS[setting])
+    assert oracle(pair, name, AIMED[name][0]) == 0
+    assert oracle(pair, name, Chow(1.0)) >= CAUGHT
+
+
+def sequences(decoder: Decoder, models: exact.Models, alpha: float, *, normalise: bool) -> int:
+    rng, given = Random(0), {"alpha": alpha, "normalise": normalise}
+    paths = [
+        walk_whole(models, PROMPTS[row % len(PROMPTS)], 5, rng, **given) for row in range(COUNT)
+    ]
+    return num_wrong(decoder, paths, batch_size=150)
+
+
+@pytest.mark.parametrize("setting", ["cool", "all"])
+@pytest.mark.parametrize(("alpha", "normalise"), [(0.999, False), (0.75, True)])
+def test_a_sequence_cascade_keeps_probable_responses_and_lets_the_target_answer_the_rest(
+    alpha: float, setting: str, *, normalise: bool
+):
+    pair = Pair(1, *SETTINGS[setting])
+    make = partial(SequenceCascade, pair.target, pair.draft, sampling=pair.sampling)
+    found = make(alpha, normalise=normalise)
+    assert sequences(found, pair.exact, alpha, normalise=normalise) == 0
+    other = make(alpha, normalise=not normalise)
+    assert sequences(other, pair.exact, alpha, normalise=normalise) >= CAUGHT
 
 
 # Faults of a rule, each beside the law that it should follow

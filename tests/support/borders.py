@@ -27,7 +27,7 @@ LAST = math.nextafter(1, 0)
 
 @dataclass(frozen=True)
 class Law:
-    """What a text follows, with the names of `exact.judged_texts`.
+    """What a text follows; the first names are those of `exact.judged_texts`.
 
     gamma 0: the target alone. `aim`: of the bonus token; None: it follows p. The length of a block
     is the policy's affair, and no decision of the text's law.
@@ -116,6 +116,68 @@ def walk(law: Law, prompt: tuple[int, ...], rng: Random) -> Path:
         for stream in numbers:
             stream += [rng.random() for _ in range(filled - len(stream))]
     path.text = context[len(prompt) :][: law.length]
+    return path
+
+
+def walk_while_sure(
+    models: exact.Models,
+    prompt: tuple[int, ...],
+    length: int,
+    rng: Random,
+    *,
+    sure: float,
+    most: int,
+    rollback: float | None,
+) -> Path:
+    """TokenCascade (rollback None) and BiLD, draft by draft.
+
+    A draft goes on while max q >= sure, for at most `most` tokens. One that fills the text is kept
+    as it is. Else the target takes back from the first place where its surprise exceeds `rollback`
+    and gives one token there, or behind the last.
+    """
+    path = Path(prompt)
+    while (written := len(path.text)) < length:
+        filled = len(path.draft) + most
+        draft = start = prompt + path.text
+        while (
+            len(draft) - len(start) < min(most, length - written)
+            and max(models.q_raw(draft)) >= sure
+        ):
+            draft = (*draft, _chosen(models.q(draft), path.draft, rng))
+        path.draft += [rng.random() for _ in range(filled - len(path.draft))]
+        path.accept += [rng.random() for _ in range(most)]
+        if len(draft) - len(prompt) < length:
+            places = range(len(start), len(draft))
+            taken = (place for place in places if _surprises(models, draft[:place], rollback))
+            draft = draft[: next(taken, len(draft))]
+            draft = (*draft, _chosen(models.p(draft), path.choose, rng))
+        path.text = draft[len(prompt) :]
+    return path
+
+
+def _surprises(models: exact.Models, text: tuple[int, ...], rollback: float | None) -> bool:
+    return rollback is not None and exact.surprise(models.q(text), models.p_raw(text)) > rollback
+
+
+def walk_whole(
+    models: exact.Models,
+    prompt: tuple[int, ...],
+    length: int,
+    rng: Random,
+    *,
+    alpha: float,
+    normalise: bool,
+) -> Path:
+    """A sequence cascade: the draft's text where it is probable enough, else the target's own."""
+    path, probability = Path(prompt), 1.0
+    for _ in range(length):
+        token = _chosen(models.q(prompt + path.text), path.draft, rng)
+        probability *= models.q_raw(prompt + path.text)[token]
+        path.text += (token,)
+    if probability ** (1 / length if normalise else 1) < 1 - alpha:
+        path.text = ()
+        for _ in range(length):
+            path.text += (_chosen(models.p(prompt + path.text), path.choose, rng),)
     return path
 
 
