@@ -82,7 +82,6 @@ MISTAKES = [
         )
         for command in ("measure", "verify", "analyze")
     ),
-    (ALIGN.replace("--draft d", "--draft nan"), f"nan ... {NAN}"),
     ("measure --target '' --draft d --prompts p.jsonl", "--target is empty"),
     ("decode --target '' --prompt x", "got '' as a model"),
     (f"measure --engine vllm --url word {GIVEN}", "'word' is not the"),
@@ -147,6 +146,10 @@ MISTAKES = [
             ("nowhere:Rule", "nowhere:Rule is code, which needs permission"),
             ("{rule: opt, alfa: 1}", "alfa"),
         )
+    ),
+    (
+        f"decode {PAIR} --prompt 'the cat' --allow-import nowhere --rule nowhere:Rule",
+        "nowhere cannot be imported",
     ),
     # drafts
     ("draft --target t --layers 0,9 --out out", "0,9"),
@@ -239,6 +242,16 @@ def test_a_mistake_is_one_line_and_exit_code_two(
     line = refused(run, *shlex.split(arguments))
     assert all(part in line for part in said.split(" ... ")), line
     assert sorted(faults.rglob("*")) == before
+
+
+def test_a_weight_that_is_not_a_number_is_named_where_training_begins(
+    run: Run, faults: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(faults)
+    words = ALIGN.replace("--draft d", "--draft nan").split()
+    words[words.index("out")] = str(tmp_path / "run")
+    line = refused(run, *words)
+    assert f"nan {NAN}" in line
 
 
 def test_a_key_that_is_only_somewhat_alike_is_no_suggestion(run: Run):

@@ -493,7 +493,6 @@ class CutsBeforeItCompares(Lenient):
 
 
 LENIENT = str(Lenient("linear", 0.3))
-SMALL = "half a per cent"
 BROKEN: list[tuple[Rule, str, str]] = [
     *product(
         [RecoversFromTarget(), SoftmaxesTheResidual(), AcceptsTheWrongWayRound()],
