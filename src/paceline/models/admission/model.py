@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 EXACT = 0.01
 """Tolerance for passes in float32, in standard deviations of the logits."""
-OF_TWIN = 0.005
-"""The same for the tiny twin. If a pass is right, its differences are below 0.0001, or below 0.0025
-where rounding grows as in Gemma 3n and Zamba."""
+OF_TWIN = 0.008
+"""The same for the tiny twin. If a pass is right, its differences are below 0.0001, or below 0.006
+where rounding grows as in Gemma 3n and Zamba; Doge's wrong choices of keys change it by 0.014."""
 ROUNDED = 0.5
 """Tolerance if a pass rounds to 16 bits; wrong tokens or positions change logits by more than 1."""
 
