@@ -132,7 +132,6 @@ OPTIONS = {
         "--config --set --json --html"
     ),
     "trajectory": "--target --run --output --plot --config --set --html",
-    "demo": "--target --out",
     "validate": "--set",
     "env": "",
 }
