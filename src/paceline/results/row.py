@@ -229,9 +229,20 @@ def read_rows(path: Path, kind: type[RowT] = Row) -> list[RowT]:
 
 
 def _read(path: Path) -> Iterator[Any]:
+    """The values of each line, without a last one that a killed process did not finish."""
+    torn: Exception | None = None
     try:
         for line, _ in read_lines(path):
-            yield json.loads(line)
+            if torn is not None:
+                raise torn
+            try:
+                values = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                torn = error
+            else:
+                yield values
+        if torn is not None and (path.suffix == ".gz" or path.read_bytes().endswith(b"\n")):
+            raise torn
     except OSError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
