@@ -191,7 +191,7 @@ MISTAKES = [
     *(
         (f"{command} --html folder", "--html folder")
         for command in (
-            *(f"measure {GIVEN}", f"verify {GIVEN}", "decode --target t --prompt the"),
+            *(f"measure {GIVEN}", f"verify {GIVEN}"),
             *("align", "bench", "tune", "trajectory"),
         )
     ),
@@ -202,8 +202,6 @@ MISTAKES = [
     # configurations, and what was meant
     ("align --config nowhere.yaml", "nowhere.yaml"),
     ("validate align broken.jsonl", "YAML"),
-    ("demo --target t --out out --config nothing.yaml", "no configuration file"),
-    ("demo --target t --out out --minutes 0", "max_seconds"),
     *(
         (f"measure {GIVEN} --set '{key}'", said)
         for key, said in (
