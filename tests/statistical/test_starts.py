@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.core.bootstrap import Interval
 from paceline.core.sampling import SamplingParams
 from paceline.engines.contract import BlockCounts, Engine, Request, Served
 from paceline.measure import engine_costs, served
@@ -58,7 +57,7 @@ def speedups(deviation: float) -> float:
     for _ in range(RUNS):
         plain, drafted = (answers(drafts, deviation, rng) for drafts in (False, True))
         row = served.timed_requests(REQUESTS, plain.served, drafted.served)
-        within = FIGURES["speedup"].measure(row, seed=0)
+        within = FIGURES["speedup"].measure(row)
         found = over_starts(within, served.speedup_by_start(plain, drafted))
         held += found.low <= truth <= found.high
     return held / RUNS
@@ -119,12 +118,7 @@ def test_intervals_within_a_start_are_caught(monkeypatch: pytest.MonkeyPatch):
 
 def test_few_starts_taken_for_many_are_caught(monkeypatch: pytest.MonkeyPatch):
     """The mutant: the deviation of few starts as if it were exact."""
-
-    def normal(values: torch.Tensor, confidence: float) -> Interval:
-        half = torch.distributions.Normal(0.0, 1.0).icdf(torch.tensor((1 + confidence) / 2))
-        mean, error = float(values.mean()), float(values.std() / len(values) ** 0.5)
-        return Interval(mean, mean - float(half) * error, mean + float(half) * error)
-
-    monkeypatch.setattr(engine_costs, "mean_interval", normal)
+    normal = float(torch.distributions.Normal(0.0, 1.0).icdf(torch.tensor(0.975)))
+    monkeypatch.setattr(engine_costs, "student_quantile", lambda *_: normal)
     assert speedups(0.1) < FLOOR
     assert steps(0.1) < FLOOR

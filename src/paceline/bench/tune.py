@@ -40,7 +40,6 @@ from paceline.measure.pair import ModelsConfig
 from paceline.progress import Progress, silent
 from paceline.records import RunDirectory, atomic_write_text
 from paceline.results.frontier import Frontier
-from paceline.tasks.base import examples_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -72,8 +71,6 @@ def tune(config: TuneConfig, progress: Progress = silent) -> Tuned:
             "max_latency, or use a task with a metric such as arithmetic"
         )
     checked(config)
-    # raises if there are too few examples, before the models are loaded
-    examples_of(config.task, "test", config.num_examples + config.num_confirmed, config.seed)
     costs = None if config.costs is None else read_costs(config.costs)
     if costs is not None:
         config = _for_engine(config, costs)

@@ -118,10 +118,10 @@ class TuneConfig(WithCosts, ModelsConfig):
         RunDirectory(self.output).check_kind(self)
         checks.device(self.device)
         check_costs(checks, self, self.block_lengths)
-        checks.pair(self.target, self.draft)
-        checks.drafting(self.target, self.draft)
         count = self.num_examples + self.num_confirmed
         check_task(checks, "task", self.task, count, self.seed)
+        checks.pair(self.target, self.draft)
+        checks.drafting(self.target, self.draft)
         checks.output(self.output)
 
     @property

@@ -140,8 +140,8 @@ class Server(Engine):
 
     @classmethod
     def tokenize_body(cls, text: str) -> dict[str, Any]:
-        """Body of the request that tokenizes a text without special tokens."""
-        raise NotImplementedError
+        """Body of the request that tokenizes a text without special tokens, if it has one."""
+        return {"prompt": text}
 
     @classmethod
     def text_body(cls, model: str, request: Request, top_logprobs: int) -> dict[str, Any]:
