@@ -56,7 +56,7 @@ gpu-test: $(VENV)/.dev ## the tests that need a GPU
 	$(BIN)/pytest -m cuda tests
 
 demo: $(VENV)/.demo $(DEMO_MODEL) ## set up, fetch SmolLM2-135M, then draft, measure, align, verify, decode
-	$(BIN)/paceline demo --target $(DEMO_MODEL) --out $(DEMO_RUN)
+	PATH="$(abspath $(BIN)):$$PATH" tools/demo.sh $(DEMO_MODEL) $(DEMO_RUN)
 
 # Two trainings at a time, each with half of the cores: models of this size gain little from a second one.
 HALF := $(shell $(PYTHON) -c 'import os; print(max(1, (os.cpu_count() or 1) // 2))')

@@ -29,9 +29,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
-from paceline.engines.commands import EngineChoice, Setup
-from paceline.engines.contract import Request
-from paceline.engines.kinds import Capacity, Drafting
+from paceline.engines.commands import EngineChoice
+from paceline.engines.contract import Capacity, Drafting, Request, Setup
 from paceline.engines.process import started
 from paceline.progress import silent
 from pairing import pair_parser, ratio, served_pair, show

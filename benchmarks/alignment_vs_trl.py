@@ -32,9 +32,8 @@ from paceline.data.collate import TokenRow
 from paceline.data.examples import Example
 from paceline.data.sources import ExampleStream, SampledText
 from paceline.models import load_model
-from paceline.models.loading import config_at, load_tokenizer
-from paceline.models.precision import shapes_of
-from paceline.models.prepare import choose_writer, prepare_for_training, training_writer
+from paceline.models.loading import load_tokenizer
+from paceline.models.prepare import training_writer
 from paceline.records import RunDirectory
 from paceline.train import AlignConfig
 from paceline.train.loss import StepPlan
@@ -165,11 +164,11 @@ def stepper_of(options: argparse.Namespace, **settings: Any) -> Stepper:
     accelerator = Accelerator()
     with tempfile.TemporaryDirectory() as folder:
         run = TrainingRun(config, RunDirectory(Path(folder)), accelerator)
-        bfloat16 = run.takes_bfloat16(shapes_of(config_at(options.target)))
+        bfloat16 = run.takes_bfloat16()
     precision = "bfloat16" if bfloat16 else "float32"
     print(f"our forward passes in {precision}")
-    target = prepare_for_training(load_model(options.target, dtype=precision), frozen=True)
-    draft = prepare_for_training(load_model(options.draft, dtype="float32"))
+    target = load_model(options.target, dtype=precision)
+    draft = load_model(options.draft, dtype="float32")
     size = draft.vocab_size
     return Stepper(draft, target, config, accelerator, vocab_size=size, bfloat16=bfloat16)
 
@@ -181,12 +180,10 @@ def loaded(options: argparse.Namespace, texts: Texts) -> Ours:
         return Ours(stepper, fixed_batches(texts, options.batch))
     draft, target = stepper.model, stepper.target
     assert target is not None, "it was loaded"
-    chosen = choose_writer(draft, options.batch)
-    print(f"texts in {chosen.precision}, {chosen.reason}")
     examples = [Example([*prompt, *rest], len(prompt), len(prompt), "") for prompt, rest in texts]
     source = SampledText(
         ExampleStream(examples, options.batch, seed=0),
-        training_writer(draft, bfloat16=chosen.precision == "bfloat16"),
+        training_writer(draft),
         "draft",
         sampling=SamplingParams(),
         max_new_tokens=options.completion_tokens,

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.core.bootstrap import mean_interval, ratio_interval
+from paceline.core.bootstrap import difference_interval, ratio_interval
 from paceline.core.sampling import SamplingParams
 from paceline.core.speed import tokens_and_blocks
 from paceline.decode import AutoregressiveDecoder
 from paceline.measure.acceptance import PairTexts, score_texts
-from paceline.rng import named_generator
 from pairing import pair_parser, served_pair, show
 
 if TYPE_CHECKING:
@@ -59,11 +58,10 @@ def print_table(temperature: float, scores: dict[float, TextScores], gammas: lis
     for draft_temperature, found in scores.items():
         accepted_BT, _, mask_BT = found.drafted
         lengths_B = mask_BT.sum(-1)
-        rng = named_generator(0, "benchmark")
-        cells = [show(ratio_interval(accepted_BT.sum(-1), lengths_B, rng=rng)), ""]
+        own = accepted_BT.sum(-1), lengths_B
+        cells = [show(ratio_interval(own)), ""]
         if same is not None and draft_temperature != temperature:
-            gain_B = (accepted_BT - same.drafted[0]).sum(-1)
-            cells[1] = show(mean_interval(gain_B / lengths_B.double().mean()))
+            cells[1] = show(difference_interval([own], [(same.drafted[0].sum(-1), lengths_B)]))
         for gamma in gammas:
             tokens_B, blocks_B = tokens_and_blocks(*found.drafted, gamma)
             cells.append(f"{float(tokens_B.sum() / blocks_B.sum()):.3f}")

@@ -15,8 +15,8 @@ import torch
 
 from against_engines import GREEDY, METHODS, interleaved, ours, ratios, served
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
-from paceline.engines.commands import EngineChoice, Setup
-from paceline.engines.kinds import Capacity, Drafting
+from paceline.engines.commands import EngineChoice
+from paceline.engines.contract import Capacity, Drafting, Setup
 from paceline.engines.process import started
 from paceline.errors import EngineError
 from paceline.models.silence import quiet

@@ -48,9 +48,7 @@ def paired_seconds(runs: Sequence[Run], count: int) -> list[list[float]]:
 
 def ratio(over: Sequence[float], under: Sequence[float]) -> Interval:
     """Ratio of the sums with its 95% interval over the cases."""
-    return ratio_interval(
-        torch.tensor(over), torch.tensor(under), rng=named_generator(0, "benchmark")
-    )
+    return ratio_interval((torch.tensor(over), torch.tensor(under)))
 
 
 def show(found: Interval) -> str:

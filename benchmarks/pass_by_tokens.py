@@ -21,24 +21,21 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline import processor
-from paceline.models.hf.causal import CausalModel, CausalSession
+from paceline.models.hf.causal import CausalModel
 from paceline.models.llama.cpu import NativeLlama
-from paceline.models.llama.forward import LlamaDecoder
+from paceline.models.llama.cpu_session import CompiledSession
 from paceline.models.llama.int8 import rounded_copy
-from paceline.models.llama.packing import EXACT, Packer
 from paceline.native import compiled
 from pairing import paired_seconds, ratio, show
 
 CONTEXT = 64
 
 
-def session_of(hf: LlamaForCausalLM, *, int8: bool) -> CausalSession:
+def session_of(hf: LlamaForCausalLM, *, int8: bool) -> CompiledSession:
     library = compiled()
     assert library is not None, "this needs a C compiler with OpenMP"
-    through_torch = rounded_copy(hf) if int8 else hf
-    decoder = LlamaDecoder(through_torch, Packer(EXACT), compiled=False)
-    decoder.native = NativeLlama(hf, None, int8=int8, library=library)
-    session = CausalSession(CausalModel(through_torch).decoding_with(decoder))
+    native = NativeLlama(hf, None, int8=int8, library=library)
+    session = CompiledSession(CausalModel(rounded_copy(hf) if int8 else hf), native)
     session.prefill([[7] * CONTEXT])
     return session
 
@@ -58,7 +55,7 @@ def measure(counts: list[int], rounds: int) -> None:
     )
     hf = LlamaForCausalLM(config).bfloat16()
 
-    def forward(_: int, session: CausalSession, tokens: torch.Tensor) -> None:
+    def forward(_: int, session: CompiledSession, tokens: torch.Tensor) -> None:
         session.extend(tokens)
         session.rollback([tokens.shape[1]])
 

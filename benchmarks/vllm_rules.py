@@ -1,9 +1,10 @@
 """Seconds of a step of vLLM under its own sampler and under rules of Paceline's plugin.
 
 In one process and with the same requests: the sampler is exchanged between batches, whose order is
-random. Run it with vLLM's Python, in whose environment Paceline is installed:
+random. It needs a GPU, on which vLLM uses its second model runner. Run it with vLLM's Python, in
+whose environment Paceline is installed:
 
-    .engines/vllm/bin/python benchmarks/vllm_rules.py --target DIR --draft DIR
+    python benchmarks/vllm_rules.py --target DIR --draft DIR
 """
 
 from __future__ import annotations
@@ -33,29 +34,27 @@ RULES = {
 
 
 class Timed:
-    """A sampler that adds up its seconds, and counts its calls with drafts."""
+    """A sampler that adds up its seconds and counts its calls; it is called with drafts alone."""
 
     def __init__(self, sample: Callable[..., Any]) -> None:
         self._sample = sample
         self.seconds, self.num_calls = 0.0, 0
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
+        torch.cuda.synchronize()
         begun = time.perf_counter()
         found = self._sample(*arguments, **named)
-        if sum(arguments[1]):  # numbers of drafts
-            self.seconds += time.perf_counter() - begun
-            self.num_calls += 1
+        torch.cuda.synchronize()
+        self.seconds += time.perf_counter() - begun
+        self.num_calls += 1
         return found
 
 
 def functions() -> dict[str, list[tuple[Any, str, Any]]]:
     """For each sampler: modules or classes of vLLM, names in them, and functions to put there."""
-    from paceline.engines import vllm_plugin
-    from paceline.engines.vllm_plugin import read_rule, replacements
+    from paceline.engines.vllm_plugin import originals, read_rule, replacements
 
-    module = importlib.import_module("vllm.v1.sample.rejection_sampler")
-    module.expand_batch_to_tokens = vllm_plugin.expand_batch_to_tokens  # vLLM issue 55005, for all
-    own = vllm_plugin._originals()
+    own = originals()
     return {
         name: own if rule is None else replacements(read_rule(rule)) for name, rule in RULES.items()
     }
@@ -71,7 +70,6 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=32)
     given = parser.parse_args()
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1"}
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
     from vllm import LLM, SamplingParams
 
     found = functions()
@@ -89,7 +87,7 @@ def main() -> None:
         enable_prefix_caching=False,
         speculative_config=speculation,
     )
-    module = importlib.import_module("vllm.v1.sample.rejection_sampler")
+    module = importlib.import_module("vllm.v1.worker.gpu.spec_decode.rejection_sampler")
     params = SamplingParams(
         temperature=1.0, max_tokens=given.max_tokens, ignore_eos=True, detokenize=False
     )

@@ -71,12 +71,3 @@ def check_consent(values: Any, given: Any, where: str = "") -> None:
             f"a file may not send the key in {variable}, or name who gets it; if you trust the "
             f"server, add --set {where}api_key_env={variable} --set {where}url=URL"
         )
-    _sent.append(variable)
-
-
-_sent: list[Any] = []
-
-
-def is_given(value: Any) -> bool:
-    """True for None and for a key's variable that `check_consent` has let pass."""
-    return value is None or value in _sent

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+_END_S = 60  # seconds in which a worker may save its state
 MOST_DEATHS = 3  # processes lost on one item before it counts as the cause
 # mallopt parameters, as numbered in glibc's malloc.h
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
@@ -118,7 +119,8 @@ class _Pool:
         for worker in everyone:
             worker.process.terminate()
         for worker in everyone:
-            worker.process.join()
+            worker.process.join(_END_S)
+            worker.process.kill()  # of one that is stuck in native code
 
     def _everyone(self) -> list[_Worker]:
         return [*self.idle, *(worker for worker, _ in self.working.values())]

@@ -49,7 +49,6 @@ _LEVELS = {
             "ONEDNN_MAX_CPU_ISA": "AVX2",
             "ATEN_CPU_CAPABILITY": "avx2",
             "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-            "FBGEMM_ENABLE_INSTRUCTIONS": "AVX2",
         },
     ),
     "avx512": _Level(
@@ -59,7 +58,6 @@ _LEVELS = {
             "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI",
             "ATEN_CPU_CAPABILITY": "avx512",
             "MKL_ENABLE_INSTRUCTIONS": "AVX512_E1",
-            "FBGEMM_ENABLE_INSTRUCTIONS": "AVX512_E1",
         },
     ),
     "avx512_bf16": _Level(
@@ -69,7 +67,6 @@ _LEVELS = {
             "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
             "ATEN_CPU_CAPABILITY": "avx512",
             "MKL_ENABLE_INSTRUCTIONS": "AVX512_E3",
-            "FBGEMM_ENABLE_INSTRUCTIONS": "AVX512_E1",
         },
     ),
     "amx": _Level(
@@ -123,7 +120,7 @@ def compile_flags(wanted: str) -> tuple[str, ...]:
 
 
 def limit_libraries() -> None:
-    """Pass `PACELINE_CPU` on to oneDNN, ATen, MKL and FBGEMM; call before torch is imported.
+    """Pass `PACELINE_CPU` on to oneDNN, ATen and MKL; call before torch is imported.
 
     Ignores invalid values, which `level` reports.
     """

@@ -1,13 +1,12 @@
-"""The command line on a tiny model: what it prints, what it returns, what it says of mistakes."""
+"""The command line on a tiny model: what it prints, what it returns."""
 
 import importlib.metadata
 import json
-from pathlib import Path
 
 import pytest
 
 from paceline.models.recorded.compiling import compiles_passes
-from support.texts import one_line, refused, sets, succeeded
+from support.texts import sets, succeeded
 
 
 @pytest.fixture
@@ -45,10 +44,8 @@ def test_the_drafts_own_temperature_has_an_option(run, folder):
     found = json.loads(out)
     assert found["config"]["draft_sampling"]["temperature"] == 0
     both = ("expected_acceptance", "greedy_draft_acceptance")
-    greedy = [found["acceptance"][name]["value"] for name in both]
+    greedy = [found["figures"][0][name]["value"] for name in both]
     assert greedy[0] == pytest.approx(greedy[1], abs=1e-6)  # 1 - TVD, rounded to float32 near 1
-    code, _, err = run("decode", "--target", folder / "target", "--prompt", "a", *given[-2:])
-    assert (code, "--draft-temperature" in err) == (2, True)
 
 
 def test_verify_passes_on_a_real_pair_and_catches_the_broken_rule(run, folder):
@@ -65,7 +62,7 @@ def test_a_broken_rule_that_is_not_caught_is_undecided(run, folder):
     given = (*pair, "--prompts", folder / "corpus.jsonl", "--self-test")
     code, out, _ = run("verify", *given)
     assert code == 3
-    assert out.splitlines()[-1].startswith("UNDECIDED: both tests passed, but more than 100 times")
+    assert out.splitlines()[-1].startswith("UNDECIDED: both tests passed, but the broken rule")
     code, out, _ = run("verify", *given, "--json")
     found = json.loads(out)
     assert (code, found["passed"], found["verdict"]) == (3, False, "UNDECIDED")
@@ -95,27 +92,6 @@ def test_text_is_printed_as_the_model_wrote_it(run, folder, monkeypatch):
     common = ("--prompt", "the cat", "--temperature", "0", "--max-new-tokens", "3")
     out = succeeded(run, "decode", "--target", folder / "target", *common)
     assert out == written * 3 + "\n"
-
-
-@pytest.mark.parametrize(
-    "given",
-    [("--gamma", "3"), ("--draft-weights", "int8"), ("--set", "strategy.num_speculative_tokens=2")],
-)
-def test_what_says_how_a_draft_is_used_wants_a_draft(run, folder, given):
-    assert "there is none; name it by --draft" in refused(
-        run, "decode", "--target", folder / "target", "--prompt", "the cat", *given
-    )
-
-
-def test_a_wrong_configuration_of_the_demo_is_said_before_anything_is_made(run, folder, tmp_path):
-    out = tmp_path / "demo"
-    common = ("demo", "--target", folder / "target", "--out", out)
-    for given, said in (
-        (("--config", tmp_path / "nothing.yaml"), "no configuration file"),
-        (("--minutes", "0"), "max_seconds"),
-    ):
-        assert said in refused(run, *common, *given)
-    assert not out.exists()
 
 
 def test_decode_reads_how_from_a_configuration(run, folder, tmp_path):
@@ -174,24 +150,6 @@ def test_a_draft_of_few_tokens_leaves_the_text_the_targets(run, folder, tmp_path
     assert json.loads(drafted)["tokens"] == json.loads(alone)["tokens"]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--vocabulary", "20"), "vocabulary needs text for ranking"),
-        (("--text", "corpus.jsonl"), "text is set, but is only used with a width"),
-        (("--vocabulary", "9999", "--text", "corpus.jsonl"), "draft vocabulary of 9999 tokens"),
-    ],
-)
-def test_a_vocabulary_that_cannot_be_is_one_line(
-    run, folder, tmp_path, monkeypatch, options, message
-):
-    monkeypatch.chdir(folder)
-    out = tmp_path / "few"
-    make = ("draft", "--target", "target", "--layers", "0", "--out", out)
-    assert message in refused(run, *make, *options)
-    assert not out.exists()
-
-
 def test_validate_prints_a_configuration_that_validates_again(run, tmp_path):
     first = tmp_path / "a.yaml"
     first.write_text("target: t\ndraft: d\nprompts: p.txt\n")
@@ -216,109 +174,6 @@ def test_compilation_can_be_switched_off_for_a_command(run, monkeypatch, command
 
 def test_env_names_versions(run):
     versions = json.loads(run("env")[1])["versions"]
-    assert {"torch", "gguf", "peft", "altair", "openai", "ray"} <= versions.keys()
+    assert {"torch", "gguf", "peft", "altair", "ray"} <= versions.keys()
     assert versions["gguf"] == importlib.metadata.version("gguf")
     assert "pytest" not in versions
-
-
-@pytest.mark.parametrize(
-    ("arguments", "wanted"),
-    [
-        ("measure --target nowhere/model --draft {d} --prompts {p}", "nowhere/model"),
-        ("measure --target {empty} --draft {d} --prompts {p}", "config.json"),
-        ("measure --target {t} --draft {d} --prompts nowhere.txt", "nowhere.txt"),
-        ("measure --target {t} --draft {d} --prompts {blank}", "no text"),
-        ("measure --target {t} --draft {d} --prompts {broken}", "line 2"),
-        ("measure --target {t} --draft {d} --prompts {p} --set gammas=[0]", "gammas"),
-        ("measure --target {t} --draft {d} --prompts {p} --temperature -1", "temperature"),
-        ("measure --target {t} --draft {d}", "prompts"),
-        ("decode --target {t} --draft {d} --gamma 0 --prompt the", "gamma must be 1 or more"),
-        (
-            "decode --target {t} --draft {d} --prompt the --set strategy.rule.rule=chow "
-            "--set strategy.rule.alpha=2",
-            "alpha",
-        ),
-        ("analyze --target {t} --draft {d} --prompts {p} --set rules=[{{rule:}}]", "rules"),
-        ("decode --target {t} --prompt-file {long}", "shorten the prompt"),
-        ("decode --target {t} --prompt-file nowhere.txt", "nowhere.txt"),
-        ("decode --target {corrupt} --prompt the", "corrupt"),
-        ("draft --target {t} --layers 0,9 --out {out}", "0,9"),
-        ("draft --target {t} --layers a,b --out {out}", "a,b"),
-        (
-            "align --target {t} --draft {d} --output {out} --set num_steps=1 --set data.train={p} "
-            "--set objective.kind=jsd --set objective.beta=1",
-            "use forward_kl or reverse_kl",
-        ),
-        ("align --config nowhere.yaml", "nowhere.yaml"),
-        ("align --resume --output {out}", "holds no run; name the directory of the stopped run"),
-        ("measure --target {t} --prompts {p}", "draft is missing; give --draft, or the key"),
-        ("align --target {t} --draft {d}", "give --output and --set data.train=..., or the keys"),
-        ("measure --target {t} --draft {d} --prompts {p} --gammas 1,two", "such as 1,2,4; got"),
-        ("measure --target {t} --draft {d} --prompts {p} --max-new-tokens 1000", "holds 64; lower"),
-        ("decode --target {t} --prompt-file {blank}", "blank.txt is empty; give a text by"),
-        ("export {run} --target {t} --to vllm --out {out}", "/run is the directory of a run; name"),
-        ("draft --target {t} --layers 0 --out {d}", "or give --overwrite"),
-        ("measure --drft x", "see paceline measure -h"),
-        ("measur", "no such command 'measur'"),
-        ("pretrain --resume --train {p} --output {out} --set num_steps=1", "holds no run"),
-        ("generate-data --resume --target {t} --prompts {p} --output {out}", "holds no run"),
-        ("validate align {broken}", "YAML"),
-        ("task arithmetic --split dev --out {out}", "split must be train or"),
-    ],
-)
-def test_a_mistake_is_one_line_and_exit_code_two(run, folder, tmp_path, arguments, wanted):
-    places = {"t": folder / "target", "d": folder / "draft", "p": folder / "corpus.jsonl"}
-    places |= {name: tmp_path / name for name in ("empty", "corrupt", "out")}
-    places |= {name: tmp_path / f"{name}.txt" for name in ("blank", "long")}
-    places |= {"broken": tmp_path / "broken.jsonl"}
-    places["empty"].mkdir()
-    places["run"] = tmp_path / "run"
-    places["run"].mkdir()
-    (places["run"] / "draft").symlink_to(folder / "draft")
-    places["blank"].write_text("\n\n")
-    places["long"].write_text("the cat " * 200)
-    places["broken"].write_text('{"text": "fine"}\n{"text": \n')
-    places["corrupt"].mkdir()
-    for file in (folder / "target").iterdir():
-        content = file.read_bytes()
-        is_weights = file.suffix == ".safetensors"
-        (places["corrupt"] / file.name).write_bytes(content[:100] if is_weights else content)
-    assert wanted in refused(run, *arguments.format(**places).split())
-    assert not Path(places["out"]).exists()
-
-
-def test_a_key_that_is_only_somewhat_alike_is_no_suggestion(run):
-    """`max_seconds` is not `writer.engine.start_seconds`; `max_tokenz` may be `max_tokens`."""
-    (_, _, unlike), (_, _, alike) = (
-        run("generate-data", "--set", f"{key}=2") for key in ("max_seconds", "max_new_tokenz")
-    )
-    assert one_line(unlike).endswith("max_seconds: unknown key")
-    assert one_line(alike).endswith("unknown key; did you mean max_new_tokens?")
-
-
-def test_mismatched_tokenizers_are_refused_in_one_line(run, folder, tmp_path):
-    other = tmp_path / "other"
-    other.mkdir()
-    for file in (folder / "draft").iterdir():
-        (other / file.name).write_bytes(file.read_bytes())
-    tokenizer = json.loads((other / "tokenizer.json").read_text())
-    vocabulary = tokenizer["model"]["vocab"]
-    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
-    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
-    pair = ("--target", folder / "target", "--draft", other)
-    assert "tokenizers of target and draft differ in 2 of" in refused(
-        run, "measure", *pair, "--prompts", folder / "corpus.jsonl", *MEASURE
-    )
-
-
-@pytest.mark.parametrize(
-    ("rule", "says"),
-    [
-        ("{rule: opt", "the value in --rule '{rule: opt' is not valid YAML"),
-        ("oppt", "strategy.speculative.rule"),
-        ("nowhere:Rule", "nowhere:Rule is code, which needs permission"),
-        ("{rule: opt, alfa: 1}", "alfa"),
-    ],
-)
-def test_a_rule_that_cannot_be_read_is_one_line(run, folder, rule, says):
-    assert says in refused(run, "decode", *_pair(folder), "--prompt", "the cat", "--rule", rule)

@@ -1,61 +1,269 @@
-"""What users get wrong: one line that names the place, and exit code 2 (3 if writing fails)."""
+"""What users get wrong: one line that names the place, and exit code 2 (3 if writing fails).
+
+Most of it is one table: a command line, and words of the line that it gets. Nothing is written.
+"""
 
 import io
 import json
 import os
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from safetensors.torch import load_file, save_file
 
 from support.texts import Run, one_line, refused, sets
 
-SHORT = sets(max_prompt_tokens=8, max_new_tokens=8)
+FILES = {
+    "blank.txt": "\n\n",
+    "long.txt": "the cat " * 200,
+    "broken.jsonl": '{"text": "fine"}\n{"text": \n',
+    "notes": "text",
+    "other.json": "{}",
+    "empty.yaml": "",
+    "a.yaml": "target: t\ndraft: d\noutput: o\nnum_steps: 1\ndata: {train: x}\nobjective: tvd\n",
+    "beta.yaml": "target: t\ndraft: d\noutput: o\nnum_steps: 1\ndata: {train: x}\n"
+    "objective: [{kind: jsd, bata: 0.2}]\n",
+    "twice.yaml": "target: t\nseed: 1\ndraft: d\nprompts: p\nseed: 2\n",
+}
 
 
-@pytest.fixture
-def broken_draft(pair_folder: Path, tmp_path: Path) -> Path:
-    """A draft with one weight that is not a number."""
-    draft = tmp_path / "broken"
-    shutil.copytree(pair_folder / "draft", draft)
-    weights = load_file(draft / "model.safetensors")
+@pytest.fixture(scope="module")
+def faults(pair_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The target t, the draft d and the texts p.jsonl, beside files and models of every fault."""
+    folder = tmp_path_factory.mktemp("faults")
+    for name, to in (("t", "target"), ("d", "draft"), ("p.jsonl", "corpus.jsonl")):
+        (folder / name).symlink_to(pair_folder / to)
+    for name, content in FILES.items():
+        (folder / name).write_text(content, encoding="utf-8")
+    (folder / "latin.txt").write_bytes("déjà".encode("latin-1"))
+    nothing = pyarrow.table({"text": pyarrow.array([], "string")})
+    pyarrow.parquet.write_table(nothing, folder / "empty.parquet")
+    for name in ("empty", "folder", "run"):
+        (folder / name).mkdir()
+    (folder / "run" / "draft").symlink_to(pair_folder / "draft")
+    for name, of in (("corrupt", "target"), ("nan", "draft"), ("swapped", "draft")):
+        shutil.copytree(pair_folder / of, folder / name)
+    cut = folder / "corrupt" / "model.safetensors"
+    cut.write_bytes(cut.read_bytes()[:100])
+    weights = load_file(folder / "nan" / "model.safetensors")
     weights["model.layers.1.mlp.up_proj.weight"][0, 3] = float("nan")
-    save_file(weights, draft / "model.safetensors", metadata={"format": "pt"})
-    return draft
+    save_file(weights, folder / "nan" / "model.safetensors", metadata={"format": "pt"})
+    tokenizer = json.loads((folder / "swapped" / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (folder / "swapped" / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return folder
 
 
-@pytest.mark.parametrize("command", ["measure", "decode", "align", "verify", "analyze"])
-def test_a_draft_with_a_weight_that_is_not_a_number_is_named(
-    run: Run, pair_folder: Path, broken_draft: Path, tmp_path: Path, command: str
+PAIR = "--target t --draft d"
+GIVEN = f"{PAIR} --prompts p.jsonl"
+ALIGN = f"align {PAIR} --output out --set num_steps=1 --set data.train=p.jsonl"
+NAN = "holds NaN in model.layers.1.mlp.up_proj.weight"
+NO_DRAFT = "there is none; name it by --draft"
+MISTAKES = [
+    # models
+    ("measure --target nowhere/model --draft d --prompts p.jsonl", "nowhere/model"),
+    ("measure --target empty --draft d --prompts p.jsonl", "config.json"),
+    (
+        "measure --target t --draft swapped --prompts p.jsonl",
+        "tokenizers of target and draft differ in 2 of",
+    ),
+    ("decode --target corrupt --prompt the", "corrupt"),
+    ("decode --target t --draft nan --prompt 'the cat'", f"nan ... {NAN}"),
+    *(
+        (
+            f"{command} --target t --draft nan --prompts p.jsonl --set max_new_tokens=4",
+            f"nan ... {NAN}",
+        )
+        for command in ("measure", "verify", "analyze")
+    ),
+    ("measure --target '' --draft d --prompts p.jsonl", "--target is empty"),
+    ("decode --target '' --prompt x", "got '' as a model"),
+    (f"measure --engine vllm --url word {GIVEN}", "'word' is not the"),
+    ("decode --target t --prompt x --chat", "has no chat template; leave --chat out"),
+    # texts
+    (f"measure {PAIR} --prompts nowhere.txt", "nowhere.txt"),
+    (f"measure {PAIR} --prompts blank.txt", "no text"),
+    (f"measure {PAIR} --prompts broken.jsonl", "line 2"),
+    (f"measure {PAIR} --prompts ''", "--prompts is empty"),
+    ("decode --target t --prompt-file long.txt", "shorten the prompt"),
+    ("decode --target t --prompt-file nowhere.txt", "nowhere.txt"),
+    ("decode --target t --prompt-file blank.txt", "blank.txt is empty; give a text by"),
+    ("decode --target t --prompt-file latin.txt", "latin.txt is not UTF-8 (byte 0xe9 at offset 1)"),
+    ("decode --target t --prompt caf\udce9", "0xe9 at offset 3"),  # as Python reads it
+    ("perplexity --model m --text ''", "--text is empty"),
+    ("perplexity --model t --text empty.parquet", "empty.parquet holds no text"),
+    (f"measure {GIVEN} --max-new-tokens 1000", "holds 64; lower"),
+    # what is missing
+    ("measur", "no such command 'measur'"),
+    ("measure --drft x", "see paceline measure -h"),
+    (f"measure {PAIR}", "prompts"),
+    ("measure --target t --prompts p.jsonl", "draft is missing; give --draft, or the key"),
+    (f"align {PAIR}", "give --output and --set data.train=..., or the keys"),
+    (f"align {PAIR} --output ''", "--output is empty"),
+    ("validate measure empty.yaml", "empty.yaml: target, "),
+    *(
+        (f"decode --target t --prompt 'the cat' {given}", NO_DRAFT)
+        for given in (
+            "--gamma 3",
+            "--draft-weights int8",
+            "--set strategy.num_speculative_tokens=2",
+        )
+    ),
+    ("decode --target t --prompt a --draft-temperature 0", "--draft-temperature"),
+    ("corpus --out new --package no_such_package", "no_such_package"),
+    # values
+    (f"measure {GIVEN} --set gammas=[0]", "gammas"),
+    (f"measure {GIVEN} --gammas 1,two", "such as 1,2,4; got"),
+    (f"measure {GIVEN} --temperature -1", "temperature"),
+    (f"decode {PAIR} --gamma 0 --prompt the", "num_speculative_tokens"),
+    (
+        f"decode {PAIR} --prompt the --set strategy.rule.rule=chow --set strategy.rule.alpha=2",
+        "alpha",
+    ),
+    (f"analyze {GIVEN} --set rules=[{{rule:}}]", "rules"),
+    (f"{ALIGN} --set objective.kind=jsd --set objective.beta=1", "use forward_kl or reverse_kl"),
+    (f"verify {GIVEN} --set num_cells={2**40}", "num_cells: "),
+    *(
+        (f"verify --set {key}={value}", f"{key}: Input should be ")
+        for key, value in (
+            *(("sampling.temperature", value) for value in (".nan", ".inf", "-.inf")),
+            *(("false_alarm", ".nan"), ("tolerance", ".nan")),
+        )
+    ),
+    ("task arithmetic --split dev --out out", "split must be train or"),
+    (f"task arithmetic --out x.jsonl --count {10**20}", "is too large"),
+    *(
+        (f"decode {PAIR} --prompt 'the cat' --rule '{rule}'", said)
+        for rule, said in (
+            ("{rule: opt", "the value in --rule '{rule: opt' is not valid YAML"),
+            ("oppt", "strategy.speculative.rule"),
+            ("nowhere:Rule", "nowhere:Rule is code, which needs permission"),
+            ("{rule: opt, alfa: 1}", "alfa"),
+        )
+    ),
+    (
+        f"decode {PAIR} --prompt 'the cat' --allow-import nowhere --rule nowhere:Rule",
+        "nowhere cannot be imported",
+    ),
+    # drafts
+    ("draft --target t --layers 0,9 --out out", "0,9"),
+    ("draft --target t --layers a,b --out out", "a,b"),
+    ("draft --target d --layers 7 --out out", "from 0 to 1, for example 0,1"),
+    ("draft --target t --layers 7 --out out", "from 0 to 3, for example 0,1,2,3"),
+    ("draft --target t --layers 0 --out d", "or give --overwrite"),
+    ("draft --target t --layers 0 --out out --vocabulary 20", "vocabulary needs text for ranking"),
+    (
+        "draft --target t --layers 0 --out out --text p.jsonl",
+        "text is set, but is only used with a width",
+    ),
+    (
+        "draft --target t --layers 0 --out out --vocabulary 9999 --text p.jsonl",
+        "draft vocabulary of 9999 tokens",
+    ),
+    # runs, results and files
+    ("align --resume --output out", "holds no run; name the directory of the stopped run"),
+    ("pretrain --resume --train p.jsonl --output out --set num_steps=1", "holds no run"),
+    ("generate-data --resume --target t --prompts p.jsonl --output out", "holds no run"),
+    ("export run --target t --to vllm --out out", "run is the directory of a run; name"),
+    *(
+        (
+            f"export d --target t --to vllm --out out --gamma 63 {flag}",
+            "gamma 63 does not fit the models' context of 64 tokens",
+        )
+        for flag in ("", "--dry-run")
+    ),
+    ("report nope --html a.html", "nope does not exist"),
+    ("report notes", "notes is not JSON"),
+    ("report other.json", "is not a result that has a report"),
+    ("report folder", "folder holds no run"),
+    ("corpus --out notes", "output notes is a file"),
+    ("task arithmetic --out . --overwrite", "output . is a directory"),
+    (
+        "trajectory --target t --output out --run run --run folder/../run --set tasks.docs=p.jsonl",
+        "are the same run",
+    ),
+    *(
+        (f"{command} --html folder", "--html folder")
+        for command in (
+            *(f"measure {GIVEN}", f"verify {GIVEN}"),
+            *("align", "bench", "tune", "trajectory"),
+        )
+    ),
+    *(
+        (f"measure {GIVEN} --html {page}", f"--html {page}")
+        for page in ("notes/a.html", "/dev/null")
+    ),
+    # configurations, and what was meant
+    ("align --config nowhere.yaml", "nowhere.yaml"),
+    ("validate align broken.jsonl", "YAML"),
+    *(
+        (f"measure {GIVEN} --set '{key}'", said)
+        for key, said in (
+            ("sampling.tempera=0", "sampling.tempera: unknown key; did you mean temperature?"),
+            ("temperature=0", "temperature: unknown key; did you mean sampling.temperature?"),
+            ("num_promts=3", "num_promts: unknown key; did you mean num_prompts?"),
+            ("prompts={path: p, splitt: x}", "did you mean split?"),
+            ("zzz=1", "zzz: unknown key"),
+            ("sampling={top_k: 1, top_k: 2}", "the key top_k is given twice"),
+        )
+    ),
+    ("generate-data --set max_new_tokenz=2", "unknown key; did you mean max_new_tokens?"),
+    ("validate align beta.yaml", "bata: unknown key; did you mean beta?"),
+    (
+        "decode --target t --prompt x --set strategy.rule.rule=chow --set strategy.rule.alfa=1",
+        "did you mean alpha?",
+    ),
+    (
+        "validate measure twice.yaml",
+        "twice.yaml: the key seed is given twice, in line 2 and in line 5",
+    ),
+    (
+        "measure --config a.yaml",
+        "a.yaml is a file for paceline align; paceline measure does not know its key output",
+    ),
+    ("validate decode a.yaml", "is a file for paceline align"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), MISTAKES)
+def test_a_mistake_is_one_line_and_exit_code_two(
+    run: Run, faults: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, said: str
 ):
-    corpus = pair_folder / "corpus.jsonl"
-    training = sets(**{"data.train": corpus}, num_steps=1)
-    rest: dict[str, tuple[Any, ...]] = {
-        "decode": ("--prompt", "the cat"),
-        "align": ("--output", tmp_path / "run", *training),
-    }
-    arguments = rest.get(command, ("--prompts", corpus, *sets(max_new_tokens=4)))
-    pair = ("--target", pair_folder / "target", "--draft", broken_draft)
-    line = refused(run, command, *pair, *arguments)
-    assert "holds NaN in model.layers.1.mlp.up_proj.weight" in line
-    assert str(broken_draft) in line
+    monkeypatch.chdir(faults)
+    before = sorted(faults.rglob("*"))
+    line = refused(run, *shlex.split(arguments))
+    assert all(part in line for part in said.split(" ... ")), line
+    assert sorted(faults.rglob("*")) == before
 
 
-def test_a_prompt_that_is_not_utf8_is_named_with_its_byte(
-    run: Run, pair_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_weight_that_is_not_a_number_is_named_where_training_begins(
+    run: Run, faults: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    decode = ("decode", "--target", pair_folder / "target")
-    as_python_reads_it = "caf\udce9"
-    assert "0xe9 at offset 3" in refused(run, *decode, "--prompt", as_python_reads_it)
-    latin = tmp_path / "latin.txt"
-    latin.write_bytes("déjà".encode("latin-1"))
-    assert f"{latin} is not UTF-8 (byte 0xe9 at offset 1)" in refused(
-        run, *decode, "--prompt-file", latin
-    )
+    monkeypatch.chdir(faults)
+    words = ALIGN.replace("--draft d", "--draft nan").split()
+    words[words.index("out")] = str(tmp_path / "run")
+    line = refused(run, *words)
+    assert f"nan {NAN}" in line
+
+
+def test_a_key_that_is_only_somewhat_alike_is_no_suggestion(run: Run):
+    """`max_seconds` is not `writer.engine.start_seconds`."""
+    line = refused(run, "generate-data", "--set", "max_seconds=2")
+    assert line.endswith("max_seconds: unknown key")
+
+
+def test_standard_input_that_is_not_utf8_is_said(
+    run: Run, pair_folder: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff")))
-    assert "standard input is not UTF-8" in refused(run, *decode)
+    line = refused(run, "decode", "--target", pair_folder / "target")
+    assert "standard input is not UTF-8" in line
 
 
 def test_a_prompt_file_may_begin_with_a_byte_order_mark(
@@ -70,6 +278,7 @@ def test_a_prompt_file_may_begin_with_a_byte_order_mark(
     assert texts[0]["tokens"] == texts[1]["tokens"]
 
 
+SHORT = sets(max_prompt_tokens=8, max_new_tokens=8)
 WRITING = ("task", "corpus", "draft", "align", "generate-data")
 
 
@@ -113,55 +322,10 @@ def test_a_file_is_never_put_in_the_place_of_a_device(run: Run, pair_folder: Pat
     assert pipe.is_fifo()
 
 
-# What users do to a configuration: what they write, and what the one line has to say.
-@pytest.mark.parametrize(
-    ("key", "said"),
-    [
-        ("sampling.tempera=0", "sampling.tempera: unknown key; did you mean temperature?"),
-        ("temperature=0", "temperature: unknown key; did you mean sampling.temperature?"),
-        ("num_promts=3", "num_promts: unknown key; did you mean num_prompts?"),
-        ("prompts={path: p, splitt: x}", "did you mean split?"),
-        ("zzz=1", "zzz: unknown key"),
-        ("sampling={top_k: 1, top_k: 2}", "the key top_k is given twice"),
-    ],
-)
-def test_an_unknown_key_brings_the_one_that_was_meant(run: Run, key: str, said: str):
-    given = ("--target", "t", "--draft", "d", "--prompts", "p")
-    assert said in refused(run, "measure", *given, "--set", key)
-
-
-def test_keys_of_variants_are_suggested_too(run: Run, tmp_path: Path):
-    file = tmp_path / "align.yaml"
-    file.write_text(
-        "target: t\ndraft: d\noutput: o\nnum_steps: 1\ndata: {train: x}\n"
-        "objective: [{kind: jsd, bata: 0.2}]\n"
-    )
-    assert "bata: unknown key; did you mean beta?" in refused(run, "validate", "align", file)
-    wrong = sets(**{"strategy.rule.rule": "chow", "strategy.rule.alfa": 1})
-    assert "did you mean alpha?" in refused(run, "decode", "--target", "t", "--prompt", "x", *wrong)
-
-
-def test_a_key_that_is_given_twice_is_refused_with_both_lines(run: Run, tmp_path: Path):
+def test_an_alias_of_a_configuration_is_no_second_key(run: Run, tmp_path: Path):
     file = tmp_path / "measure.yaml"
-    file.write_text("target: t\nseed: 1\ndraft: d\nprompts: p\nseed: 2\n")
-    assert f"{file}: the key seed is given twice, in line 2 and in line 5" in refused(
-        run, "validate", "measure", file
-    )
     file.write_text("target: &t t\ndraft: *t\nprompts: p\nsampling: {top_k: 3}\n")
     assert run("validate", "measure", file)[0] == 0
-
-
-def test_a_file_of_another_command_is_called_so(run: Run, tmp_path: Path):
-    file = tmp_path / "some.yaml"
-    file.write_text(
-        "target: t\ndraft: d\noutput: o\nnum_steps: 1\ndata: {train: x}\nobjective: tvd\n"
-    )
-    line = refused(run, "measure", "--config", file)
-    assert (
-        f"{file} is a file for paceline align; paceline measure does not know its key output"
-        in line
-    )
-    assert "is a file for paceline align" in refused(run, "validate", "decode", file)
 
 
 def test_many_unknown_keys_are_counted_and_not_listed(run: Run, tmp_path: Path):
@@ -170,19 +334,6 @@ def test_many_unknown_keys_are_counted_and_not_listed(run: Run, tmp_path: Path):
     line = refused(run, "validate", "verify", file)
     assert "more" in line
     assert len(line) < 1500
-
-
-def test_the_example_of_layers_fits_the_target(run: Run, pair_folder: Path, tmp_path: Path):
-    two = ("draft", "--target", pair_folder / "draft", "--out", tmp_path / "out")
-    assert refused(run, *two, "--layers", "7").endswith("from 0 to 1, for example 0,1")
-    four = ("draft", "--target", pair_folder / "target", "--out", tmp_path / "out")
-    assert one_line(run(*four, "--layers", "7")[2]).endswith("from 0 to 3, for example 0,1,2,3")
-
-
-def test_chat_without_a_template_says_what_to_leave_out(run: Run, pair_folder: Path):
-    assert "has no chat template; leave --chat out" in refused(
-        run, "decode", "--target", pair_folder / "target", "--prompt", "x", "--chat"
-    )
 
 
 @pytest.mark.parametrize("gamma", [63, 1000, 98000])
@@ -213,12 +364,3 @@ def test_corpus_replaces_files_only_when_told_to(run: Run, tmp_path: Path):
     assert (code, mine.read_text()) == (2, "mine")
     assert f"{mine} exists already" in one_line(err)
     assert list(tmp_path.iterdir()) == [mine]
-
-
-def test_a_package_that_is_not_installed_is_said_before_anything_is_written(
-    run: Run, tmp_path: Path
-):
-    assert "no_such_package" in refused(
-        run, "corpus", "--out", tmp_path / "new", "--package", "no_such_package"
-    )
-    assert not (tmp_path / "new").exists()

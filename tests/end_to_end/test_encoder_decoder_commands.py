@@ -88,7 +88,7 @@ def test_measure_states_the_encoders_time_apart(run, pair: Path):
     assert code == 3
     assert re.search(r"encoder and first pass +target .* ms, draft .* ms, once per request", out)
     _, out, _ = run("measure", *given, *few, "--json")
-    cost = json.loads(out)["cost"]
+    cost = json.loads(out)["rows"][0]["totals"]
     assert cost["target_start_s"] > 0
     assert cost["draft_start_s"] > 0
 

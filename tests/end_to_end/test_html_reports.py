@@ -1,14 +1,11 @@
 """`--html` of commands on tiny models: the page belongs to the result that is printed."""
 
 import json
-import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from paceline.view.measure_pages import decode_page
 from support.texts import succeeded
 
 pytestmark = pytest.mark.slow
@@ -53,33 +50,3 @@ def test_verify_writes_the_page_that_report_makes_of_its_output(
     result.write_text(out, encoding="utf-8")
     run("report", result)
     assert written(tmp_path / "verified.html") == written(page)
-
-
-def test_decode_shows_the_text_that_it_prints(run: Any, pair: tuple[Any, ...], tmp_path: Path):
-    page = tmp_path / "page.html"
-    common = ("--prompt", "the cat sat on", "--max-new-tokens", "12")
-    code, out, _ = run("decode", *pair, *common, "--json", "--html", page)
-    found = json.loads(out)
-    assert code == 0
-    assert "".join(text for block in found["blocks"] for text, _ in block) == found["text"]
-    sources = [source for block in found["blocks"] for _, source in block]
-    assert sources.count("accepted") == found["stats"]["num_accepted"]
-    assert len(sources) == len(found["tokens"])
-    assert f'<h1 id="verdict">{len(sources)} tokens took ' in written(page)
-
-
-@pytest.mark.parametrize("with_draft", [True, False])
-def test_the_command_of_a_decoded_page_gives_its_text_again(
-    run: Any, pair: tuple[Any, ...], tmp_path: Path, *, with_draft: bool
-):
-    prompt = ("--prompt", "the cat sat on")
-    given = pair if with_draft else pair[:2]
-    out = succeeded(run, "decode", *given, *prompt, "--temperature", "0", "--json")
-    first = json.loads(out)
-    source = decode_page(first).source
-    assert source is not None
-    file = tmp_path / "decode.yaml"
-    file.write_text(yaml.safe_dump(source.config))
-    words = shlex.split(source.command.replace("decode.yaml", str(file)))[1:]
-    out = succeeded(run, *words, *prompt, "--json")
-    assert json.loads(out)["tokens"] == first["tokens"]

@@ -20,9 +20,8 @@ FILES = [
     "unit/native/test_divergence_kernels.py",
     "unit/native/test_kernels.py",
     "unit/core/test_rules_in_blocks.py",
-    "unit/models/llama/test_forward.py",
     "unit/models/llama/test_int8.py",
-    # the compiled pass, packed weights and copies that write
+    # the compiled pass and copies that write
     "property/test_session.py",
     "unit/models/llama/test_cpu.py",
     "unit/models/admission/test_faster.py",

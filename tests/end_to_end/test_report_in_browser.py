@@ -239,30 +239,9 @@ def test_downloads_carry_the_rows_and_the_configuration(visit: Any):
     assert file.suggested_filename == "Quality-against-cost.csv"
     lines = Path(file.path()).read_text(encoding="utf-8").splitlines()
     assert lines[0].startswith(
-        "family,setting,gamma,quality,quality_low,quality_high,relative quality"
+        "family,setting,gamma,quality,quality_low,quality_high,relative_quality"
     )
     assert len(lines) == 5
-
-
-def test_sources_of_tokens_differ_by_more_than_colour(visit: Any):
-    page = visit("decode")
-    style = """(name) => {
-      const found = getComputedStyle(document.querySelector(`.decoded .token.${name}`));
-      return `${found.borderBottomStyle} ${found.fontStyle}`;
-    }"""
-    names = ("prefill", "accepted", "recovered", "bonus")
-    looks = [page.tab.evaluate(style, name) for name in names]
-    assert len(set(looks)) == len(names)
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_a_term_leads_to_its_definition(width: int, visit: Any):
-    tab = visit("bench", width).tab
-    tab.locator(".note a", has_text="opt").first.click()
-    entry = tab.locator(":target")
-    assert entry.is_visible()
-    assert "rule: " in entry.inner_text()
-    assert entry.locator("a").get_attribute("href") == "https://arxiv.org/abs/2405.19261"
 
 
 def test_the_link_to_a_configuration_opens_it(visit: Any):

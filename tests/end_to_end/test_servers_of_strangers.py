@@ -12,8 +12,8 @@ from paceline.config import validate
 from paceline.core.sampling import SamplingParams
 from paceline.data.requests import GenerateDataConfig
 from paceline.engines.client import Client, api_key
-from paceline.engines.contract import Request
-from paceline.engines.kinds import KINDS, Drafting
+from paceline.engines.contract import Drafting, Request
+from paceline.engines.kinds import SERVERS
 from paceline.engines.text_servers import TextServers
 from paceline.engines.texts import OpenAIWriter
 from paceline.errors import ConfigError, EngineError, UsageError
@@ -84,11 +84,11 @@ def test_a_value_of_another_type_is_permitted_no_more_than_a_text(
 
 
 def test_a_model_is_no_option_of_an_engine():
-    for engine in ("vllm", "sglang", "llamacpp"):
+    for server in SERVERS:
         with pytest.raises(UsageError, match="would be an option"):
-            KINDS[engine].target_arguments("--config=evil.yaml")
+            server.models("--config=evil.yaml", None)
         with pytest.raises(UsageError, match="would be an option"):
-            KINDS[engine].draft_arguments(Drafting("-evil", 2))
+            server.models("target", Drafting("-evil", 2))
 
 
 PROGRAM = {"engine": "vllm", "program": "./evil.sh"}
@@ -160,7 +160,7 @@ def test_a_redirect_gets_no_key_and_a_server_nothing_of_the_environment(
     request = Request((1, 2), 4, SamplingParams(), 0)
     try:
         with pytest.raises(EngineError, match="307"):
-            Client(url, "secret").get_text("/metrics")
+            Client(url, "secret").ask("GET", "/metrics")
         writer = OpenAIWriter(url=url, api_key_env="OPENAI_API_KEY")
         with pytest.raises(UsageError, match="307"):
             TextServers(writer, lambda _: [1]).write([request], lambda *_: None)

@@ -12,15 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 import typer
 import yaml
 from pyarrow import parquet
 
 from paceline.cli.main import app
-from paceline.data.python_docs import PythonDocs
-from paceline.models import load_model
-from paceline.models.drafts.save import save_draft
 from paceline.records import read_jsonl
 from support.engines import Served, serving
 from support.processes import COMMAND_LINE, finish, run_command, start
@@ -131,14 +127,12 @@ tune: [{<<: *pair, task: *task, max_latency: 100, rules: [{rule: chow, alpha: [0
   max_new_tokens: 6}, 0.3, 0.7]
 score: [{task: *task, tokenizer: pair/target, writer: *writer, num_examples: 6,
   max_new_tokens: 6}, 0.3, 0.6]
-demo: [*align, 0.5]
 """
 CASES: dict[str, list[Any]] = yaml.safe_load(_CASES)
 del CASES["parts"]
 STOPS = [(name, share) for name, (_, *shares) in CASES.items() for share in shares]
 INTERRUPTED = 0.4  # at this share by Ctrl-C, else by SIGKILL
 FILE = ["--config", "settings.yaml"]
-DEMO = [*FILE, *"--target pair/stored --layers 0 --minutes 9 --out out".split()]  # noqa: SIM905
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # pyright: ignore
 RESUMED = [name for name in COMMANDS if any(o.name == "resume" for o in COMMANDS[name].params)]
 
@@ -157,8 +151,6 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     folder = tmp_path_factory.mktemp("stopped")
     write_pair(folder / "pair", max_position_embeddings=160)
     write_pair(folder / "t5", architecture="t5_v1_1")
-    target = load_model(folder / "pair/target", dtype="bfloat16")
-    save_draft(target, folder / "pair/target", folder / "pair/stored", torch.bfloat16)
     more = [{"prompt": f"the {number}", "completion": " ran"} for number in range(3)]
     write_corpus(folder / "pair/questions.jsonl", QUESTIONS + more)
     served = Served(folder / "pair")
@@ -179,14 +171,9 @@ def planned(folder: Path, settings: dict[str, Any], *shares: float, url: str) ->
         (new / models).symlink_to(folder.parent / models)
     text = yaml.safe_dump({"output": "out", **settings}).replace("URL", url)
     (new / "settings.yaml").write_text(text)
-    if command == "demo":  # to write Python's documentation takes seconds
-        (new / "out/data").mkdir(parents=True)
-        rows = [{"text": f"{number} the cat sat " * 12} for number in range(70)]
-        for name in PythonDocs._fields:
-            write_corpus(new / f"out/data/{name}.jsonl", rows)
     stops = [[share, signal.SIGINT if share == INTERRUPTED else signal.SIGKILL] for share in shares]
     added = ["--resume"] if command in RESUMED else []
-    return [str(folder), [command, *(DEMO if command == "demo" else FILE)], added, stops]
+    return [str(folder), [command, *FILE], added, stops]
 
 
 _CLOCK = re.compile("seconds|_s$|speedup|time|cost|lower_limit|began")
@@ -217,9 +204,7 @@ def contents(folder: Path) -> dict[str, Any]:
                 held = path.read_bytes()
             case _:
                 held = None
-        if path.name.startswith(("measure-", "verify")):  # clocks choose gamma
-            held = held.get("rows", [None])[0]
-        elif path.name == "answers.jsonl":  # also of cells that were not finished
+        if path.name == "answers.jsonl":  # also of cells that were not finished
             held = set(held)
         elif path.name == "metrics.jsonl" and (path.parent / "data").exists():
             held = None  # times of files, of which a stop can leave out one
@@ -245,7 +230,7 @@ def test_a_stopped_command_ends_as_one_that_was_not(ended: Ended, name: str, sha
     stopped = 130 if share == INTERRUPTED else -signal.SIGKILL
     (code,) = ended.codes[f"{folder / 'whole'}"]
     assert ended.codes[f"{folder / str(share)}"] == [stopped, -signal.SIGKILL, code], ended.errors
-    assert code in ((1, 3) if name == "demo" else (0,)), ended.errors  # of drafts without use
+    assert code == 0, ended.errors
     whole, out = contents(folder / "whole/out"), folder / str(share) / "out"
     assert whole
     assert contents(out) == whole

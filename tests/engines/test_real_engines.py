@@ -148,7 +148,7 @@ def assert_costs_give_a_verdict(run: Run, costs: Path) -> None:
     assert code in (0, 1, 3), err
     keep(f"{costs.stem}-verdict", out)
     found = json.loads(out)
-    assert found["cost"]["engine"].startswith(costs.stem.split("-")[0])
+    assert found["rows"][0]["setting"]["engine"].startswith(costs.stem.split("-")[0])
     assert found["verdict"]["decided"] or found["verdict"]["includes_one"]
 
 
@@ -256,7 +256,7 @@ def llama_server(*arguments: str) -> Iterator[tuple[str, subprocess.Popen[bytes]
     try:
         for _ in range(240):
             try:
-                client.get_text("/health")
+                client.ask("GET", "/health")
                 break
             except Exception:
                 time.sleep(0.25)

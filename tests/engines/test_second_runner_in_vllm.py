@@ -1,4 +1,4 @@
-"""The functions of vLLM's second runner under a rule, without its kernels, which need a GPU.
+"""The functions of vLLM's second model runner under a rule, without its kernels for GPUs.
 
 vLLM's own `RejectionSampler._verify`, with its `Sampler` and `SamplingStates`, judges N = 20,000
 blocks of one draft at temperature 1 with top-p 0.6. The first token follows the distribution that

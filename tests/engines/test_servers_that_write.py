@@ -76,7 +76,7 @@ class Server:
         with closing(Client(self.url)) as client:
             for _ in range(600):
                 with suppress(EngineError):
-                    client.get_text("/health")
+                    client.ask("GET", "/health")
                     return
                 time.sleep(0.5)
         raise AssertionError("the server does not answer")

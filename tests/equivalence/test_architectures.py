@@ -8,9 +8,12 @@ tests/unit/models/test_spreading.py.
 All classes are compared by `tools/golden/record_architectures.py --check`, which takes minutes.
 """
 
+from typing import Any
+
 import pytest
 import transformers
 from record_architectures import (
+    AMBIGUOUS,
     DOCUMENT,
     EQUAL,
     WITHOUT_CACHE,
@@ -19,6 +22,9 @@ from record_architectures import (
     document,
     recorded,
 )
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.gemma2.modeling_gemma2 import Gemma2PreTrainedModel
 
 from paceline.models import wrap_model
 from paceline.models.admission.twin import tiny_twin
@@ -59,8 +65,27 @@ of_this_version = pytest.mark.skipif(
 
 
 def test_no_class_is_wrong():
-    known = {*EQUAL.values(), WITHOUT_CACHE, "refused", "no tiny configuration"}
+    known = {*EQUAL.values(), WITHOUT_CACHE, AMBIGUOUS, "refused", "no tiny configuration"}
     assert {row.kind for row in recorded()} <= known
+
+
+def test_attention_that_ignores_a_cap_is_named(monkeypatch: pytest.MonkeyPatch):
+    """As SDPA for Gemma 2 in transformers 5.20 and earlier."""
+
+    def without_cap(*given: Any, softcap: float | None = None, **others: Any) -> Any:
+        return sdpa_attention_forward(*given, **others)
+
+    monkeypatch.setattr(Gemma2PreTrainedModel, "_supports_sdpa", True)
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", without_cap)
+    row = Architecture("gemma2").row()
+    assert row.kind == AMBIGUOUS
+    assert row.result.endswith("with eager attention")
+
+
+def test_positions_of_generate_that_are_others_are_named():
+    row = Architecture("camembert").row()
+    assert row.kind == AMBIGUOUS
+    assert row.result.endswith("with the positions that generate() gives to a text")
 
 
 @of_this_version

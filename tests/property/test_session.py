@@ -15,13 +15,11 @@ from hypothesis import strategies as st
 
 from paceline.models import HfModel, prepare_for_decoding, wrap_model
 from paceline.models.contract import decoder_prompt_of
-from paceline.models.llama.forward import LlamaDecoder
-from paceline.models.llama.packing import can_pack
 from paceline.models.prepare import with_cuda_graphs
 from paceline.models.recorded.session import GraphSession
 from paceline.native import compiled
 from support.fakes import TableModel
-from support.models import CONFIGS, EXPERTS, tiny_hf, tiny_model
+from support.models import CONFIGS, EXPERTS, reader, tiny_hf, tiny_model
 
 VOCABULARY = 61
 
@@ -34,22 +32,15 @@ step = st.tuples(
 
 @cache
 def model_of(architecture: str) -> HfModel:
-    return tiny_model(architecture)
-
-
-@cache
-def packed_model_of(architecture: str) -> HfModel:
-    """Weights that float16 holds exactly, as if from a 16-bit checkpoint, and packed."""
-    hf = tiny_hf(architecture).to(torch.float16).to(torch.float32)
-    return prepare_for_decoding(wrap_model(hf))
+    """In float64: in float32, a text may multiply the rounding of both sides by a hundred."""
+    return wrap_model(tiny_hf(architecture).double())
 
 
 @cache
 def native_model_of(architecture: str, weights: Literal["auto", "int8"]) -> HfModel:
     """Weights that bfloat16 holds exactly, or rounded to 8 bits, read by transformer.c."""
     prepared = prepare_for_decoding(wrap_model(tiny_hf(architecture).bfloat16().float()), weights)
-    assert isinstance(prepared.decoder, LlamaDecoder)
-    assert prepared.decoder.native is not None
+    assert reader(prepared) is not None
     return prepared
 
 
@@ -95,7 +86,9 @@ def passes_of(hf: torch.nn.Module) -> dict[tuple[tuple[int, ...], ...], torch.Te
 
 
 def assert_same(got: torch.Tensor, wanted: torch.Tensor) -> None:
-    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=3e-5)
+    # norms of some models, and the logits of sessions, are float32 in any dtype
+    relative, absolute = (1e-6, 2e-6) if wanted.dtype == torch.float64 else (1e-4, 3e-5)
+    torch.testing.assert_close(got.float(), wanted.float(), rtol=relative, atol=absolute)
 
 
 def play(
@@ -180,35 +173,7 @@ def test_any_session_equals_a_plain_pass_over_what_it_kept(
     play(model_of(architecture), prompts, steps)
 
 
-@pytest.mark.skipif(not can_pack(), reason="FBGEMM packs weights on x86 only")
-@pytest.mark.parametrize(
-    # the others are packed as gemma3_text
-    "architecture",
-    ["llama", "mistral", "qwen2", "qwen3", "gemma3_text", "gpt2", "t5", "t5_v1_1", "umt5", "bart"],
-)
-@few
-@hard
-@runs
-def test_packed_weights_change_nothing(
-    architecture: str, prompts: list[list[int]], steps: list[tuple[str, int]]
-):
-    play(packed_model_of(architecture), prompts, steps)
-
-
-@pytest.mark.skipif(not can_pack(), reason="FBGEMM packs weights on x86 only")
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen3"])
-@few
-@hard
-@runs
-def test_attention_of_many_rows_changes_nothing(
-    architecture: str, prompts: list[list[int]], steps: list[tuple[str, int]]
-):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("paceline.models.llama.forward._MANY_ROWS", 1)
-        play(packed_model_of(architecture), prompts, steps)
-
-
-@pytest.mark.skipif(not can_pack() or compiled() is None, reason="no C compiler with OpenMP")
+@pytest.mark.skipif(compiled() is None, reason="no C compiler with OpenMP")
 @pytest.mark.parametrize(
     ("architecture", "weights"),
     [
@@ -236,9 +201,7 @@ def fixed_model_of(architecture: str) -> HfModel:
     return prepared
 
 
-@pytest.mark.parametrize(
-    "architecture", [*CONFIGS, "gemma2", "cohere2", *EXPERTS, "t5", "umt5", "bart"]
-)
+@pytest.mark.parametrize("architecture", [*CONFIGS, "gemma2", "cohere2", *EXPERTS])
 @few
 @hard
 @runs
@@ -247,7 +210,6 @@ def test_rooms_of_a_fixed_size_change_nothing(
 ):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("paceline.models.recorded.session._FEWEST_COLUMNS", 4)  # they are left
-        patch.setattr("paceline.models.recorded.session._FEWEST_SOURCES", 2)
         patch.setattr("paceline.models.recorded.session.SPARE", 0)
         play(fixed_model_of(architecture), prompts, steps)
 

@@ -58,7 +58,7 @@ def measured(family: Family, count: int, rng: torch.Generator) -> tuple[Frontier
         noise_N = family.shared**0.5 * common_N + (1 - family.shared) ** 0.5 * own_N
         seconds = ((1 + 0.1 * noise_N) / speedup).tolist()
         cells.append(with_sums(cell(Chow(place / 40), count), seconds=seconds))
-    return Frontier([cell(ALONE, count), *cells], num_resamples=200), cells
+    return Frontier([cell(ALONE, count), *cells]), cells
 
 
 def chosen_anew(frontier: Frontier, cells: list[Row]) -> tuple[float, float]:

@@ -16,24 +16,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.core.bootstrap import Interval, median_interval, ratio_of_ratios_interval
+from paceline.core.bootstrap import Interval, median_interval
 from paceline.measure import verdict
 from paceline.measure.engine_costs import StepCost
 from paceline.measure.latency import PassCosts
-from paceline.measure.verdict import (
-    ExpectedSpeed,
-    decide,
-    decide_by_expected,
-    expected_speeds,
-)
+from paceline.measure.verdict import decide, decide_by_expected
+from paceline.results.figures import FIGURES
 from support.engines import costs_of
 from support.exact import limit
-from support.results import gamma_row
+from support.results import gamma_row, result_row
 
 if TYPE_CHECKING:
     from paceline.results.row import Row
 
-RUNS, RESAMPLES = 200, 199
+RUNS = 200
 ONE, FIVE = (3,), (1, 2, 3, 4, 5)
 NOMINAL = 0.025
 
@@ -107,16 +103,18 @@ def in_an_engine(
 
 
 def row(gamma: int, passes: PassCosts, counts: tuple[Tensor, Tensor]) -> Row:
-    base = gamma_row(gamma, count=len(counts[0]), block_cost=passes.block_cost(gamma))
-    return base.extended(dict(zip(("emitted", "calls"), counts, strict=True)))
+    base = gamma_row(gamma, count=len(counts[0]))
+    base = base.extended(dict(zip(("emitted", "calls"), counts, strict=True)))
+    return passes.priced(base, gamma, gamma)
 
 
 ALPHA = Interval(0.5, 0.45, 0.55)
-Way = Callable[[list[ExpectedSpeed], PassCosts], str]
+SPEEDUP = FIGURES["expected_speedup"]
+Way = Callable[[list["Row"]], str]
 
 
-def judged(found: list[ExpectedSpeed], costs: PassCosts) -> str:
-    return decide_by_expected(ALPHA, found, costs)[1].word
+def judged(rows: list[Row]) -> str:
+    return decide_by_expected(ALPHA, rows).word
 
 
 def expected(
@@ -131,23 +129,28 @@ def expected(
     """Shares of the words of each way to judge, where every gamma has this true speedup."""
     rng = torch.Generator().manual_seed(count)
     found = [Shares(float) for _ in ways]
-    for seed in range(runs):
+    for _ in range(runs):
         counts = texts(world, gammas, count, rng)
         costs = costs_of(world, gammas, world.tau / speedup, rng)
         rows = [row(gamma, costs, each) for gamma, each in zip(gammas, counts, strict=True)]
-        speeds = expected_speeds(rows, costs, seed=seed, num_resamples=RESAMPLES)
         for way, words in zip(ways, found, strict=True):
-            words[way(speeds, costs)] += 1 / runs
+            words[way(rows)] += 1 / runs
     return found
 
 
-def go_if(bound: Callable[[ExpectedSpeed], float]) -> Way:
-    return lambda found, _: "GO" if max(map(bound, found)) > 1 else "NO-GO"
+def go_if(bound: Callable[[Row], float]) -> Way:
+    return lambda rows: "GO" if max(map(bound, rows)) > 1 else "NO-GO"
 
 
-BY_VALUE = go_if(lambda one: one.speedup.value)
-WITHOUT_TEXTS = go_if(lambda one: one.by_costs.low * one.speedup.value)
-WITHOUT_COSTS = go_if(lambda one: one.by_texts.low)
+def by_costs(row: Row) -> float:
+    return FIGURES["block_efficiency"].value(row) / row.bounds["block_cost"][1]
+
+
+def by_texts(row: Row) -> float:
+    return SPEEDUP.measure(row.model_copy(update={"bounds": {}}), confidence=0.99).low
+
+
+BY_VALUE, WITHOUT_TEXTS, WITHOUT_COSTS = go_if(SPEEDUP.value), go_if(by_costs), go_if(by_texts)
 
 
 @pytest.mark.parametrize(
@@ -210,10 +213,10 @@ def timed(speedup: float, count: int, runs: int = RUNS) -> Shares:
         slow = normal(count, 0.1, rng).exp() * 64
         baseline_s = slow * normal(count, 0.03, rng).exp()
         method_s = slow * normal(count, 0.15, rng).exp() * slower
-        measured = ratio_of_ratios_interval(
-            (baseline_s, tokens), (method_s, tokens), rng=rng, num_resamples=RESAMPLES
-        )
-        found[decide(ALPHA, gamma_row(3), measured, count).word] += 1 / runs
+        sums = {"target_seconds": baseline_s, "target_tokens": tokens}
+        sums |= {"seconds": method_s, "tokens": tokens}
+        requests = result_row({name: part.tolist() for name, part in sums.items()}, gamma=3)
+        found[decide(ALPHA, gamma_row(3), requests).word] += 1 / runs
     return found
 
 

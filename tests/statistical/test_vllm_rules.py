@@ -1,14 +1,13 @@
-"""Rules on vLLM's tensors: pairs of tokens by enumeration, in both runners' layouts.
+"""Rules on vLLM's tensors: pairs of tokens by enumeration, in its second runner's layout.
 
 Each test draws N = 20,000 blocks of two drafts at once, with a fixed seed, and compares the first
 two tokens with the exact joint distribution (a rejected first draft ends the block). A right
-sampler fails a case by chance with probability below 1e-4; there are 90 cases. Mutants fail.
+sampler fails a case by chance with probability below 1e-4; there are 80 cases. Mutants fail.
 """
 
 import math
 from collections import Counter, defaultdict
 from itertools import product
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -18,10 +17,10 @@ from paceline.core.rules import Lenient, Lossless, Lossy, Rule, TokenV2, TokenV3
 from paceline.decode.strategies import DecodingConfig, Speculative
 from paceline.engines import vllm_rules
 from paceline.engines.vllm_plugin import RawLogits, register
-from paceline.engines.vllm_rules import rejection_sample_v1, rejection_sample_v2
+from paceline.engines.vllm_rules import rejection_sample
 from support import exact
 from support.exact import AIMS, Vectors, aimed_vectors, chi_square_p_value, lenient_at_0, lossy_at_0
-from support.fake_vllm import FakeVllm, keep_top_p, settings_of
+from support.fake_vllm import FakeVllm, keep_top_p
 from support.rules import stating
 
 N = 20_000
@@ -115,27 +114,13 @@ def drafted(*, one_hot: bool = False, temperature: float = TEMPERATURE) -> torch
     return torch.stack([torch.multinomial(row, N, True, generator=rng) for row in q], 1)
 
 
-def by_first_runner(rule: Rule, *, one_hot: bool = False) -> torch.Tensor:
-    tokens_N2 = drafted(one_hot=one_hot)
-    q = None if one_hot else torch.tensor(probs(DRAFT, TEMPERATURE)).float().repeat(N, 1)
-    settings = SimpleNamespace(
-        temperature=torch.full((N,), TEMPERATURE), all_greedy=False, generators={}
-    )
-    torch.manual_seed(0)
-    bonus = torch.zeros(N, 1, dtype=torch.int32)
-    target = (TARGET[:2] / TEMPERATURE).repeat(N, 1)
-    sums = 2 * torch.arange(1, N + 1, dtype=torch.int32)
-    flat = tokens_N2.flatten().to(torch.int32)
-    return rejection_sample_v1(rule, flat, [2] * N, 2, sums, q, target, bonus, settings)
-
-
-def by_second_runner(rule: Rule, *, one_hot: bool = False) -> torch.Tensor:
+def judged(rule: Rule, *, one_hot: bool = False) -> torch.Tensor:
     tokens_N2 = drafted(one_hot=one_hot)
     places = torch.randperm(N, generator=torch.Generator().manual_seed(2))
     logits = DRAFT.expand(N, 2, V)  # the same for all requests, wherever they are
     sampled = torch.cat([torch.full((N, 1), 3), tokens_N2], 1).flatten()
     pos = torch.arange(3).repeat(N) + 40
-    tokens, counts = rejection_sample_v2(
+    tokens, counts = rejection_sample(
         rule,
         (TARGET / TEMPERATURE).repeat(N, 1),
         None if one_hot else logits,
@@ -152,48 +137,38 @@ def by_second_runner(rule: Rule, *, one_hot: bool = False) -> torch.Tensor:
     return tokens
 
 
-RUNNERS = {"first": by_first_runner, "second": by_second_runner}
-
-
 def p_value(tokens: torch.Tensor, exact: Pairs) -> float:
     return chi_square_p_value(Counter(map(tuple, tokens[:, :2].tolist())), exact)
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize("name", RULES)
-def test_pairs_follow_the_rule(name: str, runner: str):
-    assert p_value(RUNNERS[runner](RULES[name][0]), expected(name)) > 1e-4
+def test_pairs_follow_the_rule(name: str):
+    assert p_value(judged(RULES[name][0]), expected(name)) > 1e-4
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize("name", ["lossless", "lenient"])
-def test_pairs_after_greedy_drafts_follow_the_rule(name: str, runner: str):
+def test_pairs_after_greedy_drafts_follow_the_rule(name: str):
     """Without draft probabilities the draft's distribution is one-hot."""
-    tokens = RUNNERS[runner](RULES[name][0], one_hot=True)
+    tokens = judged(RULES[name][0], one_hot=True)
     assert p_value(tokens, expected(name, one_hot=True)) > 1e-4
 
 
-def in_vllm(
-    monkeypatch: pytest.MonkeyPatch, runner: str, rule: Rule, setting: Setting
-) -> torch.Tensor:
-    """Through vLLM's functions as the plugin leaves them; the first runner drafts there, too."""
+def in_vllm(monkeypatch: pytest.MonkeyPatch, rule: Rule, setting: Setting) -> torch.Tensor:
+    """Through vLLM's functions as the plugin leaves them."""
     temperature, top_p, penalty = setting
-    options: Any = {"top_p": top_p, "penalty": torch.tensor(penalty)}
     vllm = FakeVllm(monkeypatch)
     monkeypatch.setenv(
         "PACELINE_RULE", DecodingConfig(strategy=Speculative(rule=rule)).model_dump_json()
     )
     register()
-    temperature_N = torch.full((N,), temperature)
-    torch.manual_seed(4)
-    if runner == "second":
-        drafts = drafted(temperature=temperature)
-        logits = TARGET.repeat(N, 1)
-        return vllm.judge_second(drafts, DRAFT.expand(N, 2, V), logits, temperature_N, **options)
-    settings = settings_of(temperature_N, **options)
-    drawn = [vllm.draft(row.expand(N, V).clone(), settings) for row in DRAFT]
-    tokens, given = (torch.stack(parts, 1) for parts in zip(*drawn, strict=True))
-    return vllm.judge_first(tokens, given.flatten(0, 1), TARGET[:2].repeat(N, 1), settings)
+    return vllm.judge(
+        drafted(temperature=temperature),
+        DRAFT.expand(N, 2, V),
+        TARGET.repeat(N, 1),
+        torch.full((N,), temperature),
+        top_p=top_p,
+        penalty=torch.tensor(penalty),
+    )
 
 
 SETTINGS = [
@@ -203,46 +178,43 @@ SETTINGS = [
 ]
 
 
-# Every rule is at two settings or three, and at each setting with one runner, by turns.
 @pytest.mark.parametrize(
-    ("name", "setting", "runner"),
+    ("name", "setting"),
     [
-        (name, setting, [*RUNNERS][(number + place) % 2])
-        for number, name in enumerate(RULES)
+        (name, setting)
+        for name in RULES
         for place, setting in enumerate(SETTINGS)
         if place or name not in READ_RAW
     ],
     ids=str,
 )
 def test_pairs_in_vllm_follow_the_rule_with_filters_penalties_and_at_low_temperatures(
-    name: str, setting: Setting, runner: str, monkeypatch: pytest.MonkeyPatch
+    name: str, setting: Setting, monkeypatch: pytest.MonkeyPatch
 ):
-    tokens = in_vllm(monkeypatch, runner, RULES[name][0], setting)
+    tokens = in_vllm(monkeypatch, RULES[name][0], setting)
     assert p_value(tokens, expected(name, setting=setting)) > 1e-4
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize("name", READ_RAW)
 def test_confidences_are_of_the_whole_target_and_those_of_the_filtered_one_are_rejected(
-    name: str, runner: str, monkeypatch: pytest.MonkeyPatch
+    name: str, monkeypatch: pytest.MonkeyPatch
 ):
     """The mutant takes no copy of the logits."""
     setting = SETTINGS[0]
     right, wrong = (expected(name, setting=setting, filtered=each) for each in (False, True))
-    tokens = in_vllm(monkeypatch, runner, RULES[name][0], setting)
+    tokens = in_vllm(monkeypatch, RULES[name][0], setting)
     assert p_value(tokens, right) > 1e-4
     assert p_value(tokens, wrong) < 1e-4
     monkeypatch.setattr(RawLogits, "_reads", lambda *_, any_greedy: False)
-    tokens = in_vllm(monkeypatch, runner, RULES[name][0], setting)
+    tokens = in_vllm(monkeypatch, RULES[name][0], setting)
     assert p_value(tokens, right) < 1e-4
     assert p_value(tokens, wrong) > 1e-4
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
-def test_logits_before_the_penalty_are_rejected(runner: str, monkeypatch: pytest.MonkeyPatch):
+def test_logits_before_the_penalty_are_rejected(monkeypatch: pytest.MonkeyPatch):
     """What is copied is the target that the decoder calls raw: penalised."""
     penalised = Setting(1.0, 1.0, (-2.5, 0.0, 0.0, 0.0, 0.0))
-    tokens = in_vllm(monkeypatch, runner, TokenV2(0.3), penalised)
+    tokens = in_vllm(monkeypatch, TokenV2(0.3), penalised)
     assert p_value(tokens, expected("token_v2", setting=penalised)) > 1e-4
     penalty = torch.tensor(penalised.penalty)
     given = vllm_rules._Rows.position
@@ -251,30 +223,25 @@ def test_logits_before_the_penalty_are_rejected(runner: str, monkeypatch: pytest
         return given(rows._replace(raw_NV=rows.raw_NV - penalty), rule)
 
     monkeypatch.setattr(vllm_rules._Rows, "position", unpenalised)
-    tokens = in_vllm(monkeypatch, runner, TokenV2(0.3), penalised)
+    tokens = in_vllm(monkeypatch, TokenV2(0.3), penalised)
     assert p_value(tokens, expected("token_v2", setting=penalised)) < 1e-4
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
-def test_lossless_tokens_are_the_targets(runner: str):
-    tokens = RUNNERS[runner](Lossless())
+def test_lossless_tokens_are_the_targets():
+    tokens = judged(Lossless())
     exact = {(v,): chance for v, chance in enumerate(probs(TARGET, TEMPERATURE)[0])}
     assert chi_square_p_value(Counter((v,) for v in tokens[:, 0].tolist()), exact) > 1e-4
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize("name", ["lossless", "token_v3"])
-def test_another_rule_is_rejected(name: str, runner: str):
+def test_another_rule_is_rejected(name: str):
     wrong = Lenient(kind="linear", epsilon=0.8) if name == "lossless" else TokenV3(alpha=0.9)
-    assert p_value(RUNNERS[runner](wrong), expected(name)) < 1e-4
+    assert p_value(judged(wrong), expected(name)) < 1e-4
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
-def test_a_recovered_token_from_the_whole_target_is_rejected(
-    runner: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_recovered_token_from_the_whole_target_is_rejected(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Lossless, "residual_at", lambda _self, at: at.target)
-    assert p_value(RUNNERS[runner](Lossless()), expected("lossless")) < 1e-4
+    assert p_value(judged(Lossless()), expected("lossless")) < 1e-4
 
 
 GREEDY_RULES: dict[str, tuple[Rule, Any]] = {
@@ -289,7 +256,7 @@ GREEDY_RULES: dict[str, tuple[Rule, Any]] = {
 
 
 def wanted_at_0(vectors: Any, first: int, second: int) -> list[int]:
-    """The tokens of a greedy request; the bonus token is 9 with the first runner."""
+    """The tokens of a greedy request; 9: the bonus token."""
     tokens: list[int] = []
     for place, drafted in enumerate((first, second)):
         accept, recover = vectors(probs(TARGET, 1.0)[place], [1.0] * V)
@@ -299,45 +266,15 @@ def wanted_at_0(vectors: Any, first: int, second: int) -> list[int]:
     return [*tokens, 9]
 
 
-@pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("name", GREEDY_RULES)
-def test_greedy_requests_of_the_first_runner_follow_the_rule(name: str, *, mixed: bool):
-    """All pairs of drafts, also between requests that sample, where top-p cuts; without q."""
-    rule, vectors = GREEDY_RULES[name]
-    pairs = list(product(range(V), range(V)))
-    temperatures = torch.tensor([0.0, 0.8] * len(pairs) if mixed else [0.0] * len(pairs))
-    requests = [pair for pair in pairs for _ in range(1 + mixed)]
-    divisor = torch.where(temperatures == 0, 1.0, temperatures)[:, None, None]
-    settings = SimpleNamespace(
-        temperature=temperatures if mixed else None, all_greedy=not mixed, generators={}
-    )
-    found = rejection_sample_v1(
-        Lenient(epsilon=0.3) if mixed and rule.uses_confidence else rule,
-        torch.tensor(requests, dtype=torch.int32).flatten(),
-        [2] * len(requests),
-        2,
-        2 * torch.arange(1, len(requests) + 1, dtype=torch.int32),
-        None,
-        keep_top_p((TARGET[:2] / divisor).flatten(0, 1), 0.5 if mixed else 1.0),
-        torch.full((len(requests), 1), 9, dtype=torch.int32),
-        settings,
-        raw_logits=TARGET[:2].repeat(len(requests), 1) if mixed else None,
-    )
-    if mixed and rule.uses_confidence:
-        vectors = lenient_at_0("linear", 0.3)
-    for pair, row in zip(pairs, found[:: 1 + mixed].tolist(), strict=True):
-        assert [token for token in row if token >= 0] == wanted_at_0(vectors, *pair)
-
-
-@pytest.mark.parametrize("name", GREEDY_RULES)
-def test_greedy_requests_of_the_second_runner_follow_the_rule(name: str):
+def test_greedy_requests_follow_the_rule(name: str):
     """With draft logits, which do not matter; every second request samples, and top-p cuts."""
     rule, vectors = GREEDY_RULES[name]
     pairs = [pair for pair in product(range(V), range(V)) for _ in range(2)]
     count = len(pairs)
     temperatures = torch.tensor([0.0, 0.8] * (count // 2))
     divisor = torch.where(temperatures == 0, 1.0, temperatures)[:, None, None]
-    found, counts = rejection_sample_v2(
+    found, counts = rejection_sample(
         rule,
         keep_top_p((TARGET / divisor).flatten(0, 1), 0.5),
         DRAFT.expand(count, 2, V),
@@ -360,11 +297,11 @@ def test_greedy_requests_of_the_second_runner_follow_the_rule(name: str):
 def test_one_stream_for_two_purposes_is_rejected(monkeypatch: pytest.MonkeyPatch):
     """The uniform that rejected a draft would also choose the token that replaces it."""
     monkeypatch.setattr(vllm_rules, "_DRAW", vllm_rules._ACCEPT)
-    assert p_value(by_second_runner(Lossless()), expected("lossless")) < 1e-4
+    assert p_value(judged(Lossless()), expected("lossless")) < 1e-4
 
 
-def test_bonus_tokens_of_the_second_runner_are_the_targets():
-    tokens = by_second_runner(Lossy(alpha=0.3))
+def test_bonus_tokens_are_the_targets():
+    tokens = judged(Lossy(alpha=0.3))
     bonus = tokens[(tokens >= 0).all(-1), 2]
     p = probs(TARGET, TEMPERATURE)[2]
     exact = {(v,): p[v] for v in range(V)}

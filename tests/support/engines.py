@@ -29,9 +29,8 @@ from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.decode.text import Block, count_blocks
 from paceline.engines.contract import BlockCounts, Request
 from paceline.engines.contract import Served as Answered
-from paceline.measure.engine_costs import EngineCosts, StepCost
+from paceline.measure.engine_costs import EngineCosts, Starts, StepCost
 from paceline.measure.served_runs import ServedConfig
-from paceline.measure.starts import Starts
 from paceline.models import CausalModel, HfModel, load_model, prepare_for_decoding
 from paceline.models.contract import Texts
 from paceline.models.loading import load_tokenizer
@@ -148,7 +147,8 @@ def vllm_routes(target: CausalModel, draft: CausalModel | None, gamma: int) -> d
             return 404, {"error": {"message": f"The model `{body['model']}` does not exist."}}
         assert body["ignore_eos"]
         tokens = engine.write(body["prompt"], body["max_tokens"], sampling_of(body), body["seed"])
-        return 200, {"choices": [{"text": "...", "token_ids": tokens}]}
+        choice = {"text": "...", "finish_reason": "length", "token_ids": tokens}
+        return 200, {"choices": [choice]}
 
     def metrics(_: dict[str, Any]) -> Answer:
         if draft is None:
@@ -176,7 +176,8 @@ def llamacpp_routes(
         tokens = engine.write(
             *(body["prompt"], body["n_predict"], sampling_of(body), body["seed"]), ends=True
         )
-        return 200, {"tokens": tokens, "timings": {"predicted_n": len(tokens)}}
+        ended = "limit" if len(tokens) == body["n_predict"] else "eos"
+        return 200, {"content": "...", "tokens": tokens, "stop_type": ended}
 
     off = (501, {"error": {"message": "This server does not support metrics endpoint."}})
     return {

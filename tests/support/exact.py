@@ -140,15 +140,11 @@ def speculative_texts(
     gamma: int,
     prompt: tuple[int, ...],
     length: int,
-    p_raw: NextToken | None = None,
 ) -> dict[tuple[int, ...], float]:
-    """Every speculative text of `length` tokens with its probability.
-
-    The rule gets `p_raw` in place of p, if it is given. The bonus token comes from p.
-    """
+    """Every speculative text of `length` tokens with its probability."""
 
     def judged(text: tuple[int, ...]) -> tuple[Distribution, Distribution]:
-        return rule((p_raw or p)(text), q(text))
+        return rule(p(text), q(text))
 
     return judged_texts(p, q, judged, gamma=gamma, prompt=prompt, length=length)
 
@@ -162,23 +158,19 @@ def judged_texts(
     prompt: tuple[int, ...],
     length: int,
     first_from_target: bool = False,
-    bonus: NextToken | None = None,
-    room: int | None = None,
 ) -> dict[tuple[int, ...], float]:
     """Every text with its probability; `judged`: acceptance and recovery of a rule behind a text.
 
     State: the text, the place in its block, how many tokens that block drafts. At a drafted place a
     token is kept with mass q a, or recovered with mass (1 - sum q a) r, which ends the block; at
-    the bonus place it comes from p, or `bonus`. The first block begins with the first token, or
-    behind one of the target's. Where a text and gamma tokens exceed `room`, p gives each token.
+    the bonus place it comes from p. The first block begins with the first token, or behind one of
+    the target's.
     """
     State = tuple[tuple[int, ...], int, int]
 
     def new_block(text: tuple[int, ...]) -> State:
         if first_from_target and not text:
             return text, 0, 0
-        if room is not None and len(prompt) + len(text) + gamma > room:
-            return text, 0, -1
         most = max(length - len(text) - 1, 0 if text else 1)
         return text, 0, min(gamma, most)
 
@@ -187,8 +179,7 @@ def judged_texts(
         after: dict[State, float] = defaultdict(float)
         for (text, place, drafted), mass in states.items():
             if place >= drafted:
-                target = (p if drafted < 0 or bonus is None else bonus)(prompt + text)
-                for token, share in enumerate(target):
+                for token, share in enumerate(p(prompt + text)):
                     after[new_block((*text, token))] += mass * share
                 continue
             draft = q(prompt + text)
@@ -415,87 +406,3 @@ def aimed_texts(models: Models, aim: Aim, prompt: tuple[int, ...], length: int) 
                     longer[(*text, token)] = mass * share
         texts = longer
     return texts
-
-
-def block_texts(
-    models: Models,
-    prompt: tuple[int, ...],
-    length: int,
-    *,
-    sure: float,
-    most: int,
-    rollback: float | None,
-) -> Texts:
-    """TokenCascade (rollback None) and BiLD, draft by draft.
-
-    A draft goes on while max q >= sure, for at most `most` tokens. One that fills the text is kept
-    as it is. Else the target takes back from the first place where its surprise exceeds `rollback`
-    and gives one token there, or behind the last.
-    """
-    finished: Texts = defaultdict(float)
-    starts: Texts = {(): 1.0}
-    for _ in range(length):
-        later: Texts = defaultdict(float)
-        for start, mass in starts.items():
-            for draft, share in _drafts(models, prompt + start, length - len(start), sure, most):
-                if len(start) + len(draft) == length:
-                    finished[start + draft] += mass * share
-                    continue
-                kept = _num_kept(models, prompt + start, draft, rollback)
-                text = start + draft[:kept]
-                for token, chance in enumerate(models.p(prompt + text)):
-                    whole = len(text) + 1 == length
-                    (finished if whole else later)[(*text, token)] += mass * share * chance
-        starts = later
-    return finished
-
-
-def _drafts(
-    models: Models, context: tuple[int, ...], room: int, sure: float, most: int
-) -> list[tuple[tuple[int, ...], float]]:
-    """Every draft from here, with its probability."""
-    open_drafts: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
-    closed: list[tuple[tuple[int, ...], float]] = []
-    while open_drafts:
-        draft, mass = open_drafts.pop()
-        whole = len(draft) == min(most, room)
-        if whole or max(models.q_raw(context + draft)) < sure:
-            closed.append((draft, mass))
-            continue
-        shares = enumerate(models.q(context + draft))
-        open_drafts += [((*draft, token), mass * share) for token, share in shares if share]
-    return closed
-
-
-def _num_kept(
-    models: Models, context: tuple[int, ...], draft: tuple[int, ...], rollback: float | None
-) -> int:
-    for place in range(len(draft)):
-        behind = context + draft[:place]
-        if rollback is not None and surprise(models.q(behind), models.p_raw(behind)) > rollback:
-            return place
-    return len(draft)
-
-
-def sequence_texts(
-    models: Models, prompt: tuple[int, ...], length: int, alpha: float, *, normalise: bool
-) -> Texts:
-    """The draft's text where it is probable enough, else the target's own."""
-    ours = plain_texts(models.q, prompt, length)
-    kept = {
-        text: mass
-        for text, mass in ours.items()
-        if _score(models, prompt, text, normalise) >= 1 - alpha
-    }
-    deferred = 1 - math.fsum(kept.values())
-    theirs = plain_texts(models.p, prompt, length)
-    return {text: kept.get(text, 0.0) + deferred * mass for text, mass in theirs.items()}
-
-
-def _score(
-    models: Models, prompt: tuple[int, ...], text: tuple[int, ...], normalise: bool
-) -> float:
-    product = math.prod(
-        models.q_raw(prompt + text[:place])[token] for place, token in enumerate(text)
-    )
-    return product ** (1 / len(text)) if normalise else product

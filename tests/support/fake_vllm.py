@@ -18,54 +18,8 @@ if TYPE_CHECKING:
     import pytest
 
 _FIRST = """
-import torch
-
-def expand_batch_to_tokens(x, cu_num_tokens, num_tokens, replace_from=0, replace_to=0):
-    raise NotImplementedError  # on CPUs it returns memory that was not written
-
-def apply_sampling_constraints(logits, cu_num_draft_tokens, sampling_metadata):
-    if sampling_metadata.all_greedy:
-        return logits
-    temperature = expand_batch_to_tokens(
-        sampling_metadata.temperature, cu_num_draft_tokens, len(logits), 0, 1
-    )
-    logits.div_(temperature.unsqueeze(-1))
-    return keep_top_p(logits, sampling_metadata.top_p)
-
-def rejection_sample(
-    draft_token_ids, num_draft_tokens, max_spec_len, cu_num_draft_tokens, draft_probs,
-    target_logits, bonus_token_ids, sampling_metadata, synthetic_mode=False,
-    synthetic_conditional_rates=None, use_fp64_gumbel=False,
-):
+def rejection_sample(*arguments):
     raise NotImplementedError
-
-class RejectionSampler:
-    def forward(self, metadata, draft_probs, logits, sampling_metadata):
-        target_logits = logits.to(torch.float32).clone() + sampling_metadata.penalty
-        target_logits = apply_sampling_constraints(
-            target_logits, metadata.cu_num_draft_tokens, sampling_metadata
-        )
-        return rejection_sample(
-            metadata.draft_token_ids, metadata.num_draft_tokens, metadata.max_spec_len,
-            metadata.cu_num_draft_tokens, draft_probs, target_logits, metadata.bonus_token_ids,
-            sampling_metadata, synthetic_mode=False, synthetic_conditional_rates=None,
-            use_fp64_gumbel=False,
-        )
-"""
-
-_DRAFTER = """
-import torch
-
-def compute_probs_and_sample_next_token(logits, sampling_metadata, use_fp64_gumbel=False):
-    if sampling_metadata.all_greedy:
-        return logits.argmax(dim=-1), logits
-    temperature = torch.where(
-        sampling_metadata.temperature < 1e-5, 1.0, sampling_metadata.temperature
-    )
-    logits.div_(temperature.view(-1, 1))
-    probs = logits.softmax(dim=-1, dtype=torch.float32)
-    noise = torch.empty_like(probs).exponential_()
-    return (probs / noise).argmax(dim=-1), probs
 """
 
 _STATES = """
@@ -91,7 +45,7 @@ class Sampler:
         return logits if skip_top_k_top_p else keep_top_p(logits, self.top_p)
 """
 
-_SECOND = """
+_JUDGE = """
 def rejection_sample(
     target_logits, draft_logits, draft_sampled, cu_num_logits, pos, idx_mapping,
     expanded_idx_mapping, expanded_local_pos, temperature, seed, num_speculative_steps,
@@ -120,9 +74,8 @@ class RejectionSampler:
 """
 
 _SOURCES = {
-    vllm_plugin._V1: _FIRST,
-    vllm_plugin._DRAFTER: _DRAFTER,
-    vllm_plugin._V2: _SECOND,
+    vllm_plugin._FIRST: _FIRST,
+    vllm_plugin._JUDGE: _JUDGE,
     vllm_plugin._SAMPLER: _SAMPLER,
     vllm_plugin._STATES: _STATES,
 }
@@ -158,28 +111,9 @@ class FakeVllm:
 
     def functions(self) -> list[Any]:
         """Those that the plugin replaces."""
-        return [one for *_, one in vllm_plugin._originals()]
+        return [one for *_, one in vllm_plugin.originals()]
 
-    def draft(self, logits_NV: Tensor, settings: Any) -> tuple[Tensor, Tensor]:
-        """Tokens, and what vLLM keeps as their probabilities; overwrites the logits."""
-        return self[vllm_plugin._DRAFTER].compute_probs_and_sample_next_token(logits_NV, settings)
-
-    def judge_first(
-        self, drafts_BK: Tensor, draft_probs: Tensor | None, logits_NV: Tensor, settings: Any
-    ) -> Tensor:
-        """A step of the first runner; the bonus token is 0."""
-        count, width = drafts_BK.shape
-        metadata = SimpleNamespace(
-            draft_token_ids=drafts_BK.flatten().to(torch.int32),
-            num_draft_tokens=[width] * count,
-            max_spec_len=width,
-            cu_num_draft_tokens=width * torch.arange(1, count + 1, dtype=torch.int32),
-            bonus_token_ids=torch.zeros(count, 1, dtype=torch.int32),
-        )
-        sampler = self[vllm_plugin._V1].RejectionSampler()
-        return sampler.forward(metadata, draft_probs, logits_NV, settings)
-
-    def judge_second(
+    def judge(
         self,
         drafts_BK: Tensor,
         draft_logits: Tensor | None,
@@ -190,7 +124,7 @@ class FakeVllm:
         penalty: Tensor | float = 0.0,
         processes: bool = True,
     ) -> Tensor:
-        """A step of the second runner, with one row of logits more for each request."""
+        """A step with one row of logits more for each request than drafts."""
         count, width = drafts_BK.shape
         states = self[vllm_plugin._STATES].SamplingStates()
         states.temperature = SimpleNamespace(gpu=temperature_B)
@@ -199,7 +133,7 @@ class FakeVllm:
         sampler = self[vllm_plugin._SAMPLER].Sampler()
         sampler.sampling_states, sampler.top_p, sampler.penalty = states, top_p, penalty
         sampler.needs_logits_processing = processes
-        judge = self[vllm_plugin._V2].RejectionSampler()
+        judge = self[vllm_plugin._JUDGE].RejectionSampler()
         judge.sampler, judge.num_speculative_steps = sampler, width
         sampled = torch.cat([torch.zeros(count, 1), drafts_BK], 1).flatten().to(torch.int32)
         places, rows = torch.arange(count, dtype=torch.int32), width + 1
@@ -211,18 +145,3 @@ class FakeVllm:
         assert shaped is not logits_NV or not processes
         assert torch.equal(counts.long(), (tokens >= 0).sum(-1))
         return tokens
-
-
-def settings_of(
-    temperature_B: Tensor | None, *, top_p: float = 1.0, penalty: Tensor | float = 0.0
-) -> SimpleNamespace:
-    """vLLM's sampling metadata; None: all requests are greedy."""
-    greedy = temperature_B is None
-    return SimpleNamespace(
-        temperature=temperature_B,
-        all_greedy=greedy,
-        all_random=not greedy and bool((temperature_B > 0).all()),
-        generators={},
-        top_p=top_p,
-        penalty=penalty,
-    )

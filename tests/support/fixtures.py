@@ -7,12 +7,14 @@ import paceline  # noqa: F401 - before torch, whose libraries PACELINE_CPU limit
 # isort: split
 import gc
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import transformers
 from transformers import PreTrainedTokenizerFast
 
+from paceline.errors import PacelineError
 from paceline.models import CausalModel
 from paceline.processes import keep_freed_memory
 from support.models import tiny_hf, tiny_pair, tiny_tokenizer
@@ -55,6 +57,21 @@ def pytest_collection_finish() -> None:
 def no_permissions_of_earlier_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("PACELINE_IMPORTS", "PACELINE_PROGRAMS"):
         monkeypatch.setenv(variable, "")
+
+
+@pytest.fixture(autouse=True)
+def errors_are_one_line(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Of every error that a test makes in this process, caught or not."""
+    broken: list[PacelineError] = []
+
+    def start(self: PacelineError, *given: object) -> None:
+        super(PacelineError, self).__init__(*given)
+        if "\n" in str(self):
+            broken.append(self)
+
+    monkeypatch.setattr(PacelineError, "__init__", start)
+    yield
+    assert not broken, broken
 
 
 @pytest.fixture(scope="session")

@@ -36,7 +36,7 @@ from transformers import (
 
 from paceline.models import CausalModel, HfModel, prepare_for_decoding, wrap_model
 from paceline.models.llama.cpu import NativeLlama
-from paceline.models.llama.forward import LlamaDecoder
+from paceline.models.llama.cpu_session import PromptPass
 
 SPECIAL_TOKENS = ("<bos>", "<eos>", "<pad>")
 _MERGES = (("t", "h"), ("th", "e"), ("Ġ", "the"), ("i", "n"), ("a", "n"), ("Ġ", "a"), ("e", "r"))
@@ -326,9 +326,8 @@ def prepared_pair(num_draft_layers: int = 2) -> tuple[CausalModel, CausalModel]:
 
 
 def reader(model: CausalModel) -> NativeLlama | None:
-    """Its compiled pass."""
-    assert isinstance(model.decoder, LlamaDecoder)
-    return model.decoder.native
+    """Its compiled pass, or None."""
+    return model.decoder.native if isinstance(model.decoder, PromptPass) else None
 
 
 def read(model: CausalModel, parts: list[list[int]]) -> torch.Tensor:

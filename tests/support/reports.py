@@ -116,12 +116,15 @@ def measurement(folder: Path) -> Path:
     tried["totals"] |= {"block_s": 0.2, "num_requests": 4}
     config = {"target": "models/target", "draft": "models/draft"}
     found = {
-        "schema_version": 1,
+        "schema_version": 2,
         "kind": "measure",
         "config": config | {"prompts": {"path": "prompts.txt"}},
         "acceptance_by_position": [0.7, 0.65, 0.5],
-        "best_gamma": 2,
-        "verdict": {"go": True, "reason": "measured 1.30x (1.20 to 1.40) at gamma 2; <b>& more"},
+        "verdict": {
+            "go": True,
+            "gamma": 2,
+            "reason": "measured 1.30x (1.20 to 1.40) at gamma 2; <b>& more",
+        },
         "environment": ENVIRONMENT,
         "rows": [texts, *map(_blocks, (1, 2, 4)), tried, timed_requests()],
     }
@@ -164,6 +167,7 @@ def served(folder: Path) -> Path:
         },
         "speed": {
             "speedup": interval(1.2),
+            "speedup_by_start": [1.2],
             "plain_tokens_per_s": 50.0,
             "speculative_tokens_per_s": 60.0,
             "num_equal": 60,
@@ -293,35 +297,6 @@ def tune_run(folder: Path) -> Path:
     return folder
 
 
-def decoded(folder: Path) -> Path:
-    """The output of `decode --json`."""
-    blocks = [
-        [["Once", "prefill"]],
-        [[" upon", "accepted"], [" a", "accepted"], [" <time>", "bonus"]],
-        [[" there", "accepted"], [" was", "recovered"]],
-    ]
-    stats = {
-        "num_blocks": 2,
-        "num_drafted": 4,
-        "num_accepted": 3,
-        "num_recovered": 1,
-        "num_bonus": 1,
-        "num_prefill_tokens": 1,
-        "num_kept": 0,
-        "num_deferred": 0,
-        "accepted_histogram": [0, 1, 1],
-    }
-    found = {
-        "kind": "decode",
-        "blocks": blocks,
-        "stats": stats,
-        "tokens_per_s": 80.0,
-        "prompt": "Tell me a story",
-    }
-    found |= {"target": "models/target", "draft": "models/draft", "decoding": {"sampling": {}}}
-    return write_json(folder / "decoded.json", found)
-
-
 RUNS: dict[str, Callable[[Path], Path]] = {
     "bench": bench_run,
     "measure": measurement,
@@ -330,5 +305,4 @@ RUNS: dict[str, Callable[[Path], Path]] = {
     "align": training_run,
     "trajectory": trajectory_run,
     "tune": tune_run,
-    "decode": decoded,
 }

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -121,7 +121,7 @@ class Pair:
         self._draft_shaping = draft_shaping
         self.target, self.draft = (TableModel(table(order, seed)) for seed in (1, 2))
         self.exact = exact_models(self.shaping, draft_shaping, order)
-        self.p, self.q, self.p_raw, _ = self.exact
+        self.p, self.q = self.exact[:2]
 
     @property
     def sampling(self) -> SamplingParams:
@@ -138,10 +138,10 @@ class Pair:
         return exact.plain_texts(self.p, tuple(PROMPT), length(gamma))
 
     def speculative(self, rule: exact.RuleVectors, gamma: int) -> dict[tuple[int, ...], float]:
-        """What it follows under a rule; at temperature 0 the rule's are those of `exact` there."""
-        texts = partial(exact.speculative_texts, self.p, self.q, rule, gamma=gamma)
-        p_raw = self.p_raw if self.shaping.temperature == 0 else None
-        return texts(prompt=tuple(PROMPT), length=length(gamma), p_raw=p_raw)
+        """What it follows under a rule."""
+        return exact.speculative_texts(
+            self.p, self.q, rule, gamma=gamma, prompt=tuple(PROMPT), length=length(gamma)
+        )
 
 
 def length(gamma: int) -> int:

@@ -116,7 +116,7 @@ OPTIONS = {
     ),
     "decode": (
         "--target --draft --prompt --prompt-file --gamma --max-new-tokens --temperature --top-p "
-        "--top-k --repetition-penalty --seed --show --json --html --config --set"
+        "--top-k --repetition-penalty --seed --show --json --config --set"
     ),
     "play": "--target --draft --draft-weights --port",
     "analyze": "--target --draft --prompts --config --set --json --temperature --top-p --top-k",
@@ -132,7 +132,6 @@ OPTIONS = {
         "--config --set --json --html"
     ),
     "trajectory": "--target --run --output --plot --config --set --html",
-    "demo": "--target --out",
     "validate": "--set",
     "env": "",
 }

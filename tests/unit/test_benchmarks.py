@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 from paceline.engines.client import Client
-from paceline.engines.commands import EngineChoice, Setup
+from paceline.engines.commands import EngineChoice
+from paceline.engines.contract import Setup
 from paceline.engines.process import connect
 from paceline.models import load_model, prepare_for_decoding
 from support.engines import serving, vllm_routes

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from paceline.cache import cached_directory, cached_text, is_cached, keep_text
-from paceline.cli import crash
 
 
 @pytest.fixture
@@ -26,11 +25,8 @@ def test_no_other_user_reaches_the_cache_whatever_the_umask(root: Path):
     try:
         keep_text("admission", "a.json", "{}")
         cached_directory("gguf", "model", fill)
-        log = crash.write_log(RuntimeError("broken"))
     finally:
         os.umask(before)
-    assert log is not None
-    assert log.parent == root / "logs"
     for path in (root, *root.iterdir()):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700, path
 

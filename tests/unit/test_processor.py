@@ -90,7 +90,6 @@ def test_other_libraries_are_limited_alike_but_keep_a_lower_limit(
         "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
         "ATEN_CPU_CAPABILITY": "avx512",
         "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-        "FBGEMM_ENABLE_INSTRUCTIONS": "AVX512_E1",
     }
 
 

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from paceline.cache import cached_text, keep_text
-from paceline.cli.crash import write_log
 from paceline.config import StrictModel
 from paceline.environment import _git_state, begin, environment
 from paceline.errors import ConfigError, StorageError, UsageError
@@ -94,10 +93,6 @@ def test_a_process_without_a_home_is_told_to_name_a_cache(
     keep_text("options", "x", "y")
     with pytest.raises(StorageError, match="not a directory"), storage_errors(tmp_path):
         raise NotADirectoryError(errno.ENOTDIR, "not a directory", "x")
-    log = write_log(ValueError("odd"))
-    assert log is not None
-    assert "ValueError: odd" in log.read_text()
-    log.unlink()
 
 
 def test_a_full_disk_is_one_line_and_leaves_the_old_file(
@@ -501,3 +496,71 @@ def test_a_manifest_of_another_program_is_no_run(tmp_path: Path):
         run.manifest.write_text(json.dumps(manifest))
         with pytest.raises(ConfigError, match="is not empty and holds no run"):
             run.check_kind(Settings())
+
+
+# What is written goes through no link: it is replaced, or the run is refused.
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A directory outside of the run, with a file that no run may touch."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/letter").write_text("precious\n")
+    return tmp_path / "home"
+
+
+@pytest.mark.parametrize("there", ["letter", "missing"])
+def test_a_link_is_replaced_and_what_it_leads_to_stays(tmp_path: Path, home: Path, there: str):
+    path = tmp_path / "report.html"
+    path.symlink_to(home / there)
+    atomic_write_text(path, "<html>")
+    assert not path.is_symlink()
+    assert path.read_text() == "<html>"
+    (tmp_path / "plots").symlink_to(home)
+    with atomic_directory(tmp_path / "plots") as scratch:
+        (scratch / "a.png").write_text("a")
+    assert [path.name for path in (tmp_path / "plots").iterdir()] == ["a.png"]
+    assert [path.name for path in home.iterdir()] == ["letter"]
+    assert (home / "letter").read_text() == "precious\n"
+
+
+def test_rows_are_appended_through_no_link(tmp_path: Path, home: Path):
+    (tmp_path / "metrics.jsonl").symlink_to(home / "letter")
+    with pytest.raises(StorageError, match="a link, which is not followed"):
+        append_jsonl(tmp_path / "metrics.jsonl", {"step": 1})
+    assert (home / "letter").read_text() == "precious\n"
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "metrics.jsonl", "dangling"])
+def test_a_run_with_a_link_out_of_it_is_refused(tmp_path: Path, home: Path, name: str):
+    link = tmp_path / "run" / name
+    link.parent.mkdir(parents=True)
+    leads = {"metrics.jsonl": home / "letter", "dangling": home / "missing"}
+    link.symlink_to(os.path.relpath(leads.get(name, home), link.parent))
+    run = RunDirectory(tmp_path / "run")
+    with pytest.raises(ConfigError, match=rf"{name} is a link out of .*; remove it"), run.alone():
+        pytest.fail("the run has begun")
+
+
+def test_links_inside_of_a_run_and_above_it_are_the_users_own(tmp_path: Path):
+    (tmp_path / "disk/run/step-1").mkdir(parents=True)
+    (tmp_path / "disk/run/latest").symlink_to("step-1")
+    (tmp_path / "runs").symlink_to(tmp_path / "disk")
+    run = RunDirectory(tmp_path / "runs/run")
+    with run.alone():
+        run.write_result({"latest": 1})
+        atomic_write_text(run.path / "latest/figure", "1")
+    assert (tmp_path / "disk/run/step-1/figure").read_text() == "1"
+    assert json.loads((tmp_path / "disk/run/result.json").read_text()) == {"latest": 1}
+
+
+def test_the_systems_own_link_to_the_output_is_not_replaced(tmp_path: Path):
+    program = (
+        "from pathlib import Path; from paceline.records import atomic_write_text; "
+        "atomic_write_text(Path('/proc/self/fd/1'), 'text')"
+    )
+    with (tmp_path / "out").open("wb") as stream:
+        subprocess.run([sys.executable, "-c", program], stdout=stream, check=True)
+    assert (tmp_path / "out").read_text() == "text"
+    assert Path("/proc/self/fd/1").is_symlink()
+    assert Path("/dev/stdout").is_symlink()

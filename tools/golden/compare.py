@@ -24,7 +24,9 @@ CLOCK = re.compile(
 # subtrees that hang on the clock, the machine or the commit as a whole
 LEFT_OUT = re.compile(
     r"/(environment|choices|costs|key|context)(/|$)|/tune/(choosing|confirming|decoding|result)"
-    r"|/measure[^/]*/speed/|/analyze[^/]*/rows/\d+/rejection_rate"  # the last: at the fastest gamma
+    r"|/measure[^/]*/figures/\d+/(\w*speedup|\w*_s|\w*cost_ratio|needed_block_efficiency)(/|$)"
+    r"|/measure[^/]*/figures/\d+/(break_even_acceptance|engine_efficiency|measured_over_\w+)(/|$)"
+    r"|/analyze[^/]*/rows/\d+/rejection_rate"  # the last: at the fastest gamma
 )
 # keys whose values are text of a model, not a sentence of ours
 TEXT = ("text", "prompt", "completion", "answer", "question")

@@ -10,6 +10,8 @@ Each class is built from its default configuration, with small sizes and random 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import inspect
 import os
 import re
 import sys
@@ -38,13 +40,18 @@ from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import UnsupportedModelError
 from paceline.models import HfModel, wrap_model
+from paceline.models.admission.model import EXACT, twin_of
+from paceline.models.admission.trial import Comparison, plain_logits
 from paceline.models.admission.twin import tiny_twin
+from paceline.models.contract import Texts
+from paceline.models.hf.base import evaluating
 from paceline.models.silence import quiet
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "architectures.md"
 NUM_NEW = 24  # tokens: longer than every window and original length of a tiny model
 GAMMAS = (1, 4)
 PROMPT_LENGTHS = (7, 2, 12)
+_SOURCE = (5, 9, 7)
 _TIE = 1e-4  # logits that are nearer than this may swap by rounding
 _GREEDY = SamplingParams(temperature=0)
 
@@ -54,6 +61,7 @@ EQUAL = {
     **dict.fromkeys(("recurrent", "stateful"), "equal, without drafts"),
 }
 WITHOUT_CACHE = "equal to generate() without a cache"
+AMBIGUOUS = "transformers differs from itself"
 
 # settings of checkpoints, where the defaults of a class do not fit each other
 _OVERRIDES: dict[str, dict[str, Any]] = {
@@ -141,6 +149,9 @@ class Architecture(NamedTuple):
         except UnsupportedModelError as error:
             reason = re.search(r"whole text \((.*)\); choose", str(error))
             return f"refused: {reason[1] if reason else error}"
+        difference = _difference_of_reference(target)
+        if difference is not None:
+            return f"{AMBIGUOUS}: {difference}"
         return _compared(target, draft, num_new, gammas)
 
 
@@ -194,6 +205,46 @@ def _compared(target: HfModel, draft: HfModel, num_new: int, gammas: tuple[int, 
                 return None
             return f"wrong: {name} differs from generate() at token {place}, prompt {len(prompt)}"
     return result
+
+
+@torch.inference_mode()
+def _difference_of_reference(target: HfModel) -> str | None:
+    """Where transformers gives other logits for a text that it reads in another way, in words."""
+    twin: Any = twin_of(target)
+    text = [*(twin.decoder_prompt or ()), *range(4, 22)][: twin.max_length]
+    whole_TV = plain_logits(twin, text, _SOURCE)
+    found = Comparison()
+    found.add(whole_TV[:9], plain_logits(twin, text[:9], _SOURCE), "without the end of a text")
+    masked_TV = _masked_logits(twin, text)
+    found.add(whole_TV, masked_TV, "with an attention mask of ones, as generate() reads a text")
+    placed_TV = _placed_logits(twin, text)
+    found.add(whole_TV, placed_TV, "with the positions that generate() gives to a text")
+    with contextlib.suppress(AttributeError, ImportError, ValueError):  # it has no other attention
+        twin.hf.set_attn_implementation("eager")
+        found.add(whole_TV, plain_logits(twin, text, _SOURCE), "with eager attention")
+    if found.largest <= EXACT:
+        return None
+    return f"logits differ by {found.largest:.2g} deviations {found.where}"
+
+
+def _masked_logits(model: HfModel, text: list[int]) -> torch.Tensor:
+    batch = model.trial_batch(text[len(model.decoder_prompt or ()) :], _SOURCE)
+    batch = Texts(batch.tokens_BT, torch.ones_like(batch.tokens_BT), batch.source)
+    with evaluating(model.hf):
+        return model.plain_logits(batch)[0, :, : model.vocab_size].float()
+
+
+def _placed_logits(model: HfModel, text: list[int]) -> torch.Tensor:
+    """RoBERTa numbers tokens from 2 on, and generate() gives it positions from 0 on."""
+    hf: Any = model.hf
+    takes = "position_ids" in inspect.signature(hf.forward).parameters
+    if model.decoder_prompt is not None or not takes:
+        return plain_logits(model, text, _SOURCE)
+    tokens_1T = torch.tensor([text])
+    masked = {"attention_mask": torch.ones_like(tokens_1T)}
+    positions = hf._prepare_position_ids_for_generation(tokens_1T, masked)
+    logits = hf(tokens_1T, **masked, position_ids=positions, use_cache=False).logits
+    return logits[0, :, : model.vocab_size].float()
 
 
 def _decoded(
@@ -263,7 +314,8 @@ def document(rows: list[Row]) -> str:
         "Encoder-decoder, or audio": [row for row in rows if row[:2] in others],
     }
     text = _HEAD.format(transformers=transformers.__version__, torch=torch.__version__)
-    kinds = [*dict.fromkeys(EQUAL.values()), WITHOUT_CACHE, "refused", "no tiny configuration"]
+    kinds = [*dict.fromkeys(EQUAL.values()), WITHOUT_CACHE, AMBIGUOUS]
+    kinds += ["refused", "no tiny configuration"]
     text += f"\n| result | {' | '.join(parts)} |\n|---|---|---|\n"
     for kind in kinds:
         counts = [sum(row.kind == kind for row in part) for part in parts.values()]
@@ -297,6 +349,9 @@ each prompt alone and for all in one batch. The draft is another random model of
   back, so it can neither draft nor verify drafts.
 - **equal to generate() without a cache**: the cache of `generate` has a window that the model's
   pass does not have, so the reference is `generate(use_cache=False)`.
+- **transformers differs from itself**: it gives other logits for the beginning of a text alone,
+  with the mask or the positions of `generate`, or with eager attention. Such a model can be loaded.
+  Its texts are those of the pass over the whole text, without mask and positions.
 - **refused**: no kind of session gives the logits of transformers' pass over the whole text, so
   loading the model is an error that says why.
 - **no tiny configuration**: the class was not tested, because it reads images or audio, or because

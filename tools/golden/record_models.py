@@ -104,7 +104,7 @@ def sessions() -> dict[str, Any]:
         found[name] = session(wrap_model(tiny_hf(name)))
         found[f"{name} prepared"] = session(prepared(wrap_model(tiny_hf(name))))
         rounded = wrap_model(tiny_hf(name).bfloat16().float())
-        found[f"{name} packed"] = session(prepared(rounded))
+        found[f"{name} in 16 bits"] = session(prepared(rounded))
         found[f"{name} bfloat16"] = session(prepared(wrap_model(tiny_hf(name).bfloat16())))
     with contextlib.suppress(Exception):  # where there is no compiler
         found["int8"] = session(prepared(wrap_model(tiny_hf("llama")), weights="int8"))

@@ -1,6 +1,6 @@
 """Answers of a cell, and the files that keep them.
 
-    rows.jsonl      a result row per cell, finished or failed; what tables and pages read
+    rows.jsonl      a result row per cell, finished or failed; of several, the last one counts
     answers.jsonl   the tokens of each finished cell's answers, by its key; predictions read those
                     of the target alone
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     Texts = list[list[int]]
 
 ROWS, ANSWERS = "rows.jsonl", "answers.jsonl"
-_SAMPLED = ("temperature", "top_p", "top_k", "repetition_penalty")
+SAMPLED = ("temperature", "top_p", "top_k", "repetition_penalty")
 
 
 def sums_of_answer(answer: Answer, score: float | None) -> dict[str, float]:
@@ -58,11 +58,6 @@ def context_of(row: Row) -> str:
     return row.source.fingerprints["context"]
 
 
-def sampling_of(row: Row) -> dict[str, Any]:
-    """Sampling parameters of a cell, those of them that do something."""
-    return {name: row.setting[name] for name in _SAMPLED if name in row.setting}
-
-
 def read_rows(folder: Path, context: str | None = None) -> list[Row]:
     """The rows of each cell with this context; None: the context of the last row.
 
@@ -76,18 +71,36 @@ def read_rows(folder: Path, context: str | None = None) -> list[Row]:
 
 
 def keep(folder: Path, rows: Iterable[Row], texts: Mapping[str, Texts] | None = None) -> None:
-    """Add rows, instead of earlier ones of the same cells, and texts of answers by key.
+    """Add rows, which replace earlier ones of the same cells, and texts of answers by key.
 
     Raises:
         StorageError: they cannot be written; what was kept before is unchanged.
     """
     for key, tokens in (texts or {}).items():  # first, so that a finished row has its texts
         append_jsonl(folder / ANSWERS, {"key": key, "tokens": tokens})
-    kept = {key_of(row): row for row in _read(folder)}
     for row in rows:
-        kept.pop(key_of(row), None)
-        kept[key_of(row)] = row
-    row_file.write_rows(folder / ROWS, _with_target_scores(kept.values()))
+        append_jsonl(folder / ROWS, row_file.as_values(row))
+
+
+def complete(folder: Path) -> None:
+    """Write the file of rows again: a row per cell, with the target's score of each example.
+
+    Raises:
+        StorageError: it cannot be written; what was kept before is unchanged.
+    """
+    rows = _read(folder)
+
+    def shared(row: Row) -> tuple[str, tuple[Any, ...]]:
+        return context_of(row), tuple(row.setting.get(name) for name in SAMPLED)
+
+    alone = {shared(row): row for row in rows if family_of(row) == TARGET_ALONE and not row.error}
+    row_file.write_rows(
+        folder / ROWS,
+        [
+            with_target_scores(row, alone[shared(row)]) if shared(row) in alone else row
+            for row in rows
+        ],
+    )
 
 
 def _read(folder: Path) -> list[Row]:
@@ -96,17 +109,6 @@ def _read(folder: Path) -> list[Row]:
     if any(not {"context", "key"} <= row.source.fingerprints.keys() for row in rows):
         raise UsageError(f"{path} has a row that no bench wrote; choose another directory")
     return rows
-
-
-def _with_target_scores(rows: Iterable[Row]) -> list[Row]:
-    def shared(row: Row) -> tuple[str, str]:
-        return context_of(row), str(sampling_of(row))
-
-    alone = {shared(row): row for row in rows if family_of(row) == TARGET_ALONE and not row.error}
-    return [
-        row if shared(row) not in alone else with_target_scores(row, alone[shared(row)])
-        for row in rows
-    ]
 
 
 def read_texts(folder: Path) -> dict[str, Texts]:

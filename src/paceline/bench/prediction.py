@@ -94,7 +94,7 @@ def _predict(
 ) -> Predictions:
     most = work.max_new_tokens - 1  # a block leaves one token of the budget to the target
     strategies = [cell.strategy for cell in cells if isinstance(cell.strategy, Speculative)]
-    rules = list({repr(rule): rule for rule in map(_rule, strategies)}.values())
+    rules = list(dict.fromkeys(map(_rule, strategies)))
     gammas = sorted({min(strategy.num_speculative_tokens, most) for strategy in strategies})
     sampling, drafts = cells[0].sampling, _draft_sampling(cells[0])
     positive = [gamma for gamma in gammas if gamma]
@@ -106,14 +106,14 @@ def _predict(
     answers = PairTexts(*work.pair, work.prompts, texts, sampling, drafts, work.max_new_tokens)
     analyzed = analyze_rules(answers, rules, gammas, progress)
     by_rule = {
-        (repr(rule), gamma_of(row)): row
+        (rule, gamma_of(row)): row
         for rule, (_, *rows) in zip(rules, analyzed, strict=True)
         for row in rows
     }
     predictions: Predictions = {}
     for cell, strategy in zip(cells, strategies, strict=True):
         gamma = min(strategy.num_speculative_tokens, most)
-        row = by_rule[repr(_rule(strategy)), gamma]
+        row = by_rule[_rule(strategy), gamma]
         rejection, tau, surprisal = (FIGURES[name].value(row) for name in _FIGURES)
         tau = 1.0 if math.isnan(tau) else tau  # texts of a single token
         cost = costs.block_cost(gamma, row.totals["drafted_per_block"]) if gamma else tau

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from paceline.bench.answers import ANSWERS, keep, key_of, read_rows, read_texts
+from paceline.bench.answers import ANSWERS, complete, keep, key_of, read_rows, read_texts
 from paceline.bench.prediction import is_predictable, is_predicted, predict, with_predictions
 from paceline.bench.served_cells import costs_from, serve_cells
 from paceline.bench.workbench import (
@@ -101,8 +101,9 @@ def _bench(config: BenchConfig, run: RunDirectory, progress: Progress) -> Progre
         predictions = predict(
             work or prepare(config, progress), texts, unpredicted, progress, passes
         )
-        rows = with_predictions(rows, predictions)
-        keep(run.path, rows)
+        keep(run.path, with_predictions(rows, predictions))
+    complete(run.path)
+    rows = read_rows(run.path, context)
     return Progressed(without_dropped(rows, cells, context), len(missing))
 
 

@@ -24,7 +24,7 @@ from paceline.tasks.scoring import mean_score
 
 if TYPE_CHECKING:
     from paceline.bench.workbench import PromptSet
-    from paceline.engines.texts import Written
+    from paceline.engines.answers import Written
 
 _MAY_CHANGE = {"output", *MAY_CHANGE}
 

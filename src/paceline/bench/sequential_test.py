@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from paceline.bench.answers import key_of
 from paceline.bench.tuning import NOT_MET, Tried
-from paceline.core.bootstrap import product_interval, ratio_interval, ratio_of_ratios_interval
+from paceline.core.bootstrap import Interval, product_interval, ratio_interval
 from paceline.decode.strategies import Autoregressive, DecodingConfig
+from paceline.results.figures import at_confidence
 from paceline.results.frontier import is_lossless, with_target_scores
-from paceline.rng import named_generator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.bench.tuning import Step, TuneConfig
-    from paceline.core.bootstrap import Interval
     from paceline.measure.engine_costs import EngineCosts
     from paceline.results.frontier import Frontier
     from paceline.results.row import Row
@@ -105,30 +103,30 @@ class Bound:
         Otherwise, a setting that loses 1 answer in 100 would have a perfect score and an interval
         of width 0 on most sets of 50 examples.
         """
-        rng = named_generator(self.config.seed, "confirm", key_of(row))
-        settings = {"rng": rng, "confidence": 2 * self.config.confidence - 1}
+        confidence = 2 * self.config.confidence - 1
         (over_N, under_N), *rest = frontier.columns(self.figure, row)
         if rest:
-            (tokens_N, seconds_N), *_ = rest
-            pair = (over_N, under_N), (seconds_N, tokens_N)
-            counted = ratio_of_ratios_interval(*pair, **settings)
+            counted = ratio_interval((over_N, under_N), *rest, confidence=confidence)
             if self._costs is None:
                 return counted.low
             return product_interval(counted, self._error_of_speed(row, self._costs)).low
         over_N = torch.cat([over_N, over_N.new_zeros(1)])
         under_N = torch.cat([under_N, under_N.amax(keepdim=True)])
-        return ratio_interval(over_N, under_N, **settings).low
+        return ratio_interval((over_N, under_N), confidence=confidence).low
 
     def _error_of_speed(self, row: Row, costs: EngineCosts) -> Interval:
-        """As `PassCosts.error_of_speed`.
+        """1 with the relative error that the costs give the speedup.
 
         The costs chose among the block lengths, too, so the error rate is divided by their number.
         """
         gamma, config = int(row.setting["gamma"]), self.config
         drafted, calls = (sum(filter(None, row.sums[name])) for name in ("drafted", "calls"))
         confidence = 1 - 2 * (1 - config.confidence) / len(config.num_speculative_tokens)
-        steps = costs.step_costs([gamma], config.concurrency)
-        return steps.error_of_speed(gamma, drafted / max(calls, 1), confidence)
+        steps, mean = costs.step_costs([gamma], config.concurrency), drafted / max(calls, 1)
+        bounds = steps.bounds_of_cost(gamma, mean)
+        assert bounds is not None, "costs of engines have bounds"
+        slow, fast = (steps.block_cost(gamma, mean) / bound for bound in reversed(bounds))
+        return at_confidence(Interval(1.0, slow, fast), confidence)
 
     def tried(
         self, frontier: Frontier, row: Row, decoding: DecodingConfig, examples: Step

@@ -18,14 +18,12 @@ from paceline.bench.answers import keep, key_of
 from paceline.bench.workbench import Cell
 from paceline.core.stats import TimedAnswer, Times
 from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative
-from paceline.engines.commands import Setup
-from paceline.engines.contract import Request
-from paceline.engines.kinds import Capacity, Drafting
+from paceline.engines.contract import Capacity, Drafting, Request, Setup
 from paceline.engines.process import check_choice, started
-from paceline.engines.servers import BLOCKS, VllmServer, stream_answer
+from paceline.engines.vllm import BLOCKS, VllmServer
 from paceline.errors import EngineError
 from paceline.extensions import RuleChoice
-from paceline.measure.engine_costs import StepCosts
+from paceline.measure.latency import PassCosts
 from paceline.progress import silent
 from paceline.results.frontier import TARGET_ALONE, family_of
 
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
 
     from paceline.bench.workbench import BenchConfig, PromptSet
     from paceline.core.sampling import SamplingParams
-    from paceline.measure.latency import PassCosts
     from paceline.progress import Progress
     from paceline.results.row import Row
 
@@ -140,7 +137,7 @@ def _ask(
     """The answer to an example."""
     prompt, most = prompts.prompts[number], prompts.max_new_tokens
     request = Request(prompt, most, sampling, prompts.seed_of(number))
-    return stream_answer(server.client, server.model, request)
+    return server.timed(request)
 
 
 @contextmanager
@@ -154,7 +151,6 @@ def _server(
     drafting, extra = None, 0
     if isinstance(strategy, Speculative):
         gamma = strategy.num_speculative_tokens
-        # the lossless rule, too: on a CPU vLLM's own sampler reads unset values (issue 55005)
         rule = _RULE.dump_json(strategy.rule).decode()
         drafting = Drafting(choice.draft or config.draft, gamma, "probabilistic", rule)
         options, extra = (*options, *BLOCKS), gamma + 1
@@ -176,7 +172,7 @@ def costs_from(rows: Sequence[Row], most: int, gammas: Sequence[int]) -> PassCos
         return [row for row in ruled if min(int(row.setting["gamma"]), most) == gamma]
 
     block_s = {gamma: _seconds_per_pass(of(gamma)) for gamma in gammas}
-    return StepCosts.of_blocks(_seconds_per_pass(alone), block_s)
+    return PassCosts.of_blocks(_seconds_per_pass(alone), block_s)
 
 
 def _seconds_per_pass(rows: Sequence[Row]) -> float:

@@ -40,12 +40,12 @@ from paceline.measure.pair import ModelsConfig
 from paceline.progress import Progress, silent
 from paceline.records import RunDirectory, atomic_write_text
 from paceline.results.frontier import Frontier
-from paceline.tasks.base import examples_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from paceline.bench.workbench import Workbench
+    from paceline.core.rule_base import Rule
     from paceline.core.sampling import SamplingParams
     from paceline.measure.engine_costs import EngineCosts
     from paceline.measure.pair import Pair
@@ -70,8 +70,6 @@ def tune(config: TuneConfig, progress: Progress = silent) -> Tuned:
             f"task {config.task.task} has no metric, so no quality floor can be tested; set "
             "max_latency, or use a task with a metric such as arithmetic"
         )
-    # raises if there are too few examples, before the models are loaded
-    examples_of(config.task, "test", config.num_examples + config.num_confirmed, config.seed)
     checked(config)
     costs = None if config.costs is None else read_costs(config.costs)
     if costs is not None:
@@ -205,7 +203,7 @@ class _Examples:
         done = [row for row in rows if not row.error]
         if self.costs is not None:
             done = in_engine_seconds(done, self.costs, self._concurrency)
-        frontier = Frontier(done, self._setting.seed)
+        frontier = Frontier(done)
         if self._wants_quality and not frontier.value("quality", frontier.target):
             raise NotReachedError(
                 "the target itself scores 0 on these examples, so every setting meets a relative "
@@ -246,13 +244,13 @@ def propose(choosing: _Examples, config: TuneConfig) -> list[DecodingConfig]:
         for gamma in config.num_speculative_tokens
     ]
     predictions = predict(choosing.work, texts, cells, choosing.progress, passes)
-    best: dict[str, tuple[Mapping[str, float], DecodingConfig]] = {}
+    best: dict[Rule, tuple[Mapping[str, float], DecodingConfig]] = {}
     for cell in cells:
         assert isinstance(cell.strategy, Speculative)
-        name, prediction = repr(cell.strategy.rule), predictions[choosing.work.key_of(cell)]
-        if name not in best or prediction[SPEEDUP] > best[name][0][SPEEDUP]:
-            best[name] = (prediction, cell)
-    _, lossless = best[repr(Lossless())]
+        rule, prediction = cell.strategy.rule, predictions[choosing.work.key_of(cell)]
+        if rule not in best or prediction[SPEEDUP] > best[rule][0][SPEEDUP]:
+            best[rule] = (prediction, cell)
+    _, lossless = best[Lossless()]
     others = [cell for cell in undominated(list(best.values())) if cell != lossless]
     return [lossless, *spread(others, config.num_candidates)]
 

@@ -14,7 +14,7 @@ from paceline.core.rules import DEFAULT_RULES
 from paceline.core.sampling import SamplingParams
 from paceline.data.input_checks import InputChecks, note
 from paceline.decode.strategies import DecodingConfig
-from paceline.engines.kinds import KINDS, EngineKind, RuleServer
+from paceline.engines.kinds import KINDS, RuleServer
 from paceline.measure.engine_costs import WithCosts
 from paceline.measure.pair import ModelsConfig
 from paceline.measure.prompt_checks import check_costs, check_task
@@ -25,6 +25,7 @@ from paceline.tasks import TaskChoice
 
 if TYPE_CHECKING:
     from paceline.core.bootstrap import Interval
+    from paceline.engines.contract import Engine
 
 Step = Literal["choosing", "confirming"]
 
@@ -106,7 +107,7 @@ class TuneConfig(WithCosts, ModelsConfig):
         return self
 
     @property
-    def server(self) -> EngineKind | None:
+    def server(self) -> type[Engine] | None:
         """The engine that serves the setting; None: Paceline's decoder."""
         return KINDS.get(self.served_by)
 
@@ -117,9 +118,10 @@ class TuneConfig(WithCosts, ModelsConfig):
         RunDirectory(self.output).check_kind(self)
         checks.device(self.device)
         check_costs(checks, self, self.block_lengths)
+        count = self.num_examples + self.num_confirmed
+        check_task(checks, "task", self.task, count, self.seed)
         checks.pair(self.target, self.draft)
         checks.drafting(self.target, self.draft)
-        check_task(checks, "task", self.task, self.num_examples, self.seed)
         checks.output(self.output)
 
     @property
@@ -182,9 +184,9 @@ class Tried(StrictModel):
         """Lower confidence limit of the bounded figure; None if no test is needed."""
         return self.row.totals.get("lower_limit")
 
-    def measure(self, figure: str, seed: int = 0) -> Interval:
+    def measure(self, figure: str) -> Interval:
         """A figure with its interval; NaN if it is unknown."""
-        return measure(figure, self.row, seed)
+        return measure(figure, self.row)
 
 
 class FailedCell(StrictModel):

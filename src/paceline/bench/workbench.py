@@ -16,7 +16,13 @@ from paceline.config import HomePath, StrictModel
 from paceline.core.rule_base import Bonus
 from paceline.core.sampling import SamplingParams
 from paceline.decode.draft_policies import FixedLength, PolicyChoice
-from paceline.decode.strategies import AnyStrategy, Autoregressive, DecodingConfig, Speculative
+from paceline.decode.strategies import (
+    AnyStrategy,
+    Autoregressive,
+    DecodingConfig,
+    ResponseByResponse,
+    Speculative,
+)
 from paceline.engines.commands import EngineChoice
 from paceline.errors import PacelineError, UsageError
 from paceline.extensions import RuleChoice
@@ -200,7 +206,8 @@ class BenchConfig(ModelsConfig):
             checks.model("reference", self.reference)
         if self.engine is not None:
             checks.engine(self.engine)
-        check_task(checks, "task", self.task, self.num_examples, self.seed)
+        count = self.skip_examples + self.num_examples
+        check_task(checks, "task", self.task, count, self.seed)
         checks.output(self.output)
 
 
@@ -455,7 +462,11 @@ class Cell:
         try:
             for number, answer in zip(numbers, self._answer(numbers), strict=True):
                 score = self._prompts.score(number, answer.tokens)
-                self._sums[number] = sums_of_answer(answer, score)
+                self._sums[number] = sums = sums_of_answer(answer, score)
+                if isinstance(self._decoding.strategy, ResponseByResponse):
+                    # comes at once: there is no time after its first token
+                    sums.pop("first_seconds", None)
+                    sums.pop("first_tokens", None)
                 self._tokens[number] = answer.tokens
         except (PacelineError, RuntimeError, AssertionError) as error:
             self.fail(error)

@@ -15,17 +15,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import typer
+import typer.core
 from rich.text import Text
 
 from paceline.cli import options
 from paceline.cli.console import echo, progress_bars, stdout
 from paceline.cli.crash import guarded
-from paceline.cli.html_report import (
-    check_html,
-    write_html,
-    write_html_of_run,
-    write_html_of_verdict,
-)
+from paceline.cli.html_report import check_html, write_html
 from paceline.environment import begin
 from paceline.permissions import IMPORTS, PROGRAMS, allow
 
@@ -39,10 +35,13 @@ if TYPE_CHECKING:
     from paceline.data.input_checks import InputChecks
     from paceline.measure.agreement import Agreement
     from paceline.measure.verdict import Verdict
+    from paceline.view.page import Page
 
     ConfigT = TypeVar("ConfigT", bound=StrictModel)
     Shown = Generator[RenderableType, None, int | None]
     """What a command prints; returns its exit code, None for 0."""
+
+HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
 
 @dataclass
@@ -72,12 +71,14 @@ class Call:
         resume: bool = False,
         summary: Callable[[], str] | None = None,
     ) -> None:
-        """Check the inputs; a dry run ends here, with this summary of the run.
+        """End a dry run with the checks of the inputs, and this summary of the run.
+
+        Without, the function that the command calls checks them.
 
         Raises:
             UsageError: an input cannot be used, or there is no run to resume.
         """
-        from paceline.data.input_checks import InputChecks, checked
+        from paceline.data.input_checks import InputChecks
 
         if resume:
             options.check_resumable(config.output)
@@ -85,7 +86,6 @@ class Call:
             config.check(checks := InputChecks(resume=resume))
             checks.lines.extend([summary()] if summary else [])
             end_dry_run(checks, as_json=as_json)
-        checked(config, resume=resume)
 
 
 def end_dry_run(checks: InputChecks, *, as_json: bool = False) -> None:
@@ -162,11 +162,11 @@ class Verb(NamedTuple):
     def __call__(
         self,
         call: Call,
-        dry_run: bool = False,
-        resume: bool = False,
-        as_json: bool = False,
-        html: Path | None = None,
-        rows: Path | None = None,
+        dry_run: options.DryRun = False,
+        resume: options.Resume = False,
+        as_json: options.Json = False,
+        html: options.Html = None,
+        rows: options.Rows = None,
     ) -> None:
         """Run the command."""
         check_html(html)
@@ -186,51 +186,72 @@ class Verb(NamedTuple):
             from paceline.results.row import write_rows
 
             write_rows(rows, result.rows)
-        write = write_html_of_verdict if self.is_verdict else write_html
-        if self.page == "run":
-            write_html_of_run(html, config.output)
-        elif html is not None:
-            write(html, lambda: pkgutil.resolve_name(self.page)(result))
+        write_html(html, lambda: self._page_of(result, config), is_verdict=self.is_verdict)
         if code:
             raise typer.Exit(code)
+
+    def _page_of(self, result: Any, config: Any) -> Page:
+        if self.page == "run":
+            from paceline.view.read import read_page
+
+            return read_page(config.output).page
+        return pkgutil.resolve_name(self.page)(result)
 
     @property
     def parameters(self) -> list[inspect.Parameter]:
         """The options that do not set keys."""
-        offered = {
-            "dry_run": options.DryRun,
-            **({"resume": options.Resume} if self.resume else {}),
-            **({"as_json": options.Json} if self.as_json is not None else {}),
-        }
-        made = [_keyword(name, kind, default=False) for name, kind in offered.items()]
-        return made + ([_keyword("html", options.Html)] if self.page else [])
+        offered = {"dry_run": True, "resume": self.resume, "html": bool(self.page)}
+        offered["as_json"] = self.as_json is not None
+        return [each for each in _parameters(self.__call__) if offered.get(each.name)]
 
 
-def _keyword(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(name, kind, default=default, annotation=annotation)
+def _parameters(function: Callable[..., None]) -> list[inspect.Parameter]:
+    return list(inspect.signature(function, eval_str=True).parameters.values())
 
 
-@dataclass(frozen=True)
-class Command:
-    """A command of the program.
+class Command(typer.core.TyperCommand):
+    """A command whose options are made when they are first needed: schemas import PyTorch.
 
     Attributes:
         schemas: `module:Class` of its configuration, and of another by the option that selects it,
             such as ` --engine`; empty: it has none.
-        function: Called with a `Call` if there is a schema, and its own options.
-        own: The parameters of its own options.
     """
 
-    name: str
-    panel: str
-    help: str
-    schemas: dict[str, str]
-    function: Callable[..., None]
-    own: Sequence[inspect.Parameter]
+    def __init__(
+        self,
+        named: Callable[..., Any],
+        panel: str,
+        schemas: dict[str, str],
+        function: Callable[..., None],
+        own: Sequence[inspect.Parameter],
+    ) -> None:
+        """`named` has the name and the help; `function` gets a `Call` if there is a schema."""
+        self.schemas = schemas
+        self._function, self._own = function, own
+        super().__init__(
+            named.__name__.rstrip("_").replace("_", "-"),
+            help=reflowed(named),
+            rich_help_panel=panel,
+            rich_markup_mode=None,
+            context_settings=HELP_OPTIONS,
+            callback=lambda **values: self._made.callback(**values),
+        )
+
+    @property
+    def params(self) -> Any:
+        """The options and arguments."""
+        return self._made.params
+
+    @params.setter
+    def params(self, value: Any) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Set by the base class, to none."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the options in panels; errors stay plain."""
+        print_help(self, ctx)
 
     @cached_property
-    def made(self) -> Any:
+    def _made(self) -> Any:
         """The command as Typer makes it; imports the schemas unless they are cached."""
         settings: dict[str, tuple[options.Setting, inspect.Parameter]] = {}
         for option, schema in self.schemas.items():
@@ -244,33 +265,47 @@ class Command:
             if values.pop("no_compile", False):
                 os.environ["PACELINE_COMPILE"] = "0"  # also for processes that this one starts
             if not self.schemas:
-                self.function(**values)
+                self._function(**values)
                 return
             chosen = {
                 setting.key: setting.value(value)
                 for name, (setting, _) in settings.items()
                 if (value := values.pop(name)) not in (None, [])
             }
-            self.function(
-                Call(values.pop("config", None), values.pop("overrides"), chosen), **values
-            )
+            call = Call(values.pop("config", None), values.pop("overrides"), chosen)
+            self._function(call, **values)
 
-        files = {"config": options.ConfigFile, "overrides": options.Overrides}
-        permissions = {"allow_import": options.AllowImport, "allow_program": options.AllowProgram}
         parameters = [parameter for _, parameter in settings.values()]
         if self.schemas:
-            parameters += [_keyword(name, kind) for name, kind in files.items()]
-        parameters += [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in self.own]
-        if any(parameter.name in {"target", "device"} for parameter in parameters):
-            parameters.append(_keyword("no_compile", options.NoCompile, default=False))
-        if any(parameter.name == "overrides" for parameter in parameters):
-            parameters += [_keyword(name, kind) for name, kind in permissions.items()]
+            parameters += _keywords(config=options.ConfigFile, overrides=options.Overrides)
+        parameters += [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in self._own]
+        names = {parameter.name for parameter in parameters}
+        if names & {"target", "device"}:
+            parameters += _keywords(no_compile=options.NoCompile)
+        if "overrides" in names:
+            parameters += _keywords(
+                allow_import=options.AllowImport, allow_program=options.AllowProgram
+            )
         run.__signature__ = inspect.Signature(parameters)  # pyright: ignore
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        run.__doc__ = self.help
         program = typer.Typer(add_completion=False, rich_markup_mode=None)
         program.command(self.name)(guarded(run))
         return typer.main.get_command(program)
+
+
+def _keywords(**annotations: Any) -> list[inspect.Parameter]:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return [
+        inspect.Parameter(name, kind, default=None, annotation=annotation)
+        for name, annotation in annotations.items()
+    ]
+
+
+def print_help(command: Any, context: Any) -> None:
+    """Print the help of a command with panels, which Typer's errors would have too."""
+    from typer import rich_utils
+
+    rich_utils.rich_format_help(obj=command, ctx=context, markup_mode="rich")
 
 
 @dataclass
@@ -292,8 +327,7 @@ class Group:
         schemas |= {f" --{option}": of for option, of in by_option.items()}
 
         def declare(function: Callable[..., None]) -> Callable[..., None]:
-            own = list(inspect.signature(function, eval_str=True).parameters.values())
-            self._add(function, schemas, function, own[bool(schemas) :])
+            self._add(function, schemas, function, _parameters(function)[bool(schemas) :])
             return function
 
         return declare
@@ -304,31 +338,21 @@ class Group:
         function: str,
         *,
         as_json: bool | Callable[[Any], str] = False,
-        page: str = "",
-        is_verdict: bool = False,
-        resume: bool = False,
-        one_of: Sequence[str] = (),
+        **how: Any,
     ) -> Callable[[Callable[[Any, Any], Shown]], Verb]:
         """Declare a `Verb` by the function that shows its result; its docstring is the help."""
 
         def declare(show: Callable[[Any, Any], Shown]) -> Verb:
             json_of = _as_json if as_json is True else as_json or None
-            verb = Verb(schema, function, show, json_of, page, is_verdict, resume, one_of)
+            verb = Verb(schema, function, show, json_of, **how)
             self._add(show, {"": schema}, verb, verb.parameters)
             return verb
 
         return declare
 
-    def _add(
-        self,
-        named: Callable[..., Any],
-        schemas: dict[str, str],
-        function: Callable[..., None],
-        own: Sequence[inspect.Parameter],
-    ) -> None:
-        name = named.__name__.rstrip("_").replace("_", "-")
-        text = reflowed(named)
+    def _add(self, named: Callable[..., Any], schemas: dict[str, str], *how: Any) -> None:
+        command = Command(named, self.panel, schemas, *how)
         options.SCHEMAS.update(
-            {name + option.replace(" --", "-"): schema for option, schema in schemas.items()}
+            {f"{command.name}{option.replace(' --', '-')}": of for option, of in schemas.items()}
         )
-        self.commands.append(Command(name, self.panel, text, schemas, function, own))
+        self.commands.append(command)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import math
 import os
 import re
 import sys
-import threading
+import time
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -40,8 +41,7 @@ if TYPE_CHECKING:
 
     from paceline.progress import Progress as Listener
 
-_FIRST_S = 0.9  # seconds until the first progress line, if stderr is not a terminal
-_QUIET_S = 30  # seconds between progress lines
+_QUIET_S = 30  # seconds between progress lines, if stderr is not a terminal
 
 # C0 without tab and line break, DEL, C1, and what changes the direction of a text
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -66,6 +66,10 @@ class _Console(Console):
             text = visible(segment.text) if shows and not segment.control else segment.text
             yield segment._replace(text=text)
 
+    def on_broken_pipe(self) -> None:
+        """Rich would exit with code 1, which is a verdict."""
+        raise StorageError("the program that read the output ended; the result is not complete")
+
 
 # no markup, no emoji: file names and errors may contain [v2] or :smile:
 stdout = _Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
@@ -83,49 +87,9 @@ def echo(text: str = "", *, nl: bool = True, err: bool = False, **style: Any) ->
     typer.echo(typer.style(shown, **style) if style else shown, nl=nl, err=err, color=color)
 
 
-class CheckedOutput:
-    """Standard output whose write errors are raised as StorageError."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._failure: StorageError | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        """Write; raises StorageError if the stream fails."""
-        with self._storage_errors():
-            return self._stream.write(text)
-
-    def flush(self) -> None:
-        """Flush; raises StorageError if the stream fails."""
-        with self._storage_errors():
-            self._stream.flush()
-
-    @contextlib.contextmanager
-    def _storage_errors(self) -> Iterator[None]:
-        if self._failure is not None:  # a library may have suppressed the first error
-            raise self._failure
-        try:
-            yield
-        except OSError as error:
-            # Python flushes again at exit; a second error would change the exit code
-            with contextlib.suppress(OSError, ValueError), Path(os.devnull).open("w") as null:
-                os.dup2(null.fileno(), self._stream.fileno())
-            advice = "redirect it to a file with enough space"
-            if isinstance(error, BrokenPipeError):
-                advice = "the program that read it ended first"
-            self._failure = StorageError(
-                f"standard output could not be written ({error.strerror or error}); the result is "
-                f"not complete: {advice}"
-            )
-            raise self._failure from None
-
-
 @contextlib.contextmanager
 def checked_output() -> Iterator[None]:
-    """Raise StorageError, at the latest at the block's end, if standard output loses a write."""
+    """Raise StorageError at the block's end if standard output loses a write."""
     if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison]
         sys.stderr = io.StringIO()  # writes to stderr must not fail
     if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
@@ -135,12 +99,19 @@ def checked_output() -> Iterator[None]:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # characters that the terminal's encoding lacks become escapes instead of errors
         sys.stdout.reconfigure(errors="backslashreplace")
-    checked = CheckedOutput(sys.stdout)
-    with contextlib.redirect_stdout(checked):  # pyright: ignore[reportArgumentType]
+    try:
+        yield
+    finally:
         try:
-            yield
-        finally:
-            checked.flush()
+            sys.stdout.flush()
+        except OSError as error:
+            # Python flushes again at exit; a second error would change the exit code
+            with Path(os.devnull).open("w") as null:
+                os.dup2(null.fileno(), sys.stdout.fileno())
+            raise StorageError(
+                f"standard output could not be written ({error.strerror or error}); the result is "
+                "not complete: redirect it to a file with enough space"
+            ) from None
 
 
 def say(message: str) -> None:
@@ -175,12 +146,7 @@ def show_warnings_in_one_line() -> None:
 def progress_bars() -> Iterator[Listener]:
     """Show a progress bar per stage, or occasional lines if stderr is not a terminal."""
     if not stderr.is_terminal:
-        lines = _OccasionalLines()
-        lines.start()
-        try:
-            yield lines
-        finally:
-            lines.end()
+        yield _occasional_lines()
         return
     columns = (
         SpinnerColumn(),
@@ -202,25 +168,14 @@ def progress_bars() -> Iterator[Listener]:
         yield listen
 
 
-class _OccasionalLines(threading.Thread):
-    """Print the last reported progress in the first second, then every `_QUIET_S` seconds."""
+def _occasional_lines() -> Listener:
+    """Prints progress at once, then every `_QUIET_S` seconds."""
+    printed = -math.inf
 
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self._state = "starting"
-        self._ended = threading.Event()
+    def listen(stage: str, done: float, total: float, note: str = "") -> None:
+        nonlocal printed
+        if time.monotonic() - printed >= _QUIET_S:
+            printed = time.monotonic()
+            stderr.print(f"{stage} {done / total:.0%} {note}".rstrip())
 
-    def __call__(self, stage: str, done: float, total: float, note: str = "") -> None:
-        self._state = f"{stage} {done / total:.0%} {note}".rstrip()
-
-    def run(self) -> None:
-        """Print progress until `end`."""
-        pause = _FIRST_S
-        while not self._ended.wait(pause):
-            stderr.print(self._state)
-            pause = _QUIET_S
-
-    def end(self) -> None:
-        """Stop printing."""
-        self._ended.set()
-        self.join()
+    return listen

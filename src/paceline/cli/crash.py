@@ -1,28 +1,15 @@
-"""Report unexpected exceptions as one line with exit code 3 and a traceback in a log file.
-
-An uncaught exception would exit with code 1, which means NO-GO.
-"""
+"""Report unexpected exceptions as one line with exit code 3; 1, of Python, would mean NO-GO."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import os
-import platform
-import shlex
-import sys
-import tempfile
-import time
 import traceback
-from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import typer
 
-import paceline
-from paceline.cache import cache_directory
-from paceline.config import masked
 from paceline.errors import INTERRUPTED, CrashError, PacelineError
 from paceline.records import FULL
 
@@ -55,10 +42,11 @@ def guarded(command: Callable[Arguments, Result]) -> Callable[Arguments, Result]
 
 
 def describe_crash(error: Exception) -> CrashError:
-    """Describe an unexpected exception in one line, with the path of its traceback."""
-    log = write_log(error)
-    place = "could not be written to a file" if log is None else f"is in {log}"
-    return CrashError(f"{_reason(error)}; the traceback {place}")
+    """Describe an unexpected exception in one line; PACELINE_TRACEBACK prints its traceback."""
+    if os.environ.get("PACELINE_TRACEBACK"):
+        traceback.print_exception(error)
+        return CrashError(_reason(error))
+    return CrashError(f"{_reason(error)}; PACELINE_TRACEBACK=1 prints the traceback")
 
 
 def _reason(error: Exception) -> str:
@@ -78,20 +66,3 @@ def _is_out_of_memory(error: Exception) -> bool:
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     return isinstance(error, RuntimeError) and any(mark in str(error) for mark in _NO_MEMORY)
-
-
-def write_log(error: Exception) -> Path | None:
-    """Write the traceback to the cache directory or the temporary directory; return its path."""
-    name = time.strftime("paceline-%Y%m%d-%H%M%S-")
-    system = f"Python {platform.python_version()}, {platform.platform()}"
-    trace = "".join(traceback.format_exception(error))
-    words = (masked(word) if "://" in word else word for word in sys.argv[1:])
-    command = shlex.join(["paceline", *words])
-    text = f"paceline {paceline.__version__}, {system}\n{command}\n{trace}"
-    for folder in (functools.partial(cache_directory, "logs"), tempfile.gettempdir):
-        with contextlib.suppress(Exception):  # a report of a crash may not crash
-            handle, log = tempfile.mkstemp(".log", name, folder())
-            with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as stream:
-                stream.write(text)
-            return Path(log)
-    return None

@@ -9,7 +9,6 @@ import typer
 from paceline.cli import options
 from paceline.cli.command import Call, Group
 from paceline.cli.console import stderr
-from paceline.cli.html_report import check_html
 from paceline.errors import NOT_DONE, UsageError
 
 if TYPE_CHECKING:
@@ -44,19 +43,12 @@ def decode(
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     show: Annotated[bool, typer.Option("--show", help="Colour tokens by source.")] = False,
     as_json: options.Json = False,
-    html: options.Html = None,
 ) -> None:
     """Generate text from one prompt; --draft is optional."""
     from paceline.cli.streaming import load_decoder, read_prompt, stream_text
     from paceline.data.input_checks import InputChecks
     from paceline.decode.strategies import DecodingConfig
 
-    check_html(html)
-    gamma = call.chosen.get("strategy.num_speculative_tokens")
-    if gamma is not None and gamma < 1:
-        raise UsageError(
-            f"gamma must be 1 or more, got {gamma}; without a draft, leave --gamma out"
-        )
     decoding = call.build(DecodingConfig)
     if draft is None:
         _check_without_draft(decoding, draft_weights)
@@ -78,7 +70,6 @@ def decode(
         seed=seed,
         show=show,
         as_json=as_json,
-        html=html,
         recorded=recorded,
     )
 
@@ -160,7 +151,7 @@ def usage(result: "Tuned") -> str:
         assert isinstance(strategy, Speculative), "with costs, tune only chooses Speculative"
         gamma = strategy.num_speculative_tokens
         text = f"with the costs in {config.costs}: {gamma} tokens per block"
-        if result.chosen.measure("speedup", config.seed).high < 1:
+        if result.chosen.measure("speedup").high < 1:
             text += "; this is slower than decoding without a draft"
         if strategy.rule.name != "lossless":
             only_ours = "only paceline decode supports this rule, engines do not"

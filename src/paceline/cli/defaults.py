@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import functools
 import inspect
-import itertools
 import json
 import re
 import textwrap
@@ -47,7 +45,7 @@ def _lines(cls: type[Any], indent: str, above: tuple[type, ...]) -> list[str]:
 
 
 def meaning_of(cls: type[Any], name: str) -> str:
-    """The description of a key: `Attributes:` entry, string below the field, or MEANINGS."""
+    """The description of a key: `Attributes:` entry, or MEANINGS."""
     for owner in cls.__mro__:
         if owner is object or owner is BaseModel:
             break
@@ -70,23 +68,6 @@ def _meanings(cls: type) -> dict[str, str]:
             found[name] += " " + line.strip()
         else:
             name = ""
-    return found | _strings_below(cls)
-
-
-def _strings_below(cls: type) -> dict[str, str]:
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
-    except (OSError, TypeError, SyntaxError):
-        return {}
-    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
-    found: dict[str, str] = {}
-    for field, below in itertools.pairwise(body):
-        match field, below:
-            case (
-                ast.AnnAssign(target=ast.Name(id=name)),
-                ast.Expr(value=ast.Constant(value=str(text))),
-            ):
-                found[name] = " ".join(text.split())
     return found
 
 

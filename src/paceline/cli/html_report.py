@@ -25,35 +25,24 @@ def check_html(file: Path | None) -> None:
         check_output_file(file, "--html")
 
 
-def write_html(file: Path | None, make: Callable[[], Page]) -> None:
+def write_html(file: Path | None, make: Callable[[], Page], *, is_verdict: bool = False) -> None:
     """Write the page if a file is given, and say where it is. Call it after the result is printed.
+
+    `is_verdict`: an error is only printed, as the exit code is that of the verdict.
 
     Raises:
         StorageError: the file cannot be written.
     """
-    if file is not None:
-        from paceline.view.render import write
+    if file is None:
+        return
+    from paceline.view.render import write
 
-        write(make(), file)
-        say(f"HTML report: {file}")
-
-
-def write_html_of_verdict(file: Path | None, make: Callable[[], Page]) -> None:
-    """As `write_html`, but an error is only printed: the exit code is that of the verdict."""
     try:
-        write_html(file, make)
-    except PacelineError as error:
-        say(str(error))
+        write(make(), file)
     except Exception as error:
-        say(f"the HTML report was not written: {describe_crash(error)}")
-
-
-def write_html_of_run(file: Path | None, run: Path) -> None:
-    """Write the page of a run directory if a file is given; raises as `write_html`."""
-
-    def make() -> Page:
-        from paceline.view.read import read_page
-
-        return read_page(run).page
-
-    write_html(file, make)
+        if not is_verdict:
+            raise
+        known = isinstance(error, PacelineError)
+        say(str(error) if known else f"the HTML report was not written: {describe_crash(error)}")
+    else:
+        say(f"HTML report: {file}")

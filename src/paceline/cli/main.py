@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 import typer.core
 
 import paceline
+from paceline.cli.command import HELP_OPTIONS, print_help
 from paceline.cli.console import checked_output, echo, say, show_warnings_in_one_line
 from paceline.cli.crash import describe_crash
 from paceline.cli.decode import DECODE
@@ -20,9 +21,6 @@ from paceline.cli.other import OTHER
 from paceline.errors import INTERRUPTED, PacelineError
 from paceline.processes import ignore_working_directory, keep_freed_memory
 from paceline.processor import level
-
-if TYPE_CHECKING:
-    from paceline.cli.command import Command
 
 __all__ = ["SCHEMAS", "app", "main", "schema_of"]
 
@@ -35,35 +33,6 @@ Speculative decoding with small draft models: create, align, measure and decode.
 
 Exit codes: 0 good or GO, 1 NO-GO or a failed check, 2 wrong usage, 3 not completed, 130
 interrupted."""
-_HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
-
-
-class _Command(typer.core.TyperCommand):
-    """A command whose options are made when they are first needed: schemas import PyTorch."""
-
-    def __init__(self, command: Command) -> None:
-        self._command = command
-        super().__init__(
-            command.name,
-            help=command.help,
-            rich_help_panel=command.panel,
-            rich_markup_mode=None,
-            context_settings=_HELP_OPTIONS,
-            callback=lambda **values: command.made.callback(**values),
-        )
-
-    @property
-    def params(self) -> Any:
-        """The options and arguments."""
-        return self._command.made.params
-
-    @params.setter
-    def params(self, value: Any) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Set by the base class, to none."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the options in panels; errors stay plain."""
-        _print_help(self, ctx)
 
 
 class _Program(typer.core.TyperGroup):
@@ -72,22 +41,15 @@ class _Program(typer.core.TyperGroup):
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
         groups = (MAKE, MEASURE, DECODE, OTHER)
-        commands = [command for group in groups for command in group.commands]
-        self.commands = {command.name: _Command(command) for command in commands}
+        self.commands = {command.name: command for group in groups for command in group.commands}
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The names, by group."""
-        return list(self.commands)
+        return [*map(str, self.commands)]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the commands in panels; errors stay plain."""
-        _print_help(self, ctx)
-
-
-def _print_help(command: Any, context: Any) -> None:
-    from typer import rich_utils
-
-    rich_utils.rich_format_help(obj=command, ctx=context, markup_mode="rich")
+        print_help(self, ctx)
 
 
 app = typer.Typer(
@@ -96,7 +58,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings=_HELP_OPTIONS,
+    context_settings=HELP_OPTIONS,
 )
 
 

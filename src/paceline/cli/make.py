@@ -32,6 +32,7 @@ def draft(
     dry_run: options.DryRun = False,
 ) -> None:
     """Create a draft from the target's layers, or a new one."""
+    from paceline.data.input_checks import checked
     from paceline.models import load_model
     from paceline.models.drafts.save import save_draft
     from paceline.models.loading import stored_dtype
@@ -39,6 +40,7 @@ def draft(
 
     config = call.build(DraftConfig)
     call.check(config, dry_run=dry_run)
+    checked(config)
     model = load_model(config.target)
     small = make_draft(config, model)
     save_draft(small, config.target, config.out, stored_dtype(config.target))

@@ -125,7 +125,6 @@ _SERVED = Verb(
 
 def _verify_as_json(report: "LosslessnessReport") -> str:
     verdict = {"passed": report.passed, "verdict": report.word}
-    verdict["prompts_to_catch"] = report.prompts_to_catch
     return json.dumps(report.model_dump(mode="json") | verdict, indent=2)
 
 

@@ -1,4 +1,4 @@
-"""Commands about models, configurations and the machine, and the demo."""
+"""Commands about models, configurations and the machine."""
 
 from json import dumps
 from pathlib import Path
@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli import options
-from paceline.cli.command import Group, end_dry_run
+from paceline.cli.command import Group
 from paceline.cli.console import echo, stdout
-from paceline.cli.report import report
+from paceline.cli.html_report import check_html
 from paceline.errors import UsageError
 
 OTHER = Group("Inspect and try")
@@ -86,12 +86,10 @@ def validate(
 def env(as_json: options.Json = False) -> None:
     """Show versions, processor, memory and GPUs."""
     from paceline.environment import environment, hardware, versions_of_extras
-    from paceline.models.precision import measured_precisions
     from paceline.native import library_in_use
 
     facts = {**environment(), "c_library": library_in_use(), **hardware()}
     facts["versions"] = versions_of_extras() | facts["versions"]
-    facts["measured_precision"] = measured_precisions()
     if as_json or not stdout.is_terminal:
         echo(dumps(facts, indent=2))
     else:
@@ -119,52 +117,27 @@ def _rows(prefix: str, values: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-OTHER.command()(report)
-
-
 @OTHER.command()
-def demo(
-    target: Annotated[str, typer.Option(help="Target model: directory, .gguf file or hub name.")],
-    out: Annotated[Path, typer.Option(help="Output directory.")] = Path("runs/demo"),
-    config: Annotated[
-        Path, typer.Option("--config", help="YAML file of the configuration of align.")
-    ] = Path("configs/align/demo.yaml"),
-    minutes: Annotated[float, typer.Option(help="Training time of the alignment.")] = 6.0,
-    layers: Annotated[
-        str | None,
-        typer.Option(help="Target layers to keep in the draft; default: 0, 1, 2 and the last."),
+def report(
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Run directory, or a file written with --json.")
+    ],
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write the report to this file instead.")
     ] = None,
-    dry_run: options.DryRun = False,
 ) -> None:
-    """Create, align, measure and verify a draft.
+    """Write the result of a run as one HTML file.
 
-    Resumes an earlier run in the same directory. Exit code 0: decoding is lossless, and the verdict
-    at temperature 0 or 1 is GO; 1: it is NO-GO at both, or a test failed; 3: no verdict.
+    The page has a verdict, charts, tables and definitions.
+
+    Writes report.html into the directory of a bench, tune, trajectory, align or pretrain; next to
+    a file that measure, verify or decode wrote with --json. Loads no model.
     """
-    from paceline.cli.demo import Demo, before_and_after
-    from paceline.data.input_checks import InputChecks
-    from paceline.measure.verdict import best_code
-    from paceline.models.drafts.layers import check_layers
+    from paceline.config import as_written
+    from paceline.view import write_report
 
-    checks = InputChecks()
-    facts = checks.model("target", target)
-    kept = options.numbers("--layers", layers or f"0,1,2,{facts.num_layers - 1}")
-    steps = Demo(target, out, kept)
-    align = steps.plan(config, minutes)  # fail early
-    checks.drafting(target)
-    check_layers(kept, facts.num_layers)
-    steps.check()
-    checks.output(out)
-    if dry_run:
-        end_dry_run(checks)
-    steps.prepare()
-    before = [steps.measure("before", t) for t in (1.0, 0.0)]
-    steps.align(align)
-    after = [steps.measure("after", t) for t in (1.0, 0.0)]
-    gamma = after[0].best_gamma or 1
-    report = steps.verify(gamma)
-    steps.decode(gamma)
-    stdout.print(before_and_after(before, after))
-    stdout.print(f"The aligned draft is in {steps.drafts['after']}, all figures are in {out}.")
-    verdict = best_code([each.verdict.exit_code for each in after])
-    raise typer.Exit(verdict if report.passed else report.exit_code)
+    check_html(html)
+    with as_written(folder):
+        written = write_report(folder, html)
+    heading = f"{written.page.word}: " if written.page.word else ""
+    echo(f"{heading}{written.page.verdict}\n\n{written.path}")

@@ -9,7 +9,9 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from paceline.cli.tables import printed
-from paceline.measure.results import ACCEPTANCE, num_tokens, of_requests, of_trial
+from paceline.measure.losslessness import OPEN_QUESTION
+from paceline.measure.results import ACCEPTANCE, gamma_of, num_tokens
+from paceline.results.figures import FIGURES
 from paceline.view.definitions import meaning_of, words_of
 from paceline.view.page import shown
 from paceline.view.tables import before_and_after, gamma_table, served_tables, steps_table
@@ -47,7 +49,7 @@ def measurement_table(found: Measurement) -> Group:
     for name in ACCEPTANCE:
         words = words_of(name)
         summary.add_row(words, str(found.figure(name)))
-        notes[words] = meaning_of(words)
+        notes[words] = meaning_of(name)
     brackets = {"brackets": "95% intervals over prompts."}
     table = printed(gamma_table(found), notes=notes | brackets)
     if not found.verdict.timed:
@@ -106,24 +108,28 @@ def _speed_lines(found: Measurement) -> Iterator[str]:
     if found.expected is not None:
         engine = f" in {found.engine}" if found.engine else ""
         yield (
-            f"expected speedup{engine} {found.expected}, after the first token; its interval "
-            "allows for the choice of gamma"
+            f"expected speedup{engine} {found.expected} at gamma {found.verdict.gamma}, after the "
+            "first token"
         )
-    if found.requests is None:
+    if (requests := found.requests) is None:
         return
-    if tried := [of_trial(row) for row in found.tried]:
-        count = max(one["num_requests"] for one in tried)
-        rates = [f"{one['gamma']}: {shown(one['tokens_per_s'], '.1f')}" for one in tried]
+    if found.tried:
+        count = max(int(row.totals["num_requests"]) for row in found.tried)
+        rate = FIGURES["decoding_tokens_per_s"]
+        rates = [
+            f"{gamma_of(row)}: {shown(rate.value(row) if rate.is_in(row) else None, '.1f')}"
+            for row in found.tried
+        ]
         yield f"tried on {count} other requests, tokens/s by gamma: {', '.join(rates)}"
-    speed = of_requests(found.requests, found.config.seed)
+    names = "target_tokens_per_s", "tokens_per_s", "engine_efficiency", "predicted_speedup"
+    alone, drafted, part, predicted = (FIGURES[name].value(requests) for name in names)
     yield (
-        f"measured speedup {speed['speedup']} at gamma {speed['gamma']}: "
-        f"{speed['baseline_tokens_per_s']:.1f} -> {speed['speculative_tokens_per_s']:.1f} tokens/s"
+        f"measured speedup {found.figure('speedup', requests)} at gamma {gamma_of(requests)}: "
+        f"{alone:.1f} -> {drafted:.1f} tokens/s"
     )
     yield (
-        f"after the first token {speed['decoding_speedup']}, "
-        f"{speed['measured_over_predicted']:.2f} of {speed['predicted_speedup']:.3f}, predicted "
-        "with the pass times during these requests"
+        f"after the first token {found.figure('decoding_speedup', requests)}, {part:.2f} of "
+        f"{predicted:.3f}, predicted with the blocks and the pass times of these requests"
     )
 
 
@@ -160,7 +166,7 @@ def alignment_table(result: dict[str, Any], evaluation: Evaluation) -> Group:
         f"{evaluation.sampling.temperature:g}{gamma}."
     )
     table = before_and_after(result["before"], result["after"], known, remark)
-    return printed(table, notes={words_of(name): meaning_of(words_of(name)) for name in known})
+    return printed(table, notes={words_of(name): meaning_of(name) for name in known})
 
 
 def losslessness_lines(report: LosslessnessReport) -> Iterator[str]:
@@ -178,7 +184,7 @@ def losslessness_lines(report: LosslessnessReport) -> Iterator[str]:
     if (broken := report.broken_distribution) is not None:
         yield f"broken rule: {'NOT CAUGHT' if broken.passed else 'caught'}; {_describe(broken)}"
     if report.word == "UNDECIDED":
-        yield f"UNDECIDED: both tests passed, but {report.open_question}"
+        yield f"UNDECIDED: both tests passed, but {OPEN_QUESTION}"
 
 
 def _describe(check: DistributionCheck) -> str:

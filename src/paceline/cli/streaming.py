@@ -9,7 +9,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.cli.console import echo, stderr
-from paceline.cli.html_report import write_html
 from paceline.decode import AutoregressiveDecoder
 from paceline.decode.strategies import build_decoder
 from paceline.decode.text import count_blocks
@@ -72,12 +71,11 @@ def stream_text(
     seed: int,
     show: bool,
     as_json: bool,
-    html: Path | None = None,
     recorded: dict[str, Any] | None = None,
 ) -> None:
     """Decode `text` and print the result while it is generated.
 
-    `recorded`: settings that JSON and HTML name.
+    `recorded`: settings that JSON names.
     """
     prompt = _chat_of(text, target) if chat else text
     streamed = decoder.stream(prompt, max_new_tokens, seed)
@@ -93,17 +91,11 @@ def stream_text(
             style: dict[str, Any] = {"fg": COLOURS[piece.source]} if show else {}
             echo(piece.text, nl=False, **style)
     elapsed = time.perf_counter() - start
-    found: dict[str, Any] = {}
-    if as_json or html is not None:
-        found = _result(blocks, texts, elapsed) | (recorded or {}) | {"prompt": text}
     if as_json:
+        found = _result(blocks, texts, elapsed) | (recorded or {}) | {"prompt": text}
         echo(json.dumps(found))
     else:
         _finish(blocks, elapsed, show=show)
-    if html is not None:
-        from paceline.view.measure_pages import decode_page
-
-        write_html(html, lambda: decode_page(found))
 
 
 def load_decoder(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.table import Table as Grid
 
-from paceline.view.definitions import figure_of, meaning_of
+from paceline.core.bootstrap import Interval
+from paceline.results.figures import FIGURES
+from paceline.view.definitions import meaning_of, words_of
 from paceline.view.page import UNKNOWN, columns_of, numeric
 
 if TYPE_CHECKING:
@@ -18,7 +21,6 @@ if TYPE_CHECKING:
 
     from paceline.view.page import Table
 
-_BOUNDS = ("_low", "_high")
 _WIDTH = 80  # of a terminal; columns of a wider table are closer to each other
 
 
@@ -42,17 +44,20 @@ def grid(table: Table) -> Grid:
     columns = {name: [str(row[name]) for row in cells] for name in (cells[0] if cells else ())}
     widest = {name: max(map(len, column)) for name, column in columns.items()}
     # a word of a heading is not broken
-    least = {name: max(map(len, name.split()), default=0) for name in columns}
+    words = {name: words_of(name) for name in columns}
+    least = {name: max(map(len, words[name].split()), default=0) for name in columns}
     widths = [max(widest[name], least[name]) for name in columns]
     gap = 2 if sum(widths) + 2 * len(widths) <= _WIDTH else 1
     shown = Grid(box=None, pad_edge=False, padding=(0, gap, 0, 0))
     for name, column in columns.items():
         if name in numbers or all(map(_is_number, column)):
             width = max(least[name], widest[name])
-            heading = textwrap.fill(name, width, break_long_words=False, break_on_hyphens=False)
+            heading = textwrap.fill(
+                words[name], width, break_long_words=False, break_on_hyphens=False
+            )
             shown.add_column(heading, justify="right", min_width=width, no_wrap=True)
         else:
-            shown.add_column(name, overflow="fold", min_width=least[name])
+            shown.add_column(words[name], overflow="fold", min_width=least[name])
     for row in cells:
         shown.add_row(*(str(cell) for cell in row.values()))
     return shown
@@ -83,12 +88,13 @@ def legend(*tables: Table, notes: Mapping[str, str] | None = None) -> Grid:
 
 def _with_symbol(name: str) -> str:
     """A figure with its unit and its symbol, if that is a letter and not a formula."""
-    figure = figure_of(name)
+    figure = FIGURES.get(name)
     if figure is None:
         return name
     more = [figure.symbol if figure.symbol.isalpha() else "", figure.unit]
-    return f"{name} ({', '.join(filter(None, more))})" if any(more) else name
+    return f"{figure.words} ({', '.join(filter(None, more))})" if any(more) else figure.words
 
 
 def _has_bounds(table: Table) -> bool:
-    return any(name.endswith(_BOUNDS) for name in columns_of(table.rows))
+    values = (value for row in table.rows for value in row.values())
+    return any(isinstance(value, Interval) and not math.isnan(value.low) for value in values)

@@ -80,9 +80,7 @@ class Rule(metaclass=RaisesConfigErrors):
         entrywise: Acceptance of v depends on p(v) and q(v) only, if `reads_raw` is False.
         capturable: Control flow does not depend on values, so that CUDA graphs can capture it.
         definition: What it does, in pages; empty: the first line of the docstring.
-        source: Name of a paper, as in `results.built_in.PAPERS`, and the place in it.
         grid: Arguments of the settings that `analyze` and `tune` compare by default.
-        is_baseline: Other rules are compared with it; charts show it before them.
     """
 
     exact: bool = False
@@ -91,9 +89,7 @@ class Rule(metaclass=RaisesConfigErrors):
     entrywise: bool = False
     capturable: bool = False
     definition: str = ""
-    source: tuple[str, str] | None = None
     grid: Sequence[tuple[Any, ...]] = ()
-    is_baseline: bool = False
 
     @property
     def name(self) -> str:

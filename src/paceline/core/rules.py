@@ -54,7 +54,6 @@ class Lossless(Rule):
 
     rule: Literal["lossless"] = "lossless"
     grid = tuple(product())
-    is_baseline = True
     exact = True
     entrywise = True
     capturable = True
@@ -132,7 +131,6 @@ class Lenient(_Relaxed):
         "lossless. At temperature 0: if f(p) is at least the largest p, with p before "
         "temperature."
     )
-    source = ("DistillSpec", "section 4")
     grid = (
         *product(["linear"], (0.8, 0.6, 0.4, 0.2, 0.1)),
         *product(["square"], (0.8, 0.6, 0.4)),
@@ -183,9 +181,7 @@ class Lossy(_Relaxed):
         "token is replaced. At temperature 0: if p / (1 - alpha) is at least the largest p, with "
         "p before temperature."
     )
-    source = ("Faster Cascades", "section 2")
     grid = tuple(product((0.2, 0.4, 0.6, 0.8, 0.9), ["tuned"]))
-    is_baseline = True
     entrywise = True
 
     @property
@@ -304,7 +300,6 @@ class BiLDRule(BinaryCascade):
         "defer to the target where the cross entropy of the draft with the target is above a "
         "threshold; after Kim et al. 2023."
     )
-    source = ("Faster Cascades", "section 5")
     grid = tuple(product((1.0, 2.0, 3.0, 5.0, 8.0)))
     capturable = True
 
@@ -318,7 +313,6 @@ class Chow(BinaryCascade):
 
     alpha: Share
     rule: Literal["chow"] = "chow"
-    source = ("Faster Cascades", "eq. 2")
     grid = tuple(product((0.2, 0.4, 0.6, 0.8, 0.9, 1.0)))
     capturable = True
 
@@ -332,7 +326,6 @@ class ChowLog(BinaryCascade):
 
     alpha: Finite
     rule: Literal["chow_log"] = "chow_log"
-    source = ("Faster Cascades", "table 1")
     grid = tuple(product((0.5, 1.0, 2.0, 3.0, 4.0)))
     capturable = True
 
@@ -346,7 +339,6 @@ class Diff(BinaryCascade):
 
     alpha: Finite
     rule: Literal["diff"] = "diff"
-    source = ("Faster Cascades", "eq. 5")
     grid = tuple(product((-0.4, -0.2, 0.0, 0.1, 0.2, 0.4, 0.6)))
     capturable = True
 
@@ -360,7 +352,6 @@ class DiffLog(BinaryCascade):
 
     alpha: Finite
     rule: Literal["diff_log"] = "diff_log"
-    source = ("Faster Cascades", "table 1")
     grid = tuple(product((-2.0, -1.0, 0.0, 0.5, 1.0, 2.0)))
     capturable = True
 
@@ -382,7 +373,6 @@ class Opt(BinaryCascade):
         "defer where the target's largest probability is above the draft's by alpha times the TVD"
         " of the two distributions."
     )
-    source = ("Faster Cascades", "eq. 10")
     grid = tuple(product((-0.4, 0.0, 0.2, 0.4, 0.6, 0.9)))
     capturable = True
 
@@ -401,7 +391,6 @@ class OptLog(BinaryCascade):
         "defer where the draft's entropy is above the target's by alpha times the TVD of the two "
         "distributions."
     )
-    source = ("Faster Cascades", "table 1")
     grid = tuple(product((-2.0, 0.0, 1.0, 2.0, 4.0)))
     capturable = True
 
@@ -416,7 +405,6 @@ class TokenV1(Cascade):
 
     alpha: Finite
     rule: Literal["token_v1"] = "token_v1"
-    source = ("Faster Cascades", "eq. 13")
     grid = tuple(product((0.0, 0.2, 0.4, 0.6)))
     capturable = True
 
@@ -430,7 +418,6 @@ class TokenV2(Cascade):
 
     alpha: Finite
     rule: Literal["token_v2"] = "token_v2"
-    source = ("Faster Cascades", "eq. 14")
     grid = tuple(product((0.0, 0.1, 0.2, 0.4, 0.6)))
     capturable = True
 
@@ -444,7 +431,6 @@ class TokenV3(Cascade):
 
     alpha: Share
     rule: Literal["token_v3"] = "token_v3"
-    source = ("Faster Cascades", "eq. 15")
     grid = tuple(product((0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.97)))
     capturable = True
 

@@ -22,16 +22,14 @@ from torch import Tensor
 
 from paceline.core.fused import chunks
 from paceline.core.sampling import SamplingParams
-from paceline.data.chats import AnswerEnd
 from paceline.data.collate import collate
 from paceline.data.prompts import TopTokens
 from paceline.data.requests import ModelWriter
 from paceline.data.sources import rows_of
-from paceline.data.tokens import inner_tokens
+from paceline.data.tokens import AnswerEnd, inner_tokens
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
-from paceline.engines.commands import Setup
+from paceline.engines.contract import Capacity, Setup
 from paceline.engines.contract import Request as ServedRequest
-from paceline.engines.kinds import Capacity
 from paceline.engines.process import check_choice, running
 from paceline.engines.text_servers import TextServers
 from paceline.engines.texts import EngineWriter, OpenAIWriter
@@ -53,7 +51,7 @@ if TYPE_CHECKING:
     from paceline.data.requests import GenerateDataConfig, Request, Shard
     from paceline.decode import Generation
     from paceline.decode.decoder import Decoder
-    from paceline.engines.texts import Written
+    from paceline.engines.answers import Written
     from paceline.models.hf.base import HfModel
     from paceline.models.loading import DType
 
@@ -343,15 +341,13 @@ def _own_server(config: GenerateDataConfig, writer: EngineWriter) -> Iterator[st
         EngineError: The server does not start.
     """
     choice = writer.engine
-    if (flag := choice.kind.logprobs_flag) and writer.top_logprobs:
-        options = (*choice.options, flag, str(writer.top_logprobs))
-        choice = choice.model_copy(update={"options": options})
     check_choice(choice)
     capacity = Capacity(config.max_prompt_tokens + config.max_new_tokens, writer.concurrency)
     # a worker process has a device of its own; Ray hides the other ones
     own = config.pool == "processes" and config.workers > 1 and torch.cuda.is_available()
     gpu = torch.cuda.current_device() if own else None
-    setup = Setup(choice.target or config.target, None, capacity, config.dtype, gpu)
+    target, top = choice.target or config.target, writer.top_logprobs
+    setup = Setup(target, None, capacity, config.dtype, gpu, top)
     with running(choice, setup, silent) as client:
         yield client.url
 

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.top_k_tail import UNUSED, TopScores
-from paceline.data.chats import warn_of_unused
-from paceline.data.tokens import cut_text, encode_prompt, truncated, turns
+from paceline.data.tokens import cut_text, encode_prompt, truncated, turns, warn_of_unused
 from paceline.errors import PromptError
 
 if TYPE_CHECKING:

@@ -11,11 +11,12 @@ import math
 import shutil
 import tempfile
 import warnings
-import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from paceline.data.prompts import CorpusConfig, count_records
+from paceline.data.examples import Lengths, build_examples
+from paceline.data.prompts import CorpusConfig, count_records, read_records
+from paceline.data.sources import ExampleStream, FixedText
 from paceline.engines.client import api_key, root_of
 from paceline.engines.process import check_choice
 from paceline.errors import InputNote, ModelLoadError, StorageError, UsageError
@@ -31,10 +32,8 @@ if TYPE_CHECKING:
 
 _MAX_RECORDS = 20_000  # records read to check a text
 _STREAMED = 1_000  # of a text that is streamed, maybe from the hub
+_TRAINED = 500  # records that are tokenised to check them
 FLOAT32_BYTES = 4
-
-
-_passed: weakref.WeakValueDictionary[int, Checkable] = weakref.WeakValueDictionary()
 
 
 class Checkable(Protocol):
@@ -45,7 +44,7 @@ class Checkable(Protocol):
 
 
 def checked(config: Checkable, *, resume: bool = False) -> None:
-    """Check a configuration's inputs, unless this object passed before.
+    """Check a configuration's inputs.
 
     Warnings other than notes are left to the work itself.
 
@@ -57,8 +56,6 @@ def checked(config: Checkable, *, resume: bool = False) -> None:
         UsageError: an input cannot be used.
         StorageError: the output cannot be written.
     """
-    if _passed.get(id(config)) is config:
-        return
     caught: list[warnings.WarningMessage] = []
     try:
         with warnings.catch_warnings(record=True) as caught:
@@ -68,7 +65,6 @@ def checked(config: Checkable, *, resume: bool = False) -> None:
         for each in caught:
             if issubclass(each.category, InputNote):
                 warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
-    _passed[id(config)] = config
 
 
 def note(text: str) -> None:
@@ -180,6 +176,44 @@ class InputChecks:
         count = count_records(checked, **reading)
         first = "" if count < (checked.limit or 0) else "checked the first "
         self.lines.append(f"{name}: {corpus.path}, {first}{count:,} texts")
+
+    def texts(self, data: Any, *names: str) -> None:
+        """Check that the texts of these names that are set can be read; raises PromptError."""
+        for name in names:
+            if (text := getattr(data, name)) is not None:
+                streaming = name == "train" and getattr(data, "streaming", False)
+                self.text(f"data.{name}", text, streaming=streaming, skip_empty=True)
+
+    def trained(
+        self,
+        data: Any,
+        tokenizer: Any,
+        model: ModelFacts,
+        lengths: Lengths,
+        *,
+        recorded: bool | None = False,
+    ) -> None:
+        """Check the first training texts as the run checks all: templates, tokens, completions.
+
+        `recorded`: completions need recorded log probabilities; None: no text is used unchanged.
+
+        Raises:
+            PromptError: a text cannot be trained on; the message names it.
+        """
+        if tokenizer is None or getattr(data, "streaming", False):
+            return
+        examples = build_examples(
+            read_records(data.train.first(_TRAINED), skip_empty=True),
+            tokenizer,
+            lengths,
+            eos_token_ids=model.eos_token_ids,
+            decoder_prompt=model.decoder_prompt,
+            recorded_states=getattr(data, "recorded_states", False),
+        )
+        if examples and self.example is None:
+            self.example = examples[0], tokenizer
+        if recorded is not None:
+            FixedText(ExampleStream(examples, 1, seed=0)).check(recorded=recorded)
 
     def output(self, path: Path, num_bytes: int = 0) -> None:
         """Check a directory as `check_output_directory`, with its errors."""

@@ -21,7 +21,6 @@ from pydantic import Field
 from torch import Tensor
 
 from paceline.config import StrictModel
-from paceline.data.chats import AnswerEnd
 from paceline.data.examples import top_scores_of
 from paceline.data.prompts import TopTokens
 from paceline.data.sources import (
@@ -31,6 +30,7 @@ from paceline.data.sources import (
     rows_of,
     sample_completions,
 )
+from paceline.data.tokens import AnswerEnd
 from paceline.engines.contract import Request
 from paceline.engines.text_servers import TextServers
 from paceline.errors import EngineError
@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from paceline.core.sampling import SamplingParams
     from paceline.data.collate import TokenRow
     from paceline.data.sources import Shard
-    from paceline.engines.texts import OpenAIWriter, Written
+    from paceline.engines.answers import Written
+    from paceline.engines.texts import OpenAIWriter
     from paceline.models.hf.base import HfModel
     from paceline.progress import Progress
 
@@ -160,14 +161,14 @@ class TargetRounds:
         """This process's share of the first `count` texts of a round."""
         prompts = self._prompts_of(number, count)
         rng = named_generator(self.stream.seed, "target round", number)
-        uniforms_BN = self.stream.my_uniforms(self.rounds.rows, self.max_new_tokens, rng)
-        uniforms_BN = uniforms_BN[: len(prompts)]  # fewer in a partial round
+        seeds = self.stream.my_seeds(self.rounds.rows, rng)
         rows: list[TokenRow] = []
         # a model that reads texts one by one records the states of each text for itself
         size = _BATCH_ROWS if self.model.sessions == "batch" else 1
         for start in range(0, len(prompts), size):
             part = slice(start, start + size)
-            rows += self._generate_batch(prompts[part], uniforms_BN[part])
+            rows += self._generate_batch(prompts[part], seeds[part][: len(prompts[part])])
+            self.progress("generating text", len(rows), len(prompts))
         return rows
 
     def _prompts_of(self, number: int, count: int) -> list[list[int]]:
@@ -177,16 +178,16 @@ class TargetRounds:
         return [example.prompt for example in self._prompts.take_batch()][:count]
 
     def _generate_batch(
-        self, prompts: Sequence[Sequence[int]], uniforms_RN: Tensor
+        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]
     ) -> list[TokenRow]:
         with recorded_hidden_states(self.model) as recorded:
             completions = sample_completions(
                 self.model,
                 prompts,
-                uniforms_RN,
+                seeds,
+                self.max_new_tokens,
                 sampling=self.sampling,
                 eos_token_ids=self.eos_token_ids,
-                progress=self.progress,
             )
         rows = rows_of(self.model, prompts, completions)
         starts = [1 if self.rounds.train_prompts else row.trained_from for row in rows]
@@ -241,7 +242,7 @@ class ServedRounds(TargetRounds):
     def _generate(self, number: int, count: int) -> list[TokenRow]:
         prompts = self._prompts_of(number, count)
         rng = named_generator(self.stream.seed, "served round", number)
-        seeds = torch.randint(2**31, (self.rounds.rows,), generator=rng)[self.stream.mine].tolist()
+        seeds = self.stream.my_seeds(self.rounds.rows, rng)
         requests = [
             Request(prompt, self.max_new_tokens, self.sampling, seed)
             for prompt, seed in zip(prompts, seeds, strict=False)

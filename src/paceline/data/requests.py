@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from pydantic import Field, field_validator, model_validator
 
 from paceline.config import HomePath, StrictModel
-from paceline.data.chats import warn_of_unused
 from paceline.data.prompts import CorpusConfig, Record, read_records
-from paceline.data.tokens import encode_prompt, truncated, warn_of_cut_prompts
+from paceline.data.tokens import encode_prompt, truncated, warn_of_cut_prompts, warn_of_unused
 from paceline.engines.texts import EngineWriter, OpenAIWriter
 from paceline.errors import ConfigError, PromptError
 from paceline.models.chat_text import text_of

@@ -4,7 +4,6 @@ The random generators are keyed by the number of examples drawn so far. This int
 state of a source: restoring it reproduces the remaining batches.
 """
 
-# B unfinished rows, N new tokens, V vocabulary
 # N trained positions of a batch, T of a row, D hidden size
 from __future__ import annotations
 
@@ -14,31 +13,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
 
-from paceline.core.block import DrawPlan, DrawRequest
-from paceline.core.sampling import (
-    SamplingParams,
-    apply_repetition_penalty,
-    as_list,
-    sample,
-    seen_tokens,
-    to_probs,
-)
 from paceline.data.collate import TokenRow, collate
-from paceline.decode.block import draw
+from paceline.decode import AutoregressiveDecoder
 from paceline.errors import ConfigError, PromptError
 from paceline.models.contract import decoder_contexts, decoder_prompt_of
-from paceline.progress import silent
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
+    from paceline.core.sampling import SamplingParams
     from paceline.data.examples import Example
     from paceline.models.contract import Model
     from paceline.models.hf.base import HfModel
-    from paceline.progress import Progress
 
 
 Origin = Literal["fixed", "draft", "target"]
@@ -101,12 +89,12 @@ class ExampleStream:
     def take_batch(self) -> list[Example]:
         return [self.examples[index] for index in self.take_indices()]
 
-    def my_uniforms(self, num_rows: int, num_tokens: int, rng: torch.Generator) -> Tensor:
-        """This process's rows of [rows, tokens] float64 uniforms.
+    def my_seeds(self, num_rows: int, rng: torch.Generator) -> list[int]:
+        """This process's seeds of `num_rows` texts.
 
-        Every process draws all rows, so a row's numbers do not depend on the number of processes.
+        Every process draws all, so a text's seed does not depend on the number of processes.
         """
-        return torch.rand(num_rows, num_tokens, generator=rng, dtype=torch.float64)[self.mine]
+        return torch.randint(2**31, (num_rows,), generator=rng)[self.mine].tolist()
 
     def _at(self, position: int) -> int:
         epoch, index = divmod(position, len(self.examples))
@@ -179,12 +167,13 @@ class SampledText:
     def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
         """Rows of the next prompts with sampled completions; the prompt carries no loss."""
         rng = named_generator(self.stream.seed, f"{self.origin} text", self.stream.num_drawn)
-        uniforms_BN = self.stream.my_uniforms(self.stream.batch_size, self.max_new_tokens, rng)
+        seeds = self.stream.my_seeds(self.stream.batch_size, rng)
         prompts = [example.prompt for example in self.stream.take_batch()]
         completions = sample_completions(
             self.model,
             prompts,
-            uniforms_BN,
+            seeds,
+            self.max_new_tokens,
             sampling=self.sampling,
             eos_token_ids=self.eos_token_ids,
         )
@@ -283,51 +272,20 @@ class BlendedText:
 def sample_completions(
     model: Model,
     prompts: Sequence[Sequence[int]],
-    uniforms_BN: Tensor,
+    seeds: Sequence[int],
+    max_new_tokens: int,
     *,
     sampling: SamplingParams | None = None,
-    eos_token_ids: Collection[int] | None = None,
-    progress: Progress = silent,
+    eos_token_ids: Sequence[int] | None = None,
 ) -> list[list[int]]:
-    """Sample up to N new tokens for each prompt; the completion includes the end-of-text token.
+    """Sample up to `max_new_tokens` for each prompt, with its seed; the end of a text included.
 
-    Row b uses only row b of the uniforms: of the batch, its text depends on rounding only.
-    Finished rows are removed from the batch. Unlike decoders, it does not apply `forced_eos`,
-    because a forced token is not a sample of the model's distribution.
-
-    Shapes: uniforms [B, N] in [0, 1) -> B lists of 1 to N tokens.
+    `forced_eos` is not applied, because a forced token is not a sample of the model's distribution.
     """
-    sampling = sampling or SamplingParams()
-    ends = set(model.eos_token_ids if eos_token_ids is None else eos_token_ids)
-    completions: list[list[int]] = [[] for _ in prompts]
-    session = model.start_session()
-    logits_BV = session.prefill(prompts)
-    seen_BV = None
-    if sampling.repetition_penalty != 1:
-        contexts = decoder_contexts(model, prompts)
-        seen_BV = seen_tokens(contexts, logits_BV.shape[-1]).to(logits_BV.device)
-        logits_BV = apply_repetition_penalty(logits_BV, seen_BV, sampling.repetition_penalty)
-    tokens = as_list(sample(to_probs(logits_BV, sampling), uniforms_BN[:, 0]))
-    unfinished = list(range(len(prompts)))
-    num_new = uniforms_BN.shape[1]
-    for position in range(1, num_new + 1):
-        for row, token in zip(unfinished, tokens, strict=True):
-            completions[row].append(token)
-        progress("generating text", position, num_new)
-        kept = [index for index, token in enumerate(tokens) if token not in ends]
-        if position == num_new or not kept:
-            break
-        if seen_BV is not None:
-            seen_BV.scatter_(1, torch.tensor(tokens, device=seen_BV.device)[:, None], value=True)
-        if len(kept) < len(tokens):
-            session.keep_rows(kept)
-            unfinished, tokens = ([x[index] for index in kept] for x in (unfinished, tokens))
-            seen_BV = None if seen_BV is None else seen_BV[torch.tensor(kept)]
-        uniforms = as_list(uniforms_BN[unfinished, position, None])
-        newest = [[token] for token in tokens]
-        drawn = draw(session, DrawRequest(newest, DrawPlan(1, sampling), uniforms, seen_BV))
-        tokens = as_list(drawn.tokens_BG[:, 0])
-    return completions
+    decoder = AutoregressiveDecoder(model, sampling)
+    decoder.forces_eos = False
+    written = decoder.generate(prompts, max_new_tokens, seeds, eos_token_ids)
+    return [text.tokens for text in written]
 
 
 _GROUP_SIZE = 16  # texts per forward pass of the target

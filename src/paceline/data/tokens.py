@@ -1,15 +1,32 @@
-"""Tokenises records: prompts for decoding and measuring, prompt-completion pairs for training."""
+"""Tokenises records: prompts for decoding and measuring, prompt-completion pairs for training.
+
+The answers of chats are taken as the tokenizer's template renders them behind their prompts.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
+import re
 import warnings
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from paceline.data.chats import chat_answer, warn_of_unused
+from transformers.utils.chat_template_utils import render_jinja_template
+
 from paceline.data.prompts import read_records
 from paceline.errors import PromptError
-from paceline.models.chat_text import chat_prompt
+from paceline.models.answer_text import behind
+from paceline.models.chat_text import (
+    REASONING,
+    ChatRendering,
+    Messages,
+    chat_prompt,
+    reads,
+    steady,
+    text_of,
+)
 from paceline.models.compatibility import written_vocabulary
 from paceline.models.prompt_text import check_length, prompt_tokens, tokens_of
 
@@ -20,11 +37,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from paceline.data.prompts import CorpusConfig, Record, Text
+    from paceline.models.chat_text import Message
 
 
 _CONTEXT = 8  # tokens in front of a text that is decoded, which decide about its first space
 _BEFORE = ("\n", "a", ".", " ", "字")  # texts that a piece of a word can follow
-_UNKNOWN = "\N{REPLACEMENT CHARACTER}"
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_OPENING = re.compile(r"([<\[(◁])([^\s<>\[\]()◁▷/|\uff5c]+)([>\])▷])\s*$")
+_TAG = re.compile(r"[<\[◁][^<>\[\]◁▷]+[>\]▷]")
+_THOUGHT, _ANSWER = "A thought.", "An answer."  # of a chat that tells what a template renders
 
 
 def read_prompts(
@@ -339,31 +360,15 @@ def following_tokens(
     """The tokens of `text` behind those of the prompt, all without the tokenizer's special tokens.
 
     They are the tokens of prompt and text together behind the prompt's own tokens. A text on its
-    own can begin with other tokens: SentencePiece puts a space in front of it.
-
-    A token of the whole can cross the border: of `4 c` and `ats`, ` cats`. The prompt keeps its own
-    tokens, because they are what a decoder gets. The rest of the token that crosses, `ats`, is
-    tokenised as the middle of a text, and the tokens of the whole follow. lm-evaluation-harness and
-    TRL count the prompt's tokens off the whole's instead; their text then lacks or repeats
-    characters at the border.
+    own can begin with other tokens: SentencePiece puts a space in front of it. Where a token of the
+    whole crosses the border, such as ` cats` of `4 c` and `ats`, they are those of `inner_tokens`.
 
     Raises:
-        PromptError: the tokenizer has no tokens for the rest of the token that crosses.
+        PromptError: as `inner_tokens`.
     """
     own = list(prompt_tokens)
     whole = tokens_of(prompt + text, tokenizer)
-    if whole[: len(own)] == own:
-        return whole[len(own) :]
-    pairs = zip(own, whole, strict=False)
-    same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-    context = own[max(same - _CONTEXT, 0) : same]
-    start = _decode(context + own[same:], tokenizer)
-    for end in range(same, len(whole) + 1):
-        found = _decode(context + whole[same:end], tokenizer)
-        if found.startswith(start) and not found.endswith(_UNKNOWN):
-            rest = inner_tokens(own, found.removeprefix(start), tokenizer)
-            return rest + whole[end:]
-    return inner_tokens(own, text, tokenizer)
+    return whole[len(own) :] if whole[: len(own)] == own else inner_tokens(own, text, tokenizer)
 
 
 def inner_tokens(before: Sequence[int], text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -390,3 +395,215 @@ def inner_tokens(before: Sequence[int], text: str, tokenizer: PreTrainedTokenize
 def _decode(tokens: list[int], tokenizer: PreTrainedTokenizerBase) -> str:
     found = tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
     return cast("str", found)
+
+
+class Answer(NamedTuple):
+    """What an assistant wrote for a prompt, as its template renders it.
+
+    Attributes:
+        text: The answer and the end of the turn, as far as the target writes it.
+        given: Text in front of it that the template leaves out of its `{% generation %}`.
+        ended: False if the template does not end the turn.
+    """
+
+    text: str
+    given: str
+    ended: bool
+
+
+def chat_answer(
+    record: Record,
+    tokenizer: PreTrainedTokenizerBase,
+    index: int,
+    prompt: str,
+    eos_token_ids: Sequence[int],
+) -> Answer:
+    """The answer in message `index` behind its `prompt`: what the target would write.
+
+    It is what the template renders behind the prompt, up to the first of `eos_token_ids` behind the
+    message, else to the first special token there. With `{% generation %}` in the template, it is
+    what that encloses. Where the template leaves thoughts out of the message, or renders something
+    else than the prompt in front of it, the answer is the message itself, behind what of its
+    thoughts the prompt opens.
+
+    Raises:
+        PromptError: the answer cannot follow its own prompt.
+    """
+    return _Rendering(record, tokenizer).answer(index, prompt, tuple(eos_token_ids))
+
+
+def thoughts_end(answer: str, prompt: str, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Length of the thoughts in front of an answer; both texts have their special tokens.
+
+    The last mark counts. Thoughts that a prompt opens may not end.
+    """
+    opened, closed = _thought_marks(tokenizer, str(tokenizer.chat_template))
+    if closed in answer:
+        return answer.rindex(closed) + len(closed)
+    goes_on = prompt.rstrip().endswith(opened) or answer.lstrip().startswith(opened)
+    return len(answer) if goes_on else 0
+
+
+@functools.lru_cache(maxsize=4)
+def _thought_marks(tokenizer: PreTrainedTokenizerBase, _template: str) -> tuple[str, str]:
+    """What the template puts around thoughts or opens them with, and else <think> and </think>."""
+    with contextlib.suppress(PromptError):
+        prompt, whole = _probed(tokenizer)
+        before, _, after = whole.partition(_THOUGHT)
+        if closed := after.partition(_ANSWER)[0].strip():
+            return behind(prompt, before).strip() or before.split()[-1], closed
+        tag = _OPENING.search(behind(before, prompt))
+        if tag and tag[0] not in whole:
+            return tag[0].strip(), f"{tag[1]}/{tag[2]}{tag[3]}"
+    return "<think>", "</think>"
+
+
+def _probed(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
+    """The prompt of a question, and the chat with its thoughts and answer; raises PromptError."""
+    asked = {"role": "user", "content": "A question?"}
+    told = {"role": "assistant", "content": _ANSWER, **dict.fromkeys(REASONING, _THOUGHT)}
+    chat = ChatRendering(Messages("a chat", (asked, told)), tokenizer)
+    return chat.text((asked,), open_turn=True), chat.text((asked, told), open_turn=False)
+
+
+class AnswerEnd:
+    """The token that ends an answer of which only the text is known."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._text = cast("int | None", tokenizer.eos_token_id)
+        self._turn = _end_of_turn(tokenizer)
+
+    def behind(self, prompt: Sequence[int]) -> int | None:
+        """The token that ends turns, if it ends one in the prompt; else the end of a text."""
+        return self._turn if self._turn in prompt else self._text
+
+
+def _end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The first special token that the template puts behind an answer."""
+    try:
+        _, text = _probed(tokenizer)
+    except PromptError:  # there is no template, or it is for other chats
+        return None
+    _, end = _divided(text, _ANSWER, _ends_of(tokenizer, (), len(tokenizer)))
+    return None if end is None else tokens_of(end, tokenizer)[-1]
+
+
+def warn_of_unused(records: Iterable[Record], tokenizer: PreTrainedTokenizerBase) -> None:
+    """Warn once of what chats give to the template that it does not read."""
+    counts: Counter[str] = Counter()
+    for record in (each for each in records if each.kind == "chat"):
+        thoughts = {"reasoning_content" for m in record.messages if m.keys() & REASONING}
+        counts.update([*record.template_kwargs, *thoughts, *(["tools"] if record.tools else [])])
+    own = ("chat_template", "documents")
+    unused = [name for name in counts if name not in own and not reads(tokenizer, name)]
+    if unused:
+        texts = ", ".join(f"{name} ({counts[name]} chats)" for name in unused)
+        warnings.warn(
+            f"the chat template does not read {texts}; prompts are the same without", stacklevel=3
+        )
+
+
+class _Rendering(ChatRendering):
+    """Answers, as the template renders them behind their prompts."""
+
+    record: Record
+
+    def closed(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]]]:
+        """The text of whole turns, and the places in it that `{% generation %}` encloses."""
+        with self._misfits():
+            arguments = dict(self.record.template_kwargs)
+            template = self.tokenizer.get_chat_template(
+                arguments.pop("chat_template", None), self.tools
+            )
+        if not _GENERATION.search(template):
+            return self.text(messages, open_turn=False), []
+        readable: Any = self._readable(messages)
+        with self._misfits(), steady(arguments, is_prompt=False):
+            rendered: Any = render_jinja_template(
+                [readable],
+                tools=self.tools,
+                chat_template=template,
+                return_assistant_tokens_mask=True,
+                **{**self.tokenizer.special_tokens_map, **arguments},
+            )
+        texts, spans = rendered
+        return texts[0], spans[0]
+
+    def answer(self, index: int, prompt: str, eos_token_ids: tuple[int, ...]) -> Answer:
+        messages = self.record.messages[: index + 1]
+        whole, spans = self.closed(messages)
+        follows = whole.startswith(prompt)
+        start = next((begin for begin, end in spans if end > len(prompt)), 0) if follows else 0
+        if spans and not follows:
+            follows, rendered, given = True, whole[spans[-1][0] :], ""
+        else:
+            start = max(start, len(prompt))
+            rendered = whole[start:] if follows else behind(prompt, whole)
+            given = whole[len(prompt) : start] if follows else ""
+        content = text_of(messages[-1]["content"]).strip()
+        ends = _ends_of(self.tokenizer, eos_token_ids, len(self.tokenizer))
+        body, end = _divided(rendered, content, ends)
+        if "tool_calls" in messages[-1] and (not follows or _lacks(body, content)):
+            raise PromptError(
+                f"{self.record.where} has an answer with tool_calls whose thoughts the chat "
+                "template does not render behind its prompt; leave the answer out, with weight 0"
+            )
+        found = body.strip()
+        if not follows or (found != content and content.endswith(found)):
+            body, given = self._going_on(prompt, content), ""
+        if self.record.open_ended and messages == self.record.messages:
+            return Answer(body, given, ended=True)  # it was truncated
+        return Answer(body + (end or ""), given, end is not None)
+
+    def _going_on(self, prompt: str, content: str) -> str:
+        """The content behind the thoughts that the prompt opens, if it does."""
+        tag = _OPENING.search(prompt)
+        if tag is None:
+            return content
+        opened = tag[0].rstrip()
+        if content.startswith(opened):
+            return behind(tag[0], content)
+        if f"{tag[1]}/{tag[2]}{tag[3]}" in content:
+            return content
+        raise PromptError(
+            f"{self.record.where}: the prompt of the chat template ends with {opened!r}, and the "
+            f"answer {content[:20]!r} does not go on from there; give it the thoughts, or set "
+            "chat_template_kwargs such as enable_thinking"
+        )
+
+
+class _Ends(NamedTuple):
+    """Texts of the tokens at which the target stops, and of all special tokens."""
+
+    stops: tuple[str, ...]
+    special: tuple[str, ...]
+
+
+@functools.lru_cache(maxsize=4)
+def _ends_of(
+    tokenizer: PreTrainedTokenizerBase, eos_token_ids: tuple[int, ...], _size: int
+) -> _Ends:
+    """`_size`: number of the tokenizer's tokens, which a user may add to."""
+    stops = [str(tokenizer.decode([token])) for token in eos_token_ids if token < len(tokenizer)]
+    added = tokenizer.added_tokens_decoder.values()
+    special = {*tokenizer.all_special_tokens, *(str(token) for token in added if token.special)}
+    return _Ends(tuple(filter(str.strip, stops)), tuple(filter(str.strip, special)))
+
+
+def _divided(text: str, content: str, ends: _Ends) -> tuple[str, str | None]:
+    """An answer and the end of its turn; None: the template does not end it.
+
+    Special tokens that the content spells do not end it.
+    """
+    at = text.find(content) + len(content) if content in text else 0
+    for texts in (ends.stops, ends.special):
+        found = [(text.find(s, at), s) for s in texts if s in text[at:]]
+        if found:
+            place, stop = min(found)
+            return text[: at or place], text[at or place : place + len(stop)]
+    return text.rstrip(), None
+
+
+def _lacks(body: str, content: str) -> bool:
+    """Whether a text between the tags of the content is not in the body."""
+    return any(text.strip() not in body for text in _TAG.split(content))

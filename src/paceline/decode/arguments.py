@@ -5,14 +5,12 @@ from __future__ import annotations
 import operator
 import reprlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from paceline.errors import PromptError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-Kind = TypeVar("Kind")
 
 
 def whole(name: str, value: Any, least: int | None = 1, advice: str = "") -> int:
@@ -34,32 +32,21 @@ def whole(name: str, value: Any, least: int | None = 1, advice: str = "") -> int
 
 def real(name: str, value: Any, low: float, high: float | None = None) -> float:
     """The value, in [low, high]; raises UsageError."""
-    known = isinstance(value, int | float) and not isinstance(value, bool)
-    if not known or not low <= value <= (value if high is None else high):
+    if not low <= value <= (value if high is None else high):
         wanted = f"{low:g} or more" if high is None else f"in [{low:g}, {high:g}]"
         raise UsageError(f"{name} must be {wanted}, got {reprlib.repr(value)}")
     return value
 
 
-def several(name: str, values: Any, least: int | None = None) -> list[int]:
-    """The values as integers; raises UsageError if they are not a list of whole numbers."""
-    try:
-        if isinstance(values, str | bytes):
-            raise TypeError
-        found = list(values)
-    except TypeError:
-        got = reprlib.repr(values)
-        raise UsageError(f"{name} must be a list of whole numbers, got {got}") from None
-    return [whole(f"{name}[{at}]", value, least) for at, value in enumerate(found)]
-
-
 def token_lists(prompts: Any) -> list[list[int]]:
-    """The prompts as lists of token ids.
-
-    Raises:
-        PromptError: they are not lists of whole numbers.
-    """
-    return [_tokens(prompt, row) for row, prompt in enumerate(listed(prompts))]
+    """The prompts as lists of token ids; raises PromptError."""
+    try:
+        return [[operator.index(token) for token in prompt] for prompt in listed(prompts)]
+    except (TypeError, RuntimeError):  # RuntimeError: a tensor of several values
+        raise PromptError(
+            "every prompt must be a text, a chat or a list of token ids, got "
+            f"{reprlib.repr(prompts)}; give one of these per prompt"
+        ) from None
 
 
 def listed(prompts: Any) -> list[Any]:
@@ -75,25 +62,6 @@ def listed(prompts: Any) -> list[Any]:
             "input_ids of a tokenizer's result, encoded without padding"
         )
     return list(prompts)
-
-
-def _tokens(prompt: Any, row: int) -> list[int]:
-    try:
-        if isinstance(prompt, str | bytes):
-            raise TypeError
-        return [operator.index(token) for token in prompt]
-    except (TypeError, RuntimeError):
-        raise PromptError(
-            f"prompt {row} must be a text, a chat or a list of token ids, got "
-            f"{reprlib.repr(prompt)}; give one of these per prompt"
-        ) from None
-
-
-def instance(name: str, value: Any, kind: type[Kind]) -> Kind | None:
-    """The value, if it is of this kind or None; raises UsageError."""
-    if value is None or isinstance(value, kind):
-        return value
-    raise UsageError(f"{name} must be a {kind.__name__}, got {reprlib.repr(value)}")
 
 
 def one_of(name: str, value: Any, choices: Sequence[Any]) -> Any:
@@ -119,7 +87,7 @@ def seeds_of(seed: Any, count: int) -> Sequence[int]:
     if isinstance(seed, int) or not hasattr(seed, "__iter__"):
         first = whole("seed", seed, None)
         return range(first, first + count)
-    seeds = several("seed", seed)
+    seeds = [whole("seed", each, None) for each in seed]
     if len(seeds) != count:
         raise UsageError(f"got {len(seeds)} seeds for {count} prompts; give one each")
     return seeds

@@ -17,7 +17,7 @@ from paceline.core.sampling import (
     seen_tokens,
     to_probs,
 )
-from paceline.decode.arguments import check_models, instance, listed, several, whole
+from paceline.decode.arguments import check_models, listed, whole
 from paceline.decode.text import Limits, start_texts
 from paceline.decode.text_prompts import as_tokens, is_text, pieces_of, with_text
 from paceline.errors import ModelLoadError, UsageError
@@ -53,7 +53,7 @@ class Decoder(ABC):
     def __init__(self, target: Model, sampling: SamplingParams | None) -> None:
         check_models(target=target)
         self.target = target
-        self.sampling = instance("sampling", sampling, SamplingParams) or SamplingParams()
+        self.sampling = sampling or SamplingParams()
         self.vocab_size = target.vocab_size
 
     @overload
@@ -190,18 +190,13 @@ class Decoder(ABC):
             as_tokens(prompt, self.target, name)
             for prompt, name in zip(prompts, names, strict=True)
         ]
-        stops, tokenizer = self.target.eos_token_ids, self.target.tokenizer
-        padding, eos = (getattr(tokenizer, f"{name}_token_id", None) for name in ("pad", "eos"))
-        ends = (*stops, eos)  # a prompt may end with one, whatever ends its answer
-        if eos_token_ids is not None:
-            stops = several("eos_token_ids", eos_token_ids)
+        stops = self.target.eos_token_ids if eos_token_ids is None else eos_token_ids
         return start_texts(
             prompts,
             max_new_tokens=max_new_tokens,
             seed=seed,
-            stops=frozenset(stops),
+            stops=frozenset(map(int, stops)),
             limits=self._limits(),
-            padding=None if padding in ends else padding,
         )
 
     def _limits(self) -> Limits:

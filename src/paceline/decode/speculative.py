@@ -25,7 +25,7 @@ from paceline.core.block import Drafted, DrawPlan, DrawRequest, UniformRows, Ver
 from paceline.core.rule_base import Bonus, Rule, with_bonus
 from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams, as_list, proposal_params
-from paceline.decode.arguments import check_models, instance, one_of, whole
+from paceline.decode.arguments import check_models, one_of, whole
 from paceline.decode.block import draft_while_confident, draw, verify
 from paceline.decode.decoder import BatchSlots, Decoder, fits_draft, shared_context
 from paceline.decode.draft_policies import DraftPolicy, FixedLength
@@ -79,14 +79,12 @@ class SpeculativeDecoder(Decoder):
         super().__init__(target, sampling)
         self.vocab_size = shared_vocab_size
         self.draft = draft
-        self.rule = instance("rule", rule, Rule) or Lossless()
+        self.rule = rule or Lossless()
         self.bonus: Bonus = one_of("bonus", bonus, get_args(Bonus))
         self._applied_rule = with_bonus(self.rule, self.bonus)
         self.gamma = gamma
-        self.policy = instance("policy", policy, DraftPolicy) or FixedLength()
-        self.draft_sampling = proposal_params(
-            self.sampling, instance("draft_sampling", draft_sampling, SamplingParams)
-        )
+        self.policy = policy or FixedLength()
+        self.draft_sampling = proposal_params(self.sampling, draft_sampling)
         # At temperature 0 a lossless rule accepts only the target's argmax, whatever q is.
         self._verifies_argmax = self.sampling.greedy and self.rule.exact
         self.verifies_first = self._applied_rule.num_undrafted == 0

@@ -31,10 +31,9 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class Strategy(StrictModel):
-    """Base class of strategies; `definition` and `source` are those of `core.rule_base.Rule`."""
+    """Base class of strategies; `definition` is that of `core.rule_base.Rule`."""
 
     definition: ClassVar[str] = ""
-    source: ClassVar[tuple[str, str] | None] = None
 
 
 class Autoregressive(Strategy):
@@ -80,7 +79,6 @@ class TokenByToken(Strategy):
         "the draft writes while it is confident; the target writes the next token. Nothing is "
         "checked."
     )
-    source = ("Faster Cascades", "algorithm 2")
     alpha: Share
     most_drafted: Count = MOST_DRAFTED
 
@@ -93,7 +91,6 @@ class ResponseByResponse(Strategy):
 
     strategy: Literal["sequence_cascade"] = "sequence_cascade"
     definition = "the draft answers whole prompts where it is confident."
-    source = ("Faster Cascades", "eq. 1")
     alpha: Share
     normalise: bool = False
 
@@ -119,7 +116,6 @@ class Oracle(Strategy):
 
     strategy: Literal["oracle_cascade"] = "oracle_cascade"
     definition = "a cascade whose rule sees both models at every token."
-    source = ("Faster Cascades", "algorithm 3")
     rule: RuleChoice = Diff(0.0)
 
 

@@ -261,22 +261,17 @@ def start_texts(
     seed: int | Sequence[int],
     stops: Collection[int],
     limits: Limits,
-    padding: int | None = None,
 ) -> list[Text]:
     """Validate a request and create one `Text` per prompt.
 
-    `padding` is the token that a tokenizer pads with.
-
     Raises:
-        PromptError: no prompt, padded prompts, or prompts that are not lists of token ids.
+        PromptError: no prompt, or prompts that are not lists of token ids.
         UsageError: an invalid budget, or seeds that do not match the prompts.
         ContextLengthError: no new token fits after a prompt, or an encoder input is too long.
     """
     prompts = token_lists(prompts)
     if not prompts:
         raise PromptError("got no prompt; give at least one list of token ids")
-    if padding not in stops:
-        _refuse_padded(prompts, padding)
     max_new_tokens = whole("max_new_tokens", max_new_tokens)
     seeds = seeds_of(seed, len(prompts))
     texts: list[Text] = []
@@ -295,19 +290,6 @@ def start_texts(
             )
         )
     return texts
-
-
-def _refuse_padded(prompts: Sequence[Sequence[int]], padding: int | None) -> None:
-    """Raise if all prompts are of one length, and padding begins or ends some of them."""
-    if len({len(prompt) for prompt in prompts}) > 1 or not prompts[0]:
-        return
-    for end in (0, -1):
-        padded = [prompt[end] == padding for prompt in prompts]
-        if any(padded) and not all(padded):
-            raise PromptError(
-                f"prompt {padded.index(True)} begins or ends with the padding token {padding}, "
-                "which would be read as text; encode the prompts without padding"
-            )
 
 
 def _fitting(prompt: Sequence[int], limits: Limits, row: int | None) -> int | None:

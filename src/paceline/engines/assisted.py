@@ -8,9 +8,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers
-from transformers import GenerationConfig
-from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
 from paceline.engines.contract import (
     BlockCounts,
@@ -18,30 +15,47 @@ from paceline.engines.contract import (
     Engine,
     Request,
     Served,
-    assisted_settings,
     checked_tokens,
     together,
 )
-from paceline.models.silence import quiet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from transformers import GenerationConfig
+
     from paceline.core.sampling import SamplingParams
+    from paceline.engines.contract import Drafting, DraftSampling
     from paceline.models import HfModel
+
+
+def assisted_settings(gamma: int) -> dict[str, Any]:
+    """Settings with which the assistant of transformers drafts `gamma` tokens in every block."""
+    return {
+        "num_assistant_tokens": gamma,
+        "num_assistant_tokens_schedule": "constant",
+        "assistant_confidence_threshold": 0.0,
+    }
 
 
 class Transformers(Engine):
     """Runs `generate` of a target, with a draft as the assistant model or without one.
 
-    Ignores both models' generation_config: each request sets every sampling parameter.
+    Ignores both models' generation_config: each request sets every sampling parameter. It drafts
+    for one text at a time, and for encoder-decoders, too.
     """
 
-    name = "transformers"
-    version = transformers.__version__
+    name = title = "transformers"
+    in_process = True
     conventions = Conventions(drafts_first_token=True)
+    tested, tested_words = ("5.23",), "5.23.0"
+    reasons = "another data type"
+    advice = "use longer prompts or raise max_new_tokens"
 
     def __init__(self, target: HfModel, draft: HfModel | None, gamma: int) -> None:
+        import transformers
+
+        self.version = transformers.__version__
         self._target: Any = target.hf
         self._draft: Any = None if draft is None else draft.hf
         self._gamma = gamma
@@ -70,6 +84,27 @@ class Transformers(Engine):
         assert batch_size == 1, "assisted generation supports batch size 1 only"
         return together([self.serve(request) for request in requests])
 
+    @classmethod
+    def launch(cls, target: str, drafting: Drafting, model_class: str) -> str:
+        return (
+            f"from transformers import {model_class}, AutoTokenizer\n"
+            f"tokenizer = AutoTokenizer.from_pretrained({target!r})\n"
+            f"target = {model_class}.from_pretrained({target!r})\n"
+            f"draft = {model_class}.from_pretrained({drafting.draft!r})"
+            f"  # drafts {drafting.gamma} tokens per block\n"
+            'inputs = tokenizer("A prompt", return_tensors="pt")\n'
+            "texts = target.generate(**inputs, assistant_model=draft, max_new_tokens=128)"
+        )
+
+    @classmethod
+    def proposals(cls, drafting: DraftSampling, sampling: SamplingParams) -> SamplingParams:
+        """It passes the target's logits processors to the draft, whose `generate` adds them again.
+
+        So logits are divided by the temperature twice.
+        """
+        del drafting
+        return sampling.model_copy(update={"temperature": sampling.temperature**2})
+
     @contextmanager
     def _without_defaults(self) -> Iterator[None]:
         """Replace both models' generation_config while the context is open.
@@ -77,6 +112,10 @@ class Transformers(Engine):
         transformers fills unset request settings, such as eos_token_id, from either model's config
         and reads the number of drafted tokens from the assistant's.
         """
+        from transformers import GenerationConfig
+
+        from paceline.models.silence import quiet
+
         drafting = GenerationConfig(**assisted_settings(self._gamma))
         clean = [(self._target, GenerationConfig())]
         clean += [] if self._draft is None else [(self._draft, drafting)]
@@ -93,6 +132,8 @@ class Transformers(Engine):
 
 
 def _settings(sampling: SamplingParams, max_new_tokens: int) -> GenerationConfig:
+    from transformers import GenerationConfig
+
     drawn: dict[str, Any] = {}
     if not sampling.greedy:
         drawn = {
@@ -119,6 +160,8 @@ def _seeded(seed: int) -> Iterator[None]:
 @contextmanager
 def _counting() -> Iterator[list[tuple[int, int]]]:
     """Collect (drafted, accepted) token counts of each block while the context is open."""
+    from transformers.generation.candidate_generator import AssistedCandidateGenerator
+
     found: list[tuple[int, int]] = []
     original = AssistedCandidateGenerator.update_candidate_strategy
 

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import os
 import shlex
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import Field, ValidationInfo, model_validator
 
 from paceline.config import StrictModel
-from paceline.engines.client import KeyVariable, root_of
+from paceline.engines.client import root_of
 from paceline.engines.kinds import KINDS, EngineName
-from paceline.permissions import PROGRAMS, Origin, allowed, is_given
+from paceline.engines.servers import Server
+from paceline.errors import UsageError
+from paceline.permissions import PROGRAMS, Origin, allowed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from paceline.engines.kinds import Capacity, Drafting, EngineKind
-
-
-RULE_IS_SET = "paceline: drafts are judged by"
-"""Beginning of the line that the plugin logs when it has set the rule."""
+    from paceline.engines.contract import Engine, Setup
 
 _GPUS = "CUDA_VISIBLE_DEVICES"
 
@@ -43,7 +41,7 @@ class EngineChoice(StrictModel):
     engine: EngineName
     url: str | None = None
     model: str | None = None
-    api_key_env: KeyVariable = None
+    api_key_env: str | None = None
     program: str | None = None
     options: tuple[str, ...] = ()
     target: str | None = None
@@ -58,8 +56,10 @@ class EngineChoice(StrictModel):
             return values
         known = cast("dict[str, Any]", values)
         kind = KINDS.get(str(known.get("engine")))
-        program = known.get("program") or "".join(kind.program[:1] if kind else ())
-        of_file = [key for key in ("program", "options") if not is_given(known.get(key))]
+        program = known.get("program") or ""
+        if not program and kind is not None and issubclass(kind, Server):
+            program = kind.program[0]
+        of_file = [key for key in ("program", "options") if known.get(key) is not None]
         if of_file and program not in allowed(PROGRAMS):
             raise ValueError(
                 f"a file may not set the {of_file[0]} of an engine by itself "
@@ -84,39 +84,23 @@ class EngineChoice(StrictModel):
         return self
 
     @property
-    def kind(self) -> EngineKind:
-        """What Paceline knows of the engine."""
+    def kind(self) -> type[Engine]:
+        """The engine's class."""
         return KINDS[self.engine]
 
-
-class Setup(NamedTuple):
-    """Launch configuration of a server.
-
-    Attributes:
-        target: Path or hub name of the target.
-        drafting: Speculative decoding; None: off.
-        capacity: Requests and context length to serve.
-        dtype: Compute dtype; auto: the server's default.
-        gpu: The only visible GPU that the server uses; None: all.
-    """
-
-    target: str
-    drafting: Drafting | None
-    capacity: Capacity
-    dtype: str = "auto"
-    gpu: int | None = None
+    @property
+    def server(self) -> type[Server]:
+        """The engine's class; raises UsageError for transformers, which is not a server."""
+        if not issubclass(self.kind, Server):
+            raise UsageError(f"{self.engine} is not a server")
+        return self.kind
 
 
 def server_command(choice: EngineChoice, setup: Setup, port: int) -> list[str]:
     """Return the command that starts the server on 127.0.0.1."""
-    kind = choice.kind
-    assert not kind.in_process, "not a server"
-    program, *first = kind.program
-    command = [choice.program or program, *first, *kind.target_arguments(setup.target)]
-    command += ["--host", "127.0.0.1", "--port", str(port), *kind.capacity(setup.capacity)]
-    command += [] if setup.dtype == "auto" else kind.dtype(setup.dtype)
-    command += [] if setup.drafting is None else kind.draft_arguments(setup.drafting)
-    return [*command, *choice.options]
+    program, *first = choice.server.program
+    arguments = choice.server.arguments(setup, port)
+    return [choice.program or program, *first, *arguments, *choice.options]
 
 
 def server_environment(choice: EngineChoice, setup: Setup) -> Mapping[str, str]:
@@ -125,4 +109,4 @@ def server_environment(choice: EngineChoice, setup: Setup) -> Mapping[str, str]:
     if setup.gpu is not None:
         visible = os.environ.get(_GPUS)
         found[_GPUS] = visible.split(",")[setup.gpu] if visible else str(setup.gpu)
-    return found | choice.kind.environment((setup.drafting and setup.drafting.rule) or "")
+    return found | choice.server.environment((setup.drafting and setup.drafting.rule) or "")

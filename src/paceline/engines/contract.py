@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from paceline.config import StrictModel
-from paceline.errors import EngineError
+from paceline.core.sampling import SamplingParams
+from paceline.errors import EngineError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.core.sampling import SamplingParams
+DraftSampling = Literal["greedy", "probabilistic"]
 
 
 class BlockCounts(StrictModel):
@@ -82,18 +83,51 @@ class Conventions(NamedTuple):
     counts_empty_blocks: bool = True
 
 
+class Drafting(NamedTuple):
+    """Drafting configuration of a server."""
+
+    draft: str  # path or hub name
+    gamma: int  # tokens drafted per block
+    sampling: DraftSampling = "greedy"  # of vLLM; the other servers draft greedily
+    rule: str | None = None  # for Paceline's plugin of vLLM, as JSON; None: the server's own
+
+
+class Capacity(NamedTuple):
+    """Capacity of a server: context length in tokens, and concurrent requests."""
+
+    length: int
+    batch_size: int = 1
+
+
+class Setup(NamedTuple):
+    """Launch configuration of a server."""
+
+    target: str  # path or hub name
+    drafting: Drafting | None  # None: no speculative decoding
+    capacity: Capacity
+    dtype: str = "auto"  # auto: the server's default
+    gpu: int | None = None  # the only visible GPU that the server uses; None: all
+    top_logprobs: int = 0  # the most log probabilities that an answer may have for a token
+
+
 class Engine(ABC):
-    """An engine that answers requests.
+    """An engine: what Paceline knows of it, and the connection that answers requests."""
 
-    Attributes:
-        name: As in `measure --engine`.
-        version: As reported by the engine; empty if it does not report one.
-        conventions: What it drafts and counts.
-    """
-
-    name: str
-    version: str = ""
+    name: str  # as in `measure --engine` and `export --to`
+    title: ClassVar[str]  # in sentences
+    in_process: ClassVar[bool] = False  # it is transformers; the others are servers
     conventions: Conventions = Conventions()
+    loads_gguf: ClassVar[bool] = False  # and no directories
+    samples_drafts: ClassVar[bool] = False  # if asked to, without top-k and top-p
+    runs_rules: ClassVar[bool] = False  # which Paceline's plugin sets
+    always_ties: ClassVar[tuple[str, ...]] = ()  # model types whose own head it does not read
+    other_methods: ClassVar[tuple[str, ...]] = ()  # that it infers from parts of a draft's path
+    tested: ClassVar[tuple[str, ...]] = ()  # beginnings of versions
+    tested_words: ClassVar[str] = "its response format only"
+    reasons: ClassVar[str]  # known ones for counts that differ from the prediction
+    advice: ClassVar[str]  # if it drafts nothing
+    filter_note: ClassVar[str] = ""  # on top-k and top-p together
+    version: str = ""  # as it reports
 
     @abstractmethod
     def serve(self, request: Request) -> Served:
@@ -103,14 +137,32 @@ class Engine(ABC):
     def serve_together(self, requests: Sequence[Request], batch_size: int) -> Served:
         """Answer requests, at most `batch_size` concurrently, or raise EngineError."""
 
+    @classmethod
+    def launch(cls, target: str, drafting: Drafting, model_class: str) -> str:
+        """For a model card: a shell command, or Python code with this class of transformers."""
+        del target, drafting, model_class
+        return ""
 
-def assisted_settings(gamma: int) -> dict[str, Any]:
-    """Settings with which the assistant of transformers drafts `gamma` tokens in every block."""
-    return {
-        "num_assistant_tokens": gamma,
-        "num_assistant_tokens_schedule": "constant",
-        "assistant_confidence_threshold": 0.0,
-    }
+    @classmethod
+    def loads(cls, model: str) -> bool:
+        """True if it can load the model: a GGUF file or a directory."""
+        return model.endswith(".gguf") == cls.loads_gguf
+
+    @classmethod
+    def check_draft_path(cls, draft: str) -> None:
+        """Raise UsageError if it would infer another drafting method from the draft's path."""
+        for name in cls.other_methods:
+            if name in draft.lower():
+                raise UsageError(
+                    f"{cls.title} infers another drafting method from {name!r} in the path "
+                    f"{draft}; choose another path"
+                )
+
+    @classmethod
+    def proposals(cls, drafting: DraftSampling, sampling: SamplingParams) -> SamplingParams:
+        """Sampling parameters that it applies to the draft of a request with `sampling`."""
+        drawn = drafting == "probabilistic"
+        return SamplingParams(temperature=sampling.temperature if drawn else 0.0)
 
 
 def together(served: Sequence[Served]) -> Served:

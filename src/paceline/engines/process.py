@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from paceline.cache import cache_directory
-from paceline.engines.client import Client, api_key, check_packages, root_of
-from paceline.engines.commands import RULE_IS_SET, server_command, server_environment
+from paceline.engines.client import Client, api_key, check_packages
+from paceline.engines.commands import server_command, server_environment
 from paceline.errors import EngineError, UsageError
 from paceline.processes import end_with_parent, last_lines, stop_groups
-from paceline.processor import level
 from paceline.records import storage_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
-    from paceline.engines.commands import EngineChoice, Setup
-    from paceline.engines.contract import Engine
+    from paceline.engines.commands import EngineChoice
+    from paceline.engines.contract import Setup
+    from paceline.engines.servers import Server
     from paceline.progress import Progress
 
 
@@ -70,8 +70,7 @@ class ServerProcess:
         inherited = {name: value for name, value in os.environ.items() if name not in _KEYS}
         with storage_errors(log):
             log.parent.mkdir(parents=True, exist_ok=True)
-            log.unlink(missing_ok=True)
-            stream = log.open("xb")  # follows no link
+            stream = log.open("wb")
         start = partial(
             subprocess.Popen,
             [program, *command[1:]],
@@ -106,15 +105,10 @@ class ServerProcess:
                     f"{self._log_excerpt()}"
                 )
             with suppress(EngineError):
-                client.get_text("/health")
+                client.ask("GET", "/health")
                 return client
             time.sleep(_POLL_S)
         raise EngineError(f"{self._name} did not answer in {seconds:.0f} s; {self._log_excerpt()}")
-
-    @property
-    def crashed(self) -> bool:
-        """True if the process ended with a segmentation fault."""
-        return self._process.poll() == -signal.SIGSEGV
 
     def _signal_name(self) -> str:
         code = self._process.poll() or 0
@@ -202,11 +196,9 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def connect(choice: EngineChoice, client: Client) -> Engine:
+def connect(choice: EngineChoice, client: Client) -> Server:
     """Connect to a running server; raises EngineError if it does not answer like this engine."""
-    if choice.kind.connect is None:
-        raise UsageError(f"{choice.engine} is not a server")
-    return choice.kind.connect(client, choice.model)
+    return choice.server(client, choice.model)
 
 
 def client_of(choice: EngineChoice) -> Client:
@@ -220,15 +212,14 @@ def check_choice(choice: EngineChoice) -> None:
     if choice.kind.in_process:
         return
     if choice.url is not None:
-        root_of(choice.url)
         api_key(choice.api_key_env, [choice.url])
     check_packages()
     if choice.url is None:
-        find_program(choice.program or choice.kind.program[0])
+        find_program(choice.program or choice.server.program[0])
 
 
 @contextmanager
-def started(choice: EngineChoice, setup: Setup, progress: Progress) -> Generator[Engine]:
+def started(choice: EngineChoice, setup: Setup, progress: Progress) -> Generator[Server]:
     """Start a server and connect to it; stop it when the context ends.
 
     Raises:
@@ -248,18 +239,8 @@ def running(choice: EngineChoice, setup: Setup, progress: Progress) -> Generator
     logs = cache_directory("logs") or Path(tempfile.mkdtemp(prefix="paceline-"))
     log = logs / f"{choice.engine}-{role}-{port}.log"
     with ServerProcess(command, port, log, server_environment(choice, setup)) as server:
-        try:
-            client = server.wait_until_ready(choice.start_seconds, progress)
-        except EngineError as error:
-            option, advice = choice.kind.amx_advice or ("", "")
-            helps = advice and option not in choice.options
-            more = f"; {advice}" if helps and level() == "amx" and server.crashed else ""
-            raise EngineError(f"{error}{more}") from error
-        if setup.drafting is not None and setup.drafting.rule and not server.logged(RULE_IS_SET):
-            raise EngineError(
-                f"{command[0]} started without Paceline's plugin, so it would ignore the rule; "
-                "install Paceline in vLLM's environment: pip install -e '.[vllm]' with its pip"
-            )
+        client = server.wait_until_ready(choice.start_seconds, progress)
+        choice.server.check_started(setup, server.logged)
         try:
             yield client
         except EngineError as error:

@@ -1,97 +1,74 @@
 """Asks OpenAI-compatible servers for texts: many requests at once, over several servers.
 
 A server that fails gets no requests for a while; its requests go to the others. So servers may
-join, leave and restart during a run.
-
-Before the first request, a server is identified: its program, its model and its tokenizer. Its log
-probabilities must be the target's, before temperature and filters. vLLM with `--logprobs-mode
-processed_logprobs` gives those of the distribution that it samples from, and a draft that is
-trained on them learns another distribution than the one that it is compared with.
+join, leave and restart during a run. Before its first request, and again after a failure, a server
+is identified: its program, its model and its tokenizer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
-import math
 import operator
 import time
 import warnings
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel
 
-from paceline.core.sampling import SamplingParams
+from paceline.engines.answers import AnswerError
 from paceline.engines.client import (
-    UNCOMPRESSED,
     Client,
     StatusError,
     UnavailableError,
     api_key,
-    drop_other_headers,
-    limiting,
-    shorten,
-    timeouts,
-    transport,
+    check_packages,
+    connection,
+    said_by,
     unreachable,
 )
-from paceline.engines.kinds import KINDS, text_form
-from paceline.engines.servers import served_models
+from paceline.engines.kinds import SERVERS
+from paceline.engines.servers import Server, served_models
 from paceline.engines.texts import (
     KEY_SETTING,
     NEUTRAL_FORMS,
-    AnswerError,
     RefusedError,
-    Written,
     by_status,
     may_pass,
-    processed,
-    read_answer,
     refused,
-    text_body,
 )
 from paceline.errors import EngineError, SlowerWarning, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
-    import httpx2
-
+    from paceline.engines.answers import Written
     from paceline.engines.contract import Request
     from paceline.engines.texts import OpenAIWriter
 
     OnAnswer = Callable[[int, Written], None]
     Tokenize = Callable[[str], list[int]]
-    Write = Callable[[Request], Awaitable[Written]]
 
-_RETRIES = 2  # by the client, with back-off, before a server counts as failing
 _DAMAGED = 4  # answers to one request that are damaged, before it fails
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+_PAUSE_S = 1.0  # of a server that fails
+_SEEDS = 2**31  # servers keep 32 bits of a seed
 
 
 class TextServers:
     """Writes texts with the servers of an `OpenAIWriter`."""
 
     def __init__(self, writer: OpenAIWriter, tokenize: Tokenize) -> None:
-        """Read the API key.
+        """Read the API key, or raise UsageError.
 
-        Args:
-            writer: The servers.
-            tokenize: Token ids of a text without special tokens, by the tokenizer of the prompts.
-
-        Raises:
-            UsageError: The client's package or the key's variable is missing.
+        `tokenize`: token ids of a text without special tokens, by the tokenizer of the prompts.
         """
-        if importlib.util.find_spec("openai") is None:
-            raise UsageError("writer openai needs the client: pip install -e '.[engines]'")
+        check_packages()
         self._writer = writer
-        self._key = api_key(writer.api_key_env, writer.urls)
+        key = api_key(writer.api_key_env, writer.urls)
         models: dict[str, str] = {}
-        self._servers = [_Server(url, writer, self._key, tokenize, models) for url in writer.urls]
+        self._servers = [_Asked(url, writer, key, tokenize, models) for url in writer.urls]
 
     def write(self, requests: Sequence[Request], on_answer: OnAnswer) -> None:
         """Answer all requests; `on_answer` gets the index of each and its answer, in any order.
@@ -111,22 +88,69 @@ class TextServers:
                 raise
 
     async def _write(self, requests: Sequence[Request], on_answer: OnAnswer) -> None:
-        pool = _Pool(self._servers, self._writer)
-
-        async def answer(index: int) -> None:
-            on_answer(index, await pool.ask(requests[index]))
-
+        todo: asyncio.Queue[int] = asyncio.Queue()
+        for index in range(len(requests)):
+            todo.put_nowait(index)
+        round_ = _Round(requests, on_answer, todo, Counter())
+        self._answered = time.monotonic()
         async with contextlib.AsyncExitStack() as stack:
             for server in self._servers:
                 await stack.enter_async_context(server)
-            tasks = [asyncio.create_task(answer(index)) for index in range(len(requests))]
+            each = [server for _ in range(self._writer.concurrency) for server in self._servers]
+            tasks = [asyncio.create_task(self._ask(server, round_)) for server in each]
+            tasks.append(asyncio.create_task(todo.join()))
             try:
-                for task in asyncio.as_completed(tasks):
-                    await task
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
             finally:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _ask(self, server: _Asked, round_: _Round) -> None:
+        """Ask this server for one text after the other."""
+        while True:
+            try:
+                await server.identify()
+            except UnavailableError as error:
+                await self._pause(server, error)
+                continue
+            index = await round_.todo.get()
+            try:
+                written = await server.ask(round_.requests[index])
+            except (UnavailableError, AnswerError) as error:
+                round_.todo.put_nowait(index)
+                round_.todo.task_done()
+                if isinstance(error, UnavailableError):
+                    await self._pause(server, error)
+                    continue
+                round_.num_damaged[index] += 1
+                if round_.num_damaged[index] == _DAMAGED:
+                    raise
+            else:
+                server.is_failing, self._answered = False, time.monotonic()
+                round_.on_answer(index, written)
+                round_.todo.task_done()
+
+    async def _pause(self, server: _Asked, error: UnavailableError) -> None:
+        silent_s = time.monotonic() - self._answered
+        if all(each.is_failing for each in self._servers) and silent_s > self._writer.patience_s:
+            raise EngineError(f"{error}; no server answered for {silent_s:.0f} s") from error
+        if not server.is_failing:
+            server.is_failing = True
+            warnings.warn(f"{error}; it gets no requests for now", SlowerWarning, stacklevel=2)
+        server.forget()
+        await asyncio.sleep(_PAUSE_S)
+
+
+class _Round(NamedTuple):
+    """The requests of one call; `num_damaged`: damaged answers by request."""
+
+    requests: Sequence[Request]
+    on_answer: OnAnswer
+    todo: asyncio.Queue[int]
+    num_damaged: Counter[int]
 
 
 class _Stop:
@@ -148,79 +172,19 @@ class _Stop:
                 self._cancel()
 
 
-class _Pool:
-    """Gives each request to the least busy server that answers."""
+class _Known(NamedTuple):
+    """What a server is; `name`: its name and version, empty if it gives none."""
 
-    def __init__(self, servers: Sequence[_Server], writer: OpenAIWriter) -> None:
-        self._servers = servers
-        self._limit = writer.concurrency
-        self._patience_s = writer.patience_s
-        self._changed = asyncio.Condition()
-        self._answered = time.monotonic()
-
-    async def ask(self, request: Request) -> Written:
-        num_damaged = 0
-        while True:
-            server = await self._acquire()
-            try:
-                written = await server.ask(request)
-            except UnavailableError as error:
-                self._pause(server, error)
-            except AnswerError:
-                num_damaged += 1
-                if num_damaged == _DAMAGED:
-                    raise
-            else:
-                server.pause_s, server.is_reported = 0.0, False
-                self._answered = time.monotonic()
-                return written
-            finally:
-                server.num_busy -= 1
-                async with self._changed:
-                    self._changed.notify_all()
-
-    async def _acquire(self) -> _Server:
-        async with self._changed:
-            while True:
-                now = time.monotonic()
-                ready = [each for each in self._servers if each.resumes_at <= now]
-                free = [each for each in ready if each.num_busy < self._limit_of(each)]
-                if free:
-                    server = min(free, key=lambda each: each.num_busy)
-                    server.num_busy += 1
-                    return server
-                resting = [each.resumes_at - now for each in self._servers if each not in ready]
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), min(resting, default=None))
-
-    def _limit_of(self, server: _Server) -> int:
-        """One request tests whether a server answers again."""
-        return 1 if server.pause_s else self._limit
-
-    def _pause(self, server: _Server, error: UnavailableError) -> None:
-        now = time.monotonic()
-        if server.resumes_at > now:  # another request has found the same failure
-            return
-        if all(each.pause_s for each in self._servers) and now - self._answered > self._patience_s:
-            raise EngineError(
-                f"{error}; no server answered for {now - self._answered:.0f} s"
-            ) from error
-        if not server.is_reported:
-            server.is_reported = True
-            warnings.warn(f"{error}; it gets no requests for now", SlowerWarning, stacklevel=2)
-        server.pause_s = min(max(2 * server.pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
-        server.resumes_at = now + server.pause_s
-        server.forget()
+    kind: type[Server]
+    name: str
+    model: str
 
 
-class _Server:
+class _Asked:
     """One server.
 
     Attributes:
-        num_busy: Requests in flight.
-        pause_s: Length of the last pause after failures; 0: the last request was answered.
-        resumes_at: End of the pause, by the monotonic clock.
-        is_reported: A warning said that it fails.
+        is_failing: Its last request failed.
     """
 
     def __init__(
@@ -231,84 +195,60 @@ class _Server:
         tokenize: Tokenize,
         models: dict[str, str],
     ) -> None:
-        """`models`: the model of each server, by URL, which all servers fill in."""
-        self._models = models
+        self._models = models  # of each server, by URL, which all servers fill in
         self._url = url
         self._writer = writer
         self._key = key
         self._tokenize = tokenize
-        self._known: tuple[str, str] | None = None  # model, name and version
+        self._known: _Known | None = None
         self._form = 0  # of neutral settings
-        self._is_raw = not writer.top_logprobs  # log probabilities are the target's, or not needed
-        self.is_reported = False
-        self.num_busy, self.pause_s, self.resumes_at = 0, 0.0, 0.0
+        self.is_failing = False
 
-    async def __aenter__(self) -> _Server:
-        import openai
+    async def __aenter__(self) -> _Asked:
+        import httpx2
 
         self._lock = asyncio.Lock()
-        self.num_busy = 0
-        limit = limiting(self._writer.timeout_s)
-
-        async def limit_answer(answer: httpx2.Response) -> None:
-            limit(answer)
-
-        self._client = openai.AsyncOpenAI(
-            base_url=f"{self._url}/v1",
-            api_key=self._key or "none",
-            timeout=timeouts(self._writer.timeout_s),
-            max_retries=_RETRIES,
-            default_headers=UNCOMPRESSED,
-            http_client=openai.DefaultAsyncHttpxClient(
-                **transport(self._url),
-                follow_redirects=False,  # the key is for this server
-                event_hooks={"request": [drop_other_headers], "response": [limit_answer]},
-            ),
-        )
+        settings = connection(self._url, self._key, self._writer.timeout_s)
+        self._http = httpx2.AsyncClient(**settings)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._client.close()
+        await self._http.aclose()
 
     def forget(self) -> None:
-        """Check everything again: another server may start at this URL."""
-        self._known, self._form, self._is_raw = None, 0, not self._writer.top_logprobs
+        """Identify it again: another server may start at this URL."""
+        self._known, self._form = None, 0
 
-    async def ask(self, request: Request) -> Written:
-        """Answer a request.
+    async def identify(self) -> _Known:
+        """What the server is.
 
         Raises:
-            UsageError: The server refuses the key, the model or the request, or its log
-                probabilities are not those of the target.
-            AnswerError: The answer is damaged.
-            UnavailableError: The server does not answer, or refuses for now.
+            UsageError: It refuses the key, has another tokenizer or not the wanted model.
+            UnavailableError: It does not answer, or refuses for now.
         """
         async with self._lock:
-            if self.resumes_at > time.monotonic():
-                raise UnavailableError(f"{self._url} failed while this request waited for it")
             if self._known is None:
                 given = self._key, self._writer.model, self._tokenize, self._writer.timeout_s
                 self._known = await asyncio.to_thread(identify, self._url, *given)
-                self._check_model(self._known[0])
-            known = self._known
-            if not self._is_raw:
-                checked = await gives_unprocessed(partial(self._written, known), request, self._url)
-                self._is_raw = checked and self._known is known  # not forgotten meanwhile
-        return await self._written(known, request)
+                self._check_model(self._known.model)
+            return self._known
 
-    async def _written(self, known: tuple[str, str], request: Request) -> Written:
-        (model, name), top = known, self._writer.top_logprobs
-        path, body = text_body(request, top, model=model, server=name)
-        where = f"{self._url}{path}"
-        post = self._complete if text_form(name) is None else self._post
-        return read_answer(path, await post(where, body), where, name, top)
+    async def ask(self, request: Request) -> Written:
+        """Answer a request. Raises AnswerError, if the answer is damaged, and as `identify`."""
+        kind, name, model = await self.identify()
+        top = self._writer.top_logprobs
+        request = request._replace(seed=request.seed % _SEEDS)
+        body = kind.text_body(model, request, top)
+        post = self._post if kind.recorded_as else self._complete
+        answer = await post(kind.text_path, body)
+        return kind.read_text(answer, f"{self._url}{kind.text_path}", name, top)
 
-    async def _complete(self, where: str, body: dict[str, Any]) -> str:
+    async def _complete(self, path: str, body: dict[str, Any]) -> str:
         """Send neutral values of settings beyond OpenAI's, in a form that the server accepts."""
         form, last = self._form, len(NEUTRAL_FORMS) - 1
         while True:
             try:
-                answer = await self._post(where, NEUTRAL_FORMS[form] | body)
+                answer = await self._post(path, NEUTRAL_FORMS[form] | body)
                 break
             except RefusedError:
                 if form == last:
@@ -323,22 +263,19 @@ class _Server:
         self._form = max(self._form, form)
         return answer
 
-    async def _post(self, where: str, body: dict[str, Any]) -> str:
+    async def _post(self, path: str, body: dict[str, Any]) -> str:
         import httpx2
-        import openai
 
+        where = f"{self._url}{path}"
         try:
-            answer = await self._client.post(where, cast_to=httpx2.Response, body=body)
-        except openai.APIStatusError as error:
-            raise refused(where, error.response, self._writer) from None
-        except openai.APIConnectionError as error:
-            cause, seconds = error.__cause__ or error, self._writer.timeout_s
+            answer = await self._http.post(path, json=body)
+        except httpx2.HTTPError as error:
             advice = ": lower writer.concurrency or raise writer.timeout_s"
-            raise UnavailableError(unreachable(where, cause, seconds, advice)) from None
-        except UnavailableError:
-            raise
-        except EngineError as error:  # too long, or compressed
-            raise AnswerError(str(error)) from None
+            raise UnavailableError(
+                unreachable(where, error, self._writer.timeout_s, advice)
+            ) from None
+        if answer.status_code != 200:
+            raise refused(where, answer, self._writer)
         return answer.text
 
     def _check_model(self, model: str) -> None:
@@ -362,27 +299,16 @@ class _Tokens(BaseModel):
 
 def identify(
     url: str, key: str | None, wanted: str | None, tokenize: Tokenize, seconds: float
-) -> tuple[str, str]:
-    """The model's name, and the server's name and version.
-
-    Args:
-        url: The server's root.
-        key: API key; None: the server needs none.
-        wanted: Name of the model; None: the only one that the server serves.
-        tokenize: Token ids of a text without special tokens, which must be the server's.
-        seconds: Timeout of each request.
-
-    Raises:
-        UsageError: It does not serve this model, has another tokenizer, or refuses the key.
-        UnavailableError: It does not answer, or refuses for now.
-    """
+) -> _Known:
+    """What the server is; see `_Asked.identify`. `wanted`: its model; None: the only one."""
     client = Client(url, key, key_setting=KEY_SETTING, seconds=seconds)
     try:
-        name, tokenizing = _program(client)
+        kind, name = _program(client)
         model = _served_model(client, wanted)
-        if tokenizing is not None:
+        if kind.recorded_as:
             ours = tokenize(_PROBE)
-            got = client.post("/tokenize", {"model": model, **tokenizing}, _Tokens).tokens
+            body = {"model": model, **kind.tokenize_body(_PROBE)}
+            got = client.post("/tokenize", body, _Tokens).tokens
             if got != ours:
                 first = [*map(operator.eq, got, ours), False].index(False)
                 raise UsageError(
@@ -396,28 +322,30 @@ def identify(
         raise UnavailableError(str(error)) from None
     finally:
         client.close()
-    return model, name
+    return _Known(kind, name, model)
 
 
-def _program(client: Client) -> tuple[str, dict[str, Any] | None]:
-    """Name and version, and the body of a request that tokenizes the probe."""
-    for form in (kind.texts for kind in KINDS.values() if kind.texts is not None):
+def _program(client: Client) -> tuple[type[Server], str]:
+    """The server's class, and its name and version."""
+    for kind in SERVERS:
+        if not kind.recorded_as:
+            continue
         try:
-            (value,) = client.get(*form.version).model_dump().values()
+            version = kind.version_of(client)
         except UnavailableError:
             raise
         except EngineError as error:  # it has no such path, or answers otherwise
             if isinstance(error, StatusError) and may_pass(error.status):
                 raise
             continue
-        if value:
-            return f"{form.program} {value}", form.tokenize(_PROBE)
-    return "", None
+        if version:
+            return kind, f"{kind.recorded_as} {version}"
+    return Server, ""
 
 
 def _served_model(client: Client, wanted: str | None) -> str:
     models = served_models(client)
-    shown = shorten(", ".join(models)) or "no model"
+    shown = said_by(", ".join(models)) or "no model"
     if wanted is None and len(models) == 1:
         return models[0]
     if wanted is None:
@@ -427,75 +355,3 @@ def _served_model(client: Client, wanted: str | None) -> str:
             f"{client.url} serves {shown}, not {wanted}; name one that it serves as writer.model"
         )
     return wanted
-
-
-_PLAIN = SamplingParams()
-_COLD = 0.1  # temperature
-_SHARP_FORMS = (
-    SamplingParams(temperature=_COLD, top_k=1, top_p=0.01),
-    SamplingParams(temperature=_COLD, top_p=0.01),
-    SamplingParams(temperature=_COLD),
-)
-"""Settings to compare with `_PLAIN`: the first that the server accepts."""
-
-TOLERANCE = 0.5
-"""Largest difference of equal log probabilities, in nats.
-
-Logits of 16 to 32 have steps of 0.125 in bfloat16, and kernels that add in another order, as for
-another number of requests, move them by one or two steps. Temperature 0.1 multiplies all
-differences of log probabilities by ten, and filters remove all tokens but one.
-"""
-
-
-async def gives_unprocessed(write: Write, request: Request, where: str) -> bool:
-    """True if a server's log probabilities depend on no sampling setting; False if it is not clear.
-
-    Compares those of one token at temperature 1 and at a low temperature with narrow filters. It is
-    not clear behind a prompt for whose next token the server has no log probabilities, or the same
-    ones at any temperature; then a part of the prompt is used instead.
-
-    Raises:
-        UsageError: They depend on the sampling settings.
-    Cost: two requests for one token, and two more for each prompt that is not clear.
-    """
-    length = len(request.prompt)
-    while length:
-        context = request._replace(prompt=request.prompt[:length], max_new_tokens=1)
-        plain = await _scores(write, context, _PLAIN)
-        if _is_telling(plain):
-            sharp = await _sharp_scores(write, context)
-            if sharp and not _are_equal(plain, sharp):
-                shown = [", ".join(f"{value:.3g}" for value in row[:3]) for row in (plain, sharp)]
-                raise processed(where, f"{shown[0]} became {shown[1]} at temperature {_COLD}")
-            if sharp:
-                return True
-        length //= 2
-    return False
-
-
-async def _sharp_scores(write: Write, request: Request) -> list[float]:
-    for sampling in _SHARP_FORMS[:-1]:
-        with contextlib.suppress(RefusedError):
-            return await _scores(write, request, sampling)
-    return await _scores(write, request, _SHARP_FORMS[-1])
-
-
-async def _scores(write: Write, request: Request, sampling: SamplingParams) -> list[float]:
-    """Log probabilities of the most likely first tokens, descending; none if there are none."""
-    written = await write(request._replace(sampling=sampling))
-    return [value for _, value in written.top[0]] if written.top else []
-
-
-def _is_telling(plain: Sequence[float]) -> bool:
-    """True if a temperature or a filter would change these by more than the tolerance."""
-    if len(plain) < 2:
-        return bool(plain) and plain[0] < -2 * TOLERANCE  # would become 0
-    return (plain[0] - plain[-1]) * (1 / _COLD - 1) > 2 * TOLERANCE
-
-
-def _are_equal(plain: Sequence[float], sharp: Sequence[float]) -> bool:
-    """Compares values in order, since tokens of like probability may change places."""
-    return all(
-        math.isclose(one, other, rel_tol=0, abs_tol=TOLERANCE)
-        for one, other in zip_longest(plain, sharp, fillvalue=math.nan)
-    )

@@ -1,11 +1,9 @@
-"""Acceptance rules on the tensors of vLLM's samplers.
+"""Acceptance rules on the tensors of vLLM's sampler.
 
-vLLM has two model runners, whose samplers hand over drafts and logits in different layouts. Both
-functions here compute what a sampler's `rejection_sample` does, under a rule. Requests at
-temperature 0 keep drafts that are the target's argmax under cascades, because the first runner has
-no draft probabilities for them; `lenient` and `lossy` compare the target's probabilities alone, as
-in the decoder. The bonus token follows the target, because no draft probabilities exist behind the
-last draft.
+`rejection_sample` computes what vLLM's function of this name does, under a rule. Requests at
+temperature 0 keep drafts that are the target's argmax under cascades; `lenient` and `lossy` compare
+the target's probabilities alone, as in the decoder. The bonus token follows the target, because no
+draft probabilities exist behind the last draft.
 
 Confidences, and the target that `lenient` and `lossy` compare at temperature 0, are those of the
 logits before temperature, min-p, top-k and top-p, with penalties, as in the decoder.
@@ -18,19 +16,16 @@ Paper: Narasimhan et al. 2024, algorithm 4 (speculative cascades).
 # N drafted tokens, or rows of logits; B requests, K drafts per request, V vocabulary
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from paceline.core.rule_base import Position
-from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from paceline.core.rule_base import Rule
 
 _GREEDY = SamplingParams(temperature=0)
@@ -84,66 +79,7 @@ class _Rows(NamedTuple):
         return Position(target, draft, target_raw, draft_raw)
 
 
-def rejection_sample_v1(
-    rule: Rule,
-    draft_token_ids: Tensor,
-    num_draft_tokens: Sequence[int],
-    max_spec_len: int,
-    cu_num_draft_tokens: Tensor,
-    draft_probs: Tensor | None,
-    target_logits: Tensor,
-    bonus_token_ids: Tensor,
-    sampling_metadata: Any,
-    *,
-    raw_logits: Tensor | None = None,
-    lost_draft: bool = False,
-) -> Tensor:
-    """`vllm.v1.sample.rejection_sampler.rejection_sample` under a rule.
-
-    Shapes: drafts [N], `cu_num_draft_tokens` [B] (sums, the request's own included), `draft_probs`
-    [N, V], target logits [N, V], bonus tokens [B, 1] -> [B, max_spec_len + 1] int32, -1 behind a
-    request's last token. `sampling_metadata` has `temperature` ([B], None if all are greedy),
-    `all_greedy`, and `generators` by request.
-
-    Each row of `draft_probs` has untempered log-probabilities, or tempered probabilities. Those are
-    exact above temperature 0.2; below, float32 has no number for unlikely tokens. `raw_logits`:
-    the target's before temperature and filters, [N, V]; None: no filter is set. `lost_draft`: the
-    drafts were sampled with probabilities that are not known, so sampled requests follow the
-    target. If it is False, drafts without `draft_probs` are greedy ones.
-    """
-    device = target_logits.device
-    num_requests = len(num_draft_tokens)
-    counts = torch.tensor(num_draft_tokens, dtype=torch.int64)
-    request_N = torch.arange(num_requests).repeat_interleave(counts).to(device, non_blocking=True)
-    counts_B = counts.to(device, non_blocking=True)
-    first_B = cu_num_draft_tokens.to(torch.int64) - counts_B
-    if sampling_metadata.all_greedy:
-        temperature_B = torch.zeros(num_requests, device=device)
-    else:
-        temperature_B = sampling_metadata.temperature
-    temperature_N = temperature_B[request_N]
-    draft_NV = None if draft_probs is None else _untempered(draft_probs, temperature_N)
-    drafted_N = draft_token_ids.to(torch.int64)
-    rows = _Rows(target_logits, draft_NV, drafted_N, temperature_N, raw_logits)
-    sampled = Lossless() if lost_draft else rule  # with a one-hot draft: the target's text
-    generators = sampling_metadata.generators
-    uniform_N = _seeded(torch.rand, (len(drafted_N),), num_draft_tokens, generators, device)
-    accepted_N = _accepted(sampled, rule, rows, uniform_N)
-    kept_B, drafted_BK = _kept(accepted_N, drafted_N, request_N, first_B, counts_B, max_spec_len)
-
-    rejected_B = kept_B < counts_B
-    next_B = bonus_token_ids.reshape(-1).to(torch.int64)
-    if len(drafted_N):
-        row_B = (first_B + kept_B).clamp(max=len(drafted_N) - 1)
-        noise_BV = _seeded(
-            torch.empty, (num_requests, target_logits.shape[-1]), None, generators, device
-        )
-        drawn_B = _drawn(sampled, rows.at(row_B), rejected_B, noise_BV)
-        next_B = torch.where(rejected_B, drawn_B, next_B)
-    return _output(drafted_BK, kept_B, next_B, torch.int32)
-
-
-def rejection_sample_v2(
+def rejection_sample(
     rule: Rule,
     target_logits: Tensor,
     draft_logits: Tensor | None,
@@ -164,11 +100,10 @@ def rejection_sample_v2(
     and the last row is for the bonus token.
 
     Shapes: target logits [N, V] (tempered, filtered), `raw_logits` the same (before both; None: no
-    filter), draft logits [max_requests, K, V]
-    (untempered), `draft_sampled`, `pos`, `expanded_idx_mapping` (a request's place in the tensors
-    of all requests) and `expanded_local_pos` (0, 1, ... within a request) [N], `cu_num_logits`
-    [B + 1], `temperature` and `seed` [max_requests] -> tokens [B, K + 1] int64 and their numbers
-    [B] int32.
+    filter), draft logits [max_requests, K, V] (untempered), `draft_sampled`, `pos`,
+    `expanded_idx_mapping` (a request's place in the tensors of all requests) and
+    `expanded_local_pos` (0, 1, ... within a request) [N], `cu_num_logits` [B + 1], `temperature`
+    and `seed` [max_requests] -> tokens [B, K + 1] int64 and their numbers [B] int32.
     """
     num_rows, width = target_logits.shape
     if draft_logits is not None:
@@ -189,30 +124,19 @@ def rejection_sample_v2(
     rows = _Rows(target_NV, draft_NV, drafted_N, temperature[places_N], raw_NV)
     uniform_N = _counted_uniforms(seed[places_N], pos, _ACCEPT, 1)[:, 0]
     behind_N = row_N == bounds[1:][request_N] - 1  # rows of bonus tokens
-    accepted_N = _accepted(rule, rule, rows, uniform_N) & ~behind_N
-    kept_B, drafted_BK = _kept(
-        accepted_N, drafted_N, request_N, bounds[:-1], counts_B, num_speculative_steps
-    )
+    accepted_N = _accepted(rule, rows, uniform_N) & ~behind_N
+    kept_B, drafted_BK = _kept(accepted_N, drafted_N, bounds[:-1], counts_B, num_speculative_steps)
 
     row_B = bounds[:-1] + kept_B
     last = rows.at(row_B)
     judged_B = (kept_B < counts_B) & (last.drafted_N >= 0)
     uniforms_BV = _counted_uniforms(seed[places_N[row_B]], pos[row_B], _DRAW, width)
     next_B = _drawn(rule, last, judged_B, -uniforms_BV.log())
-    return _output(drafted_BK, kept_B, next_B, torch.int64), (kept_B + 1).to(torch.int32)
+    return _output(drafted_BK, kept_B, next_B), (kept_B + 1).to(torch.int32)
 
 
-def _untempered(probs_NV: Tensor, temperature_N: Tensor) -> Tensor:
-    """Logits at temperature 1 of tempered probabilities; rows of log-probabilities stay."""
-    factor_N1 = torch.where(temperature_N == 0, 1.0, temperature_N)[:, None]
-    is_log_N1 = probs_NV.amax(-1, keepdim=True) <= 0
-    return torch.where(is_log_N1, probs_NV, probs_NV.log() * factor_N1)
-
-
-def _accepted(rule: Rule, greedy_rule: Rule, rows: _Rows, uniform_N: Tensor) -> Tensor:
-    """Which drafts are kept, each judged by itself; `greedy_rule`: of rows at temperature 0."""
-    if not len(rows.drafted_N):
-        return torch.zeros(0, dtype=torch.bool, device=rows.target_NV.device)
+def _accepted(rule: Rule, rows: _Rows, uniform_N: Tensor) -> Tensor:
+    """Which drafts are kept, each judged by itself."""
     drafted_N1 = rows.drafted_N.clamp(min=0)[:, None]
     position = rows.position(rule)
     if rule.entrywise and not rule.uses_confidence:
@@ -220,7 +144,7 @@ def _accepted(rule: Rule, greedy_rule: Rule, rows: _Rows, uniform_N: Tensor) -> 
         chance_N = rule.accept_at(position)[:, 0]
     else:
         chance_N = rule.accept_at(position).gather(-1, drafted_N1)[:, 0]
-    kept_N = torch.where(rows.is_greedy, _kept_greedily(greedy_rule, rows), uniform_N < chance_N)
+    kept_N = torch.where(rows.is_greedy, _kept_greedily(rule, rows), uniform_N < chance_N)
     return kept_N & (rows.drafted_N >= 0)
 
 
@@ -254,14 +178,11 @@ def _drawn(rule: Rule, rows: _Rows, judged_B: Tensor, noise_BV: Tensor) -> Tenso
 def _kept(
     accepted_N: Tensor,
     drafted_N: Tensor,
-    request_N: Tensor,
     first_B: Tensor,
     counts_B: Tensor,
     width: int,
 ) -> tuple[Tensor, Tensor]:
     """Number of drafts before the first rejection of each request, and its drafts, [B, width]."""
-    if not len(drafted_N):
-        return torch.zeros_like(counts_B), drafted_N.new_full((len(counts_B), width), _UNUSED)
     place_BK = torch.arange(width, device=accepted_N.device)
     index_BK = (first_B[:, None] + place_BK).clamp(max=len(drafted_N) - 1)
     there_BK = place_BK < counts_B[:, None]
@@ -269,40 +190,12 @@ def _kept(
     return accepted_BK.long().cumprod(-1).sum(-1), drafted_N[index_BK]
 
 
-def _output(drafted_BK: Tensor, kept_B: Tensor, next_B: Tensor, dtype: torch.dtype) -> Tensor:
+def _output(drafted_BK: Tensor, kept_B: Tensor, next_B: Tensor) -> Tensor:
     """Kept drafts, the next token, and -1 behind it, [B, K + 1]."""
     place = torch.arange(drafted_BK.shape[1] + 1, device=kept_B.device)
     tokens = F.pad(drafted_BK, (0, 1), value=_UNUSED)
     tokens = torch.where(place < kept_B[:, None], tokens, _UNUSED)
-    return torch.where(place == kept_B[:, None], next_B[:, None], tokens).to(dtype)
-
-
-def _seeded(
-    make: Any,
-    shape: tuple[int, ...],
-    counts: Sequence[int] | None,
-    generators: Mapping[int, torch.Generator],
-    device: torch.device,
-) -> Tensor:
-    """Uniform (`torch.rand`) or exponential random numbers in float64.
-
-    Rows of requests with a generator of their own come from it. `counts`: rows per request; None:
-    one.
-    """
-    exponential = make is torch.empty
-    values = make(shape, dtype=torch.float64, device=device)
-    if exponential:
-        values.exponential_()
-    ends = None if counts is None else torch.tensor([0, *counts]).cumsum(0).tolist()
-    for request, generator in generators.items():
-        first, last = (request, request + 1) if ends is None else ends[request : request + 2]
-        if first == last:
-            continue
-        if exponential:
-            values[first:last].exponential_(generator=generator)
-        else:
-            values[first:last].uniform_(generator=generator)
-    return values
+    return torch.where(place == kept_B[:, None], next_B[:, None], tokens)
 
 
 def _counted_uniforms(seed_N: Tensor, count_N: Tensor, stream: int, width: int) -> Tensor:

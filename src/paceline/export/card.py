@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from huggingface_hub import ModelCard, ModelCardData
 
 from paceline.core.sampling import proposal_params
-from paceline.engines.kinds import Drafting
+from paceline.engines.contract import Drafting
 from paceline.errors import UsageError
 from paceline.measure.drafts import fastest
 from paceline.measure.results import ACCEPTANCE, gamma_of
@@ -19,7 +18,7 @@ from paceline.results.row import select
 
 if TYPE_CHECKING:
     from paceline.core.sampling import SamplingParams
-    from paceline.engines.kinds import DraftSampling, EngineKind
+    from paceline.engines.contract import DraftSampling
     from paceline.export.checks import Checks
     from paceline.export.export_inputs import ExportConfig, Inputs
     from paceline.measure import Measurement
@@ -235,24 +234,16 @@ def plan_launch(inputs: Inputs, draft: Path) -> Launch | None:
     served = inputs.served_target
     if not config.kind.loads(served):
         served = "TARGET"  # a note says how to create it
-    if config.kind.code is not None:
-        encodes = inputs.model.decoder_prompt is not None
-        kind = "AutoModelForSeq2SeqLM" if encodes else "AutoModelForCausalLM"
-        command = config.kind.code(served, str(draft), gamma, kind)
-    else:
-        command = _command(config.kind, served, str(draft), gamma, drafting)
-    return Launch(command, gamma, _WORDS[drafting], measured)
-
-
-def _command(engine: EngineKind, target: str, draft: str, gamma: int, drafting: str) -> str:
+    encodes = inputs.model.decoder_prompt is not None
+    model_class = "AutoModelForSeq2SeqLM" if encodes else "AutoModelForCausalLM"
     sampling = "probabilistic" if drafting == "probabilistic" else "greedy"
-    arguments = engine.draft_arguments(Drafting(draft, gamma, sampling))
-    return shlex.join([*engine.program, *engine.target_arguments(target), *arguments])
+    command = config.kind.launch(served, Drafting(str(draft), gamma, sampling), model_class)
+    return Launch(command, gamma, _WORDS[drafting], measured)
 
 
 def drafting_of(config: ExportConfig, measurement: Measurement | None) -> str:
     """Return `greedy`, `probabilistic` (temperature only, no top-k or top-p) or `as_requested`."""
-    if config.kind.processes_twice:
+    if config.kind.in_process:
         wanted = "as_requested"
     elif config.kind.samples_drafts and config.draft_sample_method != "auto":
         wanted = config.draft_sample_method

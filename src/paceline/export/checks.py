@@ -14,9 +14,9 @@ from transformers import AutoConfig
 
 from paceline.config import StrictModel
 from paceline.core.sampling import SamplingParams
-from paceline.engines.commands import EngineChoice, Setup
-from paceline.engines.contract import Request
-from paceline.engines.kinds import Capacity, Drafting
+from paceline.engines.assisted import Transformers
+from paceline.engines.commands import EngineChoice
+from paceline.engines.contract import Capacity, Drafting, Request, Setup
 from paceline.engines.process import check_choice, started
 from paceline.errors import ExportError
 from paceline.export.export_inputs import SAMPLES
@@ -108,7 +108,7 @@ def check_directory(inputs: Inputs, reference: Reference, folder: Path) -> Check
     # engines read this file, and Paceline might read both tokenizers wrong in the same way
     plain = TokenizerFile(folder / TOKENIZER_FILE)
     texts = plain.probes(ours)
-    _check_tokenizer(ours, lambda text: plain.reads(text).tokens, texts)
+    _check_tokenizer(ours, plain.ids, texts)
     return checks.model_copy(update={"num_texts": checks.num_texts + len(texts)})
 
 
@@ -207,8 +207,8 @@ def check_in_engine(inputs: Inputs, path: Path, gamma: int, progress: Progress) 
     target = inputs.served_target
     prompt = inputs.tokenizer(_TEXT)["input_ids"]
     request = Request(prompt, _NUM_TOKENS, SamplingParams(temperature=0.0), 0)
-    if choice.kind.load is not None:
-        engine = choice.kind.load(load_model(target), load_model(path), gamma)
+    if choice.kind.in_process:
+        engine = Transformers(load_model(target), load_model(path), gamma)
         return _summary(engine, engine.serve(request))
     capacity = Capacity(len(prompt) + _NUM_TOKENS + gamma + 1)
     setup = Setup(target, Drafting(str(path), gamma), capacity)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from paceline.engines.assisted import assisted_settings
 from paceline.errors import UsageError
 from paceline.models.drafts.save import tokenizer_files, write_model
 from paceline.models.loading import LICENCES, config_at
@@ -67,10 +68,10 @@ def _write_generation_config(inputs: Inputs, launch: Launch | None, folder: Path
     path = folder / _GENERATION
     if inputs.target is not None:
         copy_files([inputs.directory / _GENERATION], folder)
-    if (generation := inputs.config.kind.generation) is None or launch is None:
+    if not inputs.config.kind.in_process or launch is None:
         return
     settings = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    settings |= generation(launch.gamma)
+    settings |= assisted_settings(launch.gamma)
     path.write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
 
 

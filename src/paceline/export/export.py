@@ -205,7 +205,7 @@ def _launch_notes(inputs: Inputs, launch: Launch) -> Iterator[str]:
             f"beyond {have:,} tokens, so limit the served context to {have:,}"
         )
     name = without_rollback(model) or state_keeper(target.path)
-    if name and config.kind.refuses_stateful and getattr(model.hf, "_is_stateful", False):
+    if name and config.kind.in_process and getattr(model.hf, "_is_stateful", False):
         yield f"{config.to} {transformers.__version__} refuses assisted generation with {name}"
     elif name:
         yield (

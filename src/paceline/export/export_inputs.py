@@ -15,7 +15,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from paceline.config import HomePath, Options, StrictModel, parse_yaml, read_result
 from paceline.data.input_checks import FLOAT32_BYTES, InputChecks
 from paceline.engines.commands import EngineChoice
-from paceline.engines.kinds import KINDS, EngineKind, EngineName, names_of
+from paceline.engines.kinds import KINDS, EngineName, names_of
 from paceline.errors import ConfigError, UsageError, VocabularyMismatchError
 from paceline.measure import Measurement
 from paceline.models import load_model
@@ -35,6 +35,7 @@ from paceline.models.loading import (
 from paceline.records import RunDirectory, is_run
 
 if TYPE_CHECKING:
+    from paceline.engines.contract import Engine
     from paceline.models import HfModel
 
 
@@ -110,8 +111,8 @@ class ExportConfig(StrictModel):
         return self
 
     @property
-    def kind(self) -> EngineKind:
-        """What Paceline knows of the engine."""
+    def kind(self) -> type[Engine]:
+        """The engine's class."""
         return KINDS[self.to]
 
     def check(self, checks: InputChecks) -> None:
@@ -226,10 +227,10 @@ def read_inputs(config: ExportConfig) -> Inputs:
 
 def _check_model(config: ExportConfig, model: HfModel) -> None:
     """Raise UsageError if the engine cannot draft with the model, or reads no baked head."""
-    if model.decoder_prompt is not None and not config.kind.encodes:
+    if model.decoder_prompt is not None and not config.kind.in_process:
         raise UsageError(
             f"{config.model} is an encoder-decoder, which {config.to} cannot serve with a draft; "
-            f"use --to {names_of(lambda kind: kind.encodes)}"
+            f"use --to {names_of(lambda kind: kind.in_process)}"
         )
     if config.draft_vocabulary == "keep":
         return

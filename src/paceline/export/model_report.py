@@ -14,7 +14,6 @@ from paceline.errors import PacelineError, SlowerWarning, UnsupportedModelError
 from paceline.export.gguf_file import refuse_unknown
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.admission.model import Admission, admit
-from paceline.models.admission.tokenizer import check_tokenizer
 from paceline.models.answer_text import answer_text
 from paceline.models.drafts.layers import layer_lists
 from paceline.models.hf.architectures import (
@@ -24,7 +23,7 @@ from paceline.models.hf.architectures import (
     outer_lists,
     settings_of,
 )
-from paceline.models.loading import files_of, model_directory
+from paceline.models.loading import files_of
 from paceline.models.prepare import describe_pass
 from paceline.native import library_in_use
 
@@ -123,7 +122,7 @@ def inspect(path: str, chat: CorpusConfig | None = None) -> ModelReport:
     facts = _facts(model) | {
         "sessions": _SESSIONS[model.sessions],
         "compared with": _comparison(admission),
-        "tokenizer": _tokenizer(model, path),
+        "tokenizer": _tokenizer(model),
         "pass": describe_pass(prepared),
     }
     if prepared.device.type == "cpu":
@@ -212,23 +211,12 @@ def _comparison(admission: Admission) -> str:
     )
 
 
-def _tokenizer(model: HfModel, path: str) -> str:
+def _tokenizer(model: HfModel) -> str:
     tokenizer: Any = model.tokenizer
     if tokenizer is None:
         return "none"
     template = "with" if tokenizer.chat_template else "without"
-    found = f"{type(tokenizer).__name__}, {template} a chat template; "
-    check = check_tokenizer(model_directory(path), tokenizer)
-    if check.reference is None:
-        return f"{found}nothing to compare it with"
-    compared = f"{found}{check.num_probes} texts compared with {check.reference}"
-    if not check.num_differing:
-        return f"{compared}, none differs"
-    used = {"class": "that class is used", "file": "the file is read without that class"}
-    return (
-        f"{compared}, {check.num_differing} differ for {check.transformers_class}: "
-        f"{used.get(check.used, 'parts of the file replace those of that class')}"
-    )
+    return f"{type(tokenizer).__name__}, {template} a chat template"
 
 
 def _examples(model: HfModel, chat: CorpusConfig | None) -> list[TrainedText]:

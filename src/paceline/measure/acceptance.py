@@ -7,7 +7,7 @@ Nothing is decoded, so the scores apply to any gamma.
 # B batch, T positions, V vocabulary
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -86,26 +86,34 @@ class PairTexts:
     Texts are cut where the shorter context of the two models ends: no draft serves what is behind.
 
     Attributes:
+        written: Tokens of each text, before it is cut.
         draft_sampling: Sampling parameters of the draft; None: those of the target.
         max_new_tokens: Maximum number of tokens of a text; None: the length of the longest.
-        num_beyond: Tokens of each text that were cut, but lie in the target's context.
     """
 
     target: Model
     draft: Model
     prompts: Sequence[Sequence[int]]
-    completions: Sequence[Sequence[int]]
+    written: Sequence[Sequence[int]]
     sampling: SamplingParams
     draft_sampling: SamplingParams | None = None
     max_new_tokens: int | None = None
-    num_beyond: Sequence[int] = field(init=False)
 
-    def __post_init__(self) -> None:
-        given = self.prompts, self.completions, self.most
-        fitting, whole = (within_context(of, *given) for of in (self.pair, (self.target,)))
-        beyond = [len(all_) - len(part) for all_, part in zip(whole, fitting, strict=True)]
-        object.__setattr__(self, "num_beyond", beyond)
-        object.__setattr__(self, "completions", fitting)
+    @cached_property
+    def completions(self) -> list[Sequence[int]]:
+        """The texts, cut where the shorter context ends."""
+        return within_context(self.pair, self.prompts, self.written, self._longest)
+
+    @cached_property
+    def num_beyond(self) -> list[int]:
+        """Tokens of each text that were cut, but lie in the target's context."""
+        whole = within_context((self.target,), self.prompts, self.written, self._longest)
+        return [len(all_) - len(part) for all_, part in zip(whole, self.completions, strict=True)]
+
+    @property
+    def _longest(self) -> int:
+        longest = max(map(len, self.written), default=0)
+        return longest if self.max_new_tokens is None else self.max_new_tokens
 
     @property
     def pair(self) -> tuple[Model, Model]:

@@ -22,15 +22,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from paceline.config import StrictModel
-from paceline.core.bootstrap import (
-    LEAST_UNITS,
-    Interval,
-    mean_interval,
-    ratio_of_ratios_interval,
-)
+from paceline.core.bootstrap import LEAST_UNITS, Interval, difference_interval, ratio_interval
 from paceline.core.speed import accepted_by_position, drafted_tokens
 from paceline.engines.kinds import KINDS
-from paceline.rng import named_generator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -175,17 +169,15 @@ class Agreement(StrictModel):
 
 
 def decide_agreement(
-    served: Counts, predicted: Counts, *, engine: str, seed: int, greedy: bool = False
+    served: Counts, predicted: Counts, *, engine: str, greedy: bool = False
 ) -> Agreement:
     """Decide by the rules above.
 
     `predicted`: expected counts. `greedy`: at temperature 0, where the text decides the counts.
     """
     count, blocks = len(served.blocks_B), int(served.blocks_B.sum())
-    ratio = ratio_of_ratios_interval(
-        *(side.tokens_and_blocks for side in (served, predicted)),
-        rng=named_generator(seed, "served / predicted"),
-    )
+    tokens, blocks_of = predicted.tokens_and_blocks
+    ratio = ratio_interval(served.tokens_and_blocks, (blocks_of, tokens))
     different = None
     if greedy:
         different = int(((served.blocks_B - predicted.blocks_B).abs().round() > 0).sum())
@@ -230,25 +222,9 @@ def _shown_to_differ(served: Counts, predicted: Counts, ratio: Interval) -> Iter
     confidence = 1 - _ERROR / len(columns[0])
     for position, (ours_B, theirs_B) in enumerate(zip(*columns, strict=True)):
         over, under = (ours_B, served.blocks_B), (theirs_B, predicted.blocks_B)
-        difference = _difference(over, under, confidence)
+        difference = difference_interval([over], [under], confidence=confidence)
         if difference.low > _TOLERANCE or difference.high < -_TOLERANCE:
             yield f"acceptance at position {position}, served - predicted, {difference}"
-
-
-def _difference(
-    over: tuple[Tensor, Tensor], under: tuple[Tensor, Tensor], confidence: float
-) -> Interval:
-    """Difference of two ratios of sums over the same requests, linearised, by Student's t.
-
-    sum a / sum b - sum c / sum d, whose part of request i is
-    (a_i - r b_i) / mean b - (c_i - s d_i) / mean d, with the ratios r and s.
-    """
-    parts: list[Tensor] = []
-    for tops_B, bottoms_B in (over, under):
-        tops_B, bottoms_B = tops_B.double(), bottoms_B.double()
-        ratio = tops_B.sum() / bottoms_B.sum()
-        parts.append(ratio + (tops_B - ratio * bottoms_B) / bottoms_B.mean())
-    return mean_interval(parts[0] - parts[1], confidence)
 
 
 def _more_requests(ratio: Interval, count: int) -> int:

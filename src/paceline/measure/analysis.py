@@ -318,7 +318,7 @@ def analyze_models(
         rows.append(own.extended(**setting))
         for row in blocks:
             gamma, drafted = gamma_of(row), row.totals["drafted_per_block"]
-            rows.append(row.extended({}, costs.totals(gamma, drafted), **setting))
+            rows.append(costs.priced(row, gamma, drafted).extended(**setting))
     rows = [row.model_copy(update=named) for row in rows]
     return PredictedFrontier(config=config, timed=timed, rows=rows, environment=environment())
 

@@ -46,7 +46,7 @@ class DraftComparison(Result):
         measurements: Of each draft, in the order given.
     """
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     kind: Literal["measure drafts"] = "measure drafts"
     computed: ClassVar = ("compared",)
     measurements: list[Measurement] = Field(min_length=2)
@@ -107,10 +107,9 @@ class DraftComparison(Result):
         if not all(figure.is_in(row) for row in rows):
             return
         for found, row in zip(self.measurements, rows, strict=True):
-            seed = found.config.seed
-            less = None if found is first else paired_difference(figure, row, rows[0], seed=seed)
+            less = None if found is first else paired_difference(figure, row, rows[0])
             gamma = gamma_of(row) if "gamma" in row.setting else None
-            yield Compared(name, found.config.draft, gamma, figure.measure(row, seed=seed), less)
+            yield Compared(name, found.config.draft, gamma, figure.measure(row), less)
 
 
 def fastest(found: Measurement) -> Row:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+import statistics
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
 
 from paceline.config import HomePath, StrictModel, read_result
-from paceline.core.bootstrap import Interval, median_interval
-from paceline.engines.contract import BlockCounts
-from paceline.engines.kinds import KINDS, DraftSampling, EngineName
-from paceline.errors import ConfigError, EngineError, UsageError
+from paceline.core.bootstrap import Interval, median_interval, student_quantile
+from paceline.engines.contract import BlockCounts, DraftSampling
+from paceline.engines.kinds import KINDS, EngineName
+from paceline.errors import EngineError, UsageError
 from paceline.measure.latency import PassCosts
 from paceline.measure.pair import ModelsConfig, Pair, load_models
-from paceline.measure.starts import Starts
 from paceline.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
 _WRITER = "paceline measure --engine NAME --write-costs FILE"
 _Count = Annotated[int, Field(ge=1)]
+_LEAST_STARTS = 3  # for an interval over starts
 _MIN_ROUNDS = 6  # a median of fewer has no 95% interval
 _SHORTENING = 8  # tokens of a long answer / tokens of a short one
 _REQUESTS_PER_SLOT = 3  # several requests per batch slot keep the batch full most of the time
@@ -56,6 +56,54 @@ class WithCosts(ModelsConfig):
         return self
 
 
+class Starts(StrictModel):
+    """Starts of an engine. A server that is started again may be faster or slower as a whole.
+
+    Attributes:
+        number: Starts of each configuration (drafted tokens per block, or no draft).
+        spread: Seconds per step of the slowest start / the fastest - 1, the largest of all
+            configurations.
+        seconds: Seconds until all servers were ready.
+    """
+
+    number: int = Field(default=1, ge=1)
+    spread: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+
+    @property
+    def in_intervals(self) -> bool:
+        """True if intervals of seconds are over starts."""
+        return self.number >= _LEAST_STARTS
+
+    @property
+    def words(self) -> str:
+        """Remark on the intervals of seconds."""
+        if self.number == 1:
+            return "variation between starts of a server is not in the intervals of seconds"
+        found = (
+            f"each server was started {self.number} times ({self.seconds:.0f} s in all), and "
+            f"starts differ by up to {self.spread:.1%}"
+        )
+        if self.in_intervals:
+            return f"{found}; intervals of seconds are over starts"
+        return f"{found}, which the intervals of seconds leave out ({_LEAST_STARTS} starts have it)"
+
+
+def over_starts(within: Interval, by_start: Sequence[float]) -> Interval:
+    """The interval of a positive quantity over starts, by Student's t of the logarithms.
+
+    Args:
+        within: The value, and its interval within a start: the result with fewer than 3 starts.
+        by_start: The quantity of each start.
+    """
+    if len(by_start) < _LEAST_STARTS:
+        return within
+    logs, value = [math.log(one) for one in by_start], within.value
+    error = statistics.stdev(logs) / len(logs) ** 0.5
+    factor = math.exp(student_quantile(0.95, len(logs) - 1) * error)
+    return Interval(value, value / factor, value * factor)
+
+
 class StepCost(StrictModel):
     """Seconds of one step.
 
@@ -79,16 +127,6 @@ class StepCost(StrictModel):
         """Gamma and batch size."""
         return self.gamma, self.batch_size
 
-    @model_validator(mode="after")
-    def _takes_time(self) -> StepCost:
-        low, value, high = self.seconds.low, self.seconds.value, self.seconds.high
-        if not (0 < value < math.inf and low <= value <= high):
-            raise ValueError(
-                f"seconds of gamma {self.gamma} at batch size {self.batch_size} are {value:g} "
-                f"({low:g} to {high:g}); wanted a positive number within its interval"
-            )
-        return self
-
 
 class EngineCosts(StrictModel):
     """Seconds of an engine's steps with one pair of models.
@@ -103,7 +141,7 @@ class EngineCosts(StrictModel):
         served: The configuration of the measurement.
     """
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     engine: EngineName
     engine_version: str
     drafting: DraftSampling
@@ -116,16 +154,6 @@ class EngineCosts(StrictModel):
     starts: Starts
     served: dict[str, object]
     environment: dict[str, object]
-
-    @model_validator(mode="after")
-    def _times_each_step_once(self) -> EngineCosts:
-        timed = [step.key for step in self.steps]
-        for gamma, size in timed:
-            if timed.count((gamma, size)) > 1:
-                raise ValueError(
-                    f"steps has gamma {gamma} at batch size {size} more than once; keep one"
-                )
-        return self
 
     def __str__(self) -> str:
         return f"{self.engine} {self.engine_version}".strip()
@@ -144,24 +172,26 @@ class EngineCosts(StrictModel):
         """The sampling parameters with which the engine drafts for a request."""
         return KINDS[self.engine].proposals(self.drafting, sampling)
 
-    def step_costs(self, gammas: Sequence[int], batch_size: int) -> StepCosts:
+    def step_costs(self, gammas: Sequence[int], batch_size: int) -> PassCosts:
         """The costs of `usable` gammas at a timed batch size."""
-        plain = self._step(0, batch_size).seconds
-
-        def intervals(gamma: int) -> tuple[Interval, Interval]:
-            nearest = min(self.gammas, key=lambda timed: abs(timed - gamma))
-            return self._step(nearest, batch_size).seconds, plain
-
-        return StepCosts.of_blocks(
-            plain.value,
+        return PassCosts.of_blocks(
+            self._step(0, batch_size).seconds.value,
             {gamma: self._block_s(gamma, batch_size) for gamma in gammas},
             engine=str(self),
-            timed_gammas=tuple(self.gammas),
-            remark="" if self.starts.freedom else self.starts.words,
             drafts_in_full=self.drafts_in_full,
-            intervals={gamma: intervals(gamma) for gamma in gammas},
-            starts=self.starts,
+            errors={gamma: self._error(gamma, batch_size) for gamma in gammas},
         )
+
+    def _error(self, gamma: int, batch_size: int) -> Interval:
+        """Relative error of block / plain step at the nearest timed gamma: 1 with its interval."""
+        nearest = min(self.gammas, key=lambda timed: abs(timed - gamma))
+        block, plain = self._step(nearest, batch_size), self._step(0, batch_size)
+        if self.starts.in_intervals:
+            pairs = zip(block.seconds_by_start, plain.seconds_by_start, strict=True)
+            return over_starts(Interval(1.0, 1.0, 1.0), [a / b for a, b in pairs])
+        low = block.seconds.low / block.seconds.value * plain.seconds.value / plain.seconds.high
+        high = block.seconds.high / block.seconds.value * plain.seconds.value / plain.seconds.low
+        return Interval(1.0, low, high)
 
     def usable(self, gammas: Sequence[int], batch_size: int) -> tuple[int, ...]:
         """The gammas within the range of the timed ones.
@@ -194,62 +224,6 @@ class EngineCosts(StrictModel):
         return next(step for step in self.steps if step.key == (gamma, batch_size))
 
 
-@dataclass(frozen=True)
-class StepCosts(PassCosts):
-    """Seconds of an engine's steps, as inputs of the speedup formulas.
-
-    Engines report the time of a block, but not the draft's part of it. So a block counts as one
-    target pass over one token, and the rest as drafting: the c for which tau / (c gamma + 1) is the
-    engine's speedup.
-
-    Attributes:
-        intervals: Of the seconds of a block and of a plain step, by gamma.
-        starts: Starts of the engine, whose variation is in the intervals.
-    """
-
-    intervals: Mapping[int, tuple[Interval, Interval]] = field(
-        default_factory=dict[int, tuple[Interval, Interval]]
-    )
-    starts: Starts = field(default_factory=Starts)
-
-    @classmethod
-    def of_blocks(cls, plain_s: float, block_s: Mapping[int, float], **settings: Any) -> StepCosts:
-        """Of the seconds of a plain step, and of a block by gamma."""
-        drafting_s = {gamma: max(seconds - plain_s, 0.0) for gamma, seconds in block_s.items()}
-        least = min(block_s)
-        return cls(
-            target_pass_s=plain_s,
-            draft_pass_s=drafting_s[least] / least,
-            drafting_s=drafting_s,
-            verifying_s={gamma: block_s[gamma] - drafting_s[gamma] for gamma in block_s},
-            **settings,
-        )
-
-    def totals(self, gamma: int, drafted: float) -> dict[str, float]:
-        """As of passes, with the c of this gamma: it includes more than the draft's passes."""
-        return super().totals(gamma, drafted) | {"cost_ratio": self.drafting_cost_ratio(gamma)}
-
-    def error_of_block(self, gamma: int, confidence: float) -> tuple[float, float]:
-        """Relative error of block / plain step as a lower and an upper factor, e.g. 0.95, 1.06.
-
-        0 and infinity if a step has no interval.
-        """
-        block, plain = (self.starts.at(interval, confidence) for interval in self.intervals[gamma])
-        if not (min(block.low, plain.low) > 0 and max(block.high, plain.high) < math.inf):
-            return 0.0, math.inf
-        low = block.low / block.value * plain.value / plain.high
-        high = block.high / block.value * plain.value / plain.low
-        return low, high
-
-    def missing_interval(self, confidence: float) -> str:
-        """What to do about costs without an interval."""
-        return "the engine's costs have no interval; measure them with more rounds"
-
-    def more_rounds(self, times: float) -> str:
-        """How to time `times` as many rounds."""
-        return f"{math.ceil(times)} times the rounds and starts of the engine in its costs"
-
-
 def read_costs(path: Path) -> EngineCosts:
     """Read a file that `measure --engine --write-costs` wrote.
 
@@ -264,21 +238,6 @@ def read_costs(path: Path) -> EngineCosts:
             f"{path} lacks the costs of some gamma or batch size; write it again with `{_WRITER}`"
         )
     return costs
-
-
-def check_replaceable(path: Path) -> None:
-    """Check that a file for costs is new, or has costs of before.
-
-    Raises:
-        UsageError: It has another content.
-    """
-    if path.exists():
-        try:
-            read_costs(path)
-        except ConfigError:
-            raise UsageError(
-                f"{path} exists and holds no costs of an engine; name another file"
-            ) from None
 
 
 def load_models_of(
@@ -333,67 +292,50 @@ class _Round(NamedTuple):
     drafted: int
 
 
-class _Timings(NamedTuple):
-    """Rounds of one gamma and batch size of an engine, by start."""
-
-    engine: str
-    gamma: int
-    batch_size: int
-    by_start: list[list[_Round]]
-
-    def add(self, rounds: list[_Round]) -> None:
-        """Add the rounds of a start; raises EngineError if they do not give a cost."""
-        steps = sum(round_.steps for round_ in rounds)
-        drafted = sum(round_.drafted for round_ in rounds)
-        if self.gamma and 2 * drafted < self.gamma * steps:  # blocks at ends of texts are shorter
-            raise EngineError(
-                f"{self.engine} drafted {drafted / max(steps, 1):.1f} tokens per block where "
-                f"{self.gamma} were requested; check that engine.options do not limit drafts and "
-                "texts do not end early"
-            )
-        if not _per_step(rounds) or _median(rounds) <= 0:
-            raise self._failure()
-        self.by_start.append(rounds)
-
-    def medians(self) -> list[float]:
-        """Seconds per step: median of each start."""
-        return [_median(rounds) for rounds in self.by_start]
-
-    def cost(self, starts: Starts) -> StepCost:
-        """See `StepTimer.costs`."""
-        medians = self.medians()
-        relative = [
-            seconds / median
-            for rounds, median in zip(self.by_start, medians, strict=True)
-            for seconds in _per_step(rounds)
-        ]
-        around = median_interval(torch.tensor(relative))
-        if len(relative) < _MIN_ROUNDS or around.low <= 0:
-            raise self._failure()
-        value = math.prod(medians) ** (1 / len(medians))
-        within = Interval(value, value * min(around.low, 1.0), value * max(around.high, 1.0))
-        return StepCost(
-            gamma=self.gamma,
-            batch_size=self.batch_size,
-            seconds=starts.widen(within, 1),
-            seconds_by_start=medians,
-            num_steps=sum(round_.steps for rounds in self.by_start for round_ in rounds),
-        )
-
-    def _failure(self) -> EngineError:
-        return EngineError(
-            f"cannot time steps of {self.engine} at gamma {self.gamma}: texts end early, or the "
-            "machine is busy; raise max_new_tokens, use other prompts, or stop other programs"
-        )
-
-
 def _per_step(rounds: Sequence[_Round]) -> list[float]:
     """Seconds per step of the rounds that have steps."""
     return [round_.seconds / round_.steps for round_ in rounds if round_.steps > 0]
 
 
-def _median(rounds: Sequence[_Round]) -> float:
-    return median_interval(torch.tensor(_per_step(rounds))).value
+def _check(engine: str, gamma: int, rounds: Sequence[_Round]) -> None:
+    """Raise EngineError if the rounds of a start give no cost."""
+    steps = sum(round_.steps for round_ in rounds)
+    drafted = sum(round_.drafted for round_ in rounds)
+    if gamma and 2 * drafted < gamma * steps:  # blocks at ends of texts are shorter
+        raise EngineError(
+            f"{engine} drafted {drafted / max(steps, 1):.1f} tokens per block where {gamma} were "
+            "requested; check that engine.options do not limit drafts and texts do not end early"
+        )
+    if not _per_step(rounds) or statistics.median(_per_step(rounds)) <= 0:
+        raise _no_steps(gamma)
+
+
+def _no_steps(gamma: int) -> EngineError:
+    return EngineError(
+        f"cannot time the engine's steps at gamma {gamma}: texts end early, or the machine is "
+        "busy; raise max_new_tokens, use other prompts, or stop other programs"
+    )
+
+
+def _cost(gamma: int, batch_size: int, by_start: Sequence[Sequence[_Round]]) -> StepCost:
+    medians = [statistics.median(_per_step(rounds)) for rounds in by_start]
+    relative = [
+        seconds / median
+        for rounds, median in zip(by_start, medians, strict=True)
+        for seconds in _per_step(rounds)
+    ]
+    around = median_interval(torch.tensor(relative))
+    if len(relative) < _MIN_ROUNDS or around.low <= 0:
+        raise _no_steps(gamma)
+    value = math.prod(medians) ** (1 / len(medians))
+    within = Interval(value, value * min(around.low, 1.0), value * max(around.high, 1.0))
+    return StepCost(
+        gamma=gamma,
+        batch_size=batch_size,
+        seconds=over_starts(within, medians),
+        seconds_by_start=medians,
+        num_steps=sum(round_.steps for rounds in by_start for round_ in rounds),
+    )
 
 
 class StepTimer:
@@ -411,7 +353,7 @@ class StepTimer:
     ) -> None:
         self._config, self._requests, self._progress = config, requests, progress
         self._num_starts = num_starts
-        self._timings: dict[tuple[int, int], _Timings] = {}
+        self._rounds: dict[tuple[int, int], list[list[_Round]]] = {}
 
     @property
     def gammas(self) -> list[int]:
@@ -436,26 +378,19 @@ class StepTimer:
                 stage = f"timing steps (gamma {gammas}, batch size {batch_size})"
                 self._progress(stage, number + 1, num_rounds)
             for gamma, of_start in rounds.items():
-                timings = _Timings(engines[gamma].name, gamma, batch_size, [])
-                self._timings.setdefault((gamma, batch_size), timings).add(of_start)
+                _check(engines[gamma].name, gamma, of_start)
+                self._rounds.setdefault((gamma, batch_size), []).append(of_start)
 
-    def logs(self) -> dict[int, list[list[float]]]:
-        """By gamma, for each batch size: logarithm of the median seconds per step of each start."""
-        by_gamma: dict[int, list[list[float]]] = {}
-        for (gamma, _), timings in sorted(self._timings.items()):
-            by_gamma.setdefault(gamma, []).append(list(map(math.log, timings.medians())))
-        return by_gamma
-
-    def costs(self, starts: Starts) -> list[StepCost]:
+    def costs(self) -> list[StepCost]:
         """Seconds per step by gamma and batch size: geometric mean over starts of the median.
 
-        The interval is that of the median of all rounds, each divided by its start's median, with
-        the variation between starts.
+        The interval is over at least 3 starts. With fewer it is that of the median of all rounds,
+        each divided by its start's median.
 
         Raises:
-            EngineError: Too few rounds have steps, or the machine is busy.
+            EngineError: Too few rounds have steps.
         """
-        return [timings.cost(starts) for _, timings in sorted(self._timings.items())]
+        return [_cost(*key, by_start) for key, by_start in sorted(self._rounds.items())]
 
     def _round(self, engine: Engine, gamma: int, batch_size: int, number: int) -> _Round:
         count = batch_size * (_REQUESTS_PER_SLOT if batch_size > 1 else 1)

@@ -10,8 +10,8 @@ import contextlib
 import math
 import statistics
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -56,15 +56,12 @@ _TIMED_COUNTS = ("emitted", "calls", "examined", "rejected")
 class PassCosts:
     """Median seconds of one token from each model, of drafting and of verifying gamma tokens.
 
-    The costs of passes that were timed here; `engine_costs.StepCosts` are those of an engine.
-
     Attributes:
         target_start_s: Of an encoder-decoder: seconds from a source to the first logits, encoder
             included; `draft_start_s`: the same of the draft.
-        block_ratios: Block / target pass of each round of timing, by gamma; empty if not timed.
+        errors: Relative error of block / target pass by gamma: 1 with its 95% interval. Without the
+            gammas that were timed in too few rounds for one.
         engine: The engine with these costs; empty: Paceline's decoder.
-        timed_gammas: Gammas that were timed in the engine; those between are interpolated.
-        remark: What the intervals leave out.
         drafts_in_full: The engine drafts gamma tokens per block, also at the end of a text.
     """
 
@@ -74,12 +71,8 @@ class PassCosts:
     verifying_s: Mapping[int, float]
     target_start_s: float | None = None
     draft_start_s: float | None = None
-    block_ratios: Mapping[int, Sequence[float]] = field(
-        default_factory=dict[int, "Sequence[float]"]
-    )
+    errors: Mapping[int, Interval] = field(default_factory=dict[int, Interval])
     engine: str = ""
-    timed_gammas: tuple[int, ...] = ()
-    remark: str = ""
     drafts_in_full: bool = False
 
     @classmethod
@@ -88,20 +81,42 @@ class PassCosts:
     ) -> PassCosts:
         """Medians over rounds; `seconds` of each round by part and number of tokens."""
         median = {case: statistics.median(times) for case, times in seconds.items()}
-
-        def ratios(gamma: int) -> list[float]:
-            parts = seconds["drafting", gamma], seconds["verifying", gamma], seconds["target", 1]
-            return [(draft + verify) / target for draft, verify, target in zip(*parts, strict=True)]
-
-        return cls(
+        costs = cls(
             median["target", 1],
             median["draft", 1],
             {gamma: median["drafting", gamma] for gamma in gammas},
             {gamma: median["verifying", gamma] for gamma in gammas},
             median.get(("target start", 0)),
             median.get(("draft start", 0)),
-            {gamma: ratios(gamma) for gamma in gammas},
         )
+        if len(seconds["target", 1]) < least_values(0.95):
+            return costs
+
+        def error(gamma: int) -> Interval:
+            """From the rounds' ratios, in which what slows a whole round cancels."""
+            parts = seconds["drafting", gamma], seconds["verifying", gamma], seconds["target", 1]
+            ratios = [
+                (draft + verify) / target for draft, verify, target in zip(*parts, strict=True)
+            ]
+            _, low, high = median_interval(torch.tensor(ratios))
+            value = costs.block_cost(gamma)
+            return Interval(1.0, min(low / value, 1.0), max(high / value, 1.0))
+
+        return replace(costs, errors={gamma: error(gamma) for gamma in gammas})
+
+    @classmethod
+    def of_blocks(cls, plain_s: float, block_s: Mapping[int, float], **settings: Any) -> PassCosts:
+        """Of the seconds of an engine's plain step, and of a block by gamma.
+
+        Engines report the time of a block, but not the draft's part of it. So a block counts as one
+        target pass over one token, and the rest as drafting: the c for which tau / (c gamma + 1) is
+        the engine's speedup.
+        """
+        drafting_s = {gamma: max(seconds - plain_s, 0.0) for gamma, seconds in block_s.items()}
+        verifying_s = {gamma: block_s[gamma] - drafting_s[gamma] for gamma in block_s}
+        least = min(block_s)
+        draft_pass_s = drafting_s[least] / least
+        return cls(plain_s, draft_pass_s, drafting_s, verifying_s, **settings)
 
     @classmethod
     def of_parameters(cls, ratio: float, gammas: Sequence[int]) -> PassCosts:
@@ -111,11 +126,6 @@ class PassCosts:
         """
         drafting = {gamma: gamma * ratio for gamma in gammas}
         return cls(1.0, ratio, drafting, dict.fromkeys(gammas, 1.0))
-
-    @property
-    def num_rounds(self) -> int:
-        """Number of rounds of timing."""
-        return max(map(len, self.block_ratios.values()), default=0)
 
     @property
     def cost_ratio(self) -> float:
@@ -143,31 +153,14 @@ class PassCosts:
         """Seconds of a block of gamma drafted tokens."""
         return self.drafting_s[gamma] + self.verifying_s[gamma]
 
-    def error_of_block(self, gamma: int, confidence: float) -> tuple[float, float]:
-        """Relative error of block_s / target_pass_s as a lower and an upper factor.
-
-        From the median of the rounds' ratios, in which what slows a whole round cancels. Too few
-        rounds for this confidence give 0 and infinity; see `least_values`.
-        """
-        ratios = self.block_ratios.get(gamma, ())
-        if len(ratios) < least_values(confidence):
-            return 0.0, math.inf
-        _, low, high = median_interval(torch.tensor(ratios), confidence)
-        value = self.block_cost(gamma)
-        return min(low / value, 1.0), max(high / value, 1.0)
-
-    def error_of_speed(self, gamma: int, drafted: float, confidence: float) -> Interval:
-        """1 with the relative error that the costs give the speedup; unbounded without an interval.
-
-        `drafted`: mean number of drafted tokens per block, as in `block_cost`.
-        """
-        error = self.error_of_block(gamma, confidence)
-        if not math.isfinite(error[1]):
-            return Interval(1.0, 0.0, math.inf)
+    def bounds_of_cost(self, gamma: int, drafted: float) -> tuple[float, float] | None:
+        """95% bounds of `block_cost`; None if the gamma was timed in too few rounds."""
+        if gamma not in self.errors:
+            return None
         cost = self.block_cost(gamma, drafted)
         spread = self.part_drafted(gamma, drafted) * self.block_cost(gamma)
-        low, high = (cost + spread * (factor - 1) for factor in error)
-        return Interval(1.0, cost / high, cost / low if low > 0 else math.inf)
+        _, low, high = self.errors[gamma]
+        return cost + spread * (low - 1), cost + spread * (high - 1)
 
     def part_drafted(self, gamma: int, drafted: float | None) -> float:
         """Part of a block of gamma tokens that blocks of this mean length draft."""
@@ -178,40 +171,25 @@ class PassCosts:
         ratios = self.drafting_cost_ratio(gamma), self.block_cost_ratio(gamma)
         return break_even_acceptance(gamma, *ratios)
 
-    def totals(self, gamma: int, drafted: float) -> dict[str, float]:
-        """Costs of blocks of gamma tokens by their names in result rows; none if not timed.
+    def priced(self, row: Row, gamma: int, drafted: float) -> Row:
+        """A row of blocks of gamma tokens with what these cost, as totals with their bounds.
 
-        `drafted`: mean number of drafted tokens per block, as in `block_cost`.
+        `drafted`: mean number of drafted tokens per block, as in `block_cost`. In an engine c is
+        that of this gamma: it includes more than the draft's passes.
         """
-        if gamma not in self.drafting_s:
-            return {}
-        return {
-            "cost_ratio": self.cost_ratio,
-            "drafting_cost_ratio": self.drafting_cost_ratio(gamma),
+        c = self.drafting_cost_ratio(gamma)
+        totals = {
+            "cost_ratio": c if self.engine else self.cost_ratio,
+            "drafting_cost_ratio": c,
             "block_cost_ratio": self.block_cost_ratio(gamma),
             "block_cost": self.block_cost(gamma, drafted),
             "needed_block_efficiency": self.block_cost(gamma),
             "break_even_acceptance": self.break_even(gamma),
             "block_s": self.block_s(gamma),
         }
-
-    def missing_interval(self, confidence: float) -> str:
-        """What to do about costs without an interval."""
-        return f"the costs have no interval; set pass_repeats={least_values(confidence)} or more"
-
-    def more_rounds(self, times: float) -> str:
-        """How to time `times` as many rounds; see `about`."""
-        return f"pass_repeats={about(self.num_rounds * times)}"
-
-
-UNKNOWN_COSTS = PassCosts(math.nan, math.nan, {}, {})
-"""Of models whose blocks cannot be timed."""
-
-
-def about(count: float) -> int:
-    """Rounded up to two digits."""
-    unit = 10 ** max(0, math.floor(math.log10(max(count, 1))) - 1)
-    return math.ceil(max(count, 1) / unit) * unit
+        bounds = self.bounds_of_cost(gamma, drafted)
+        known = {} if bounds is None else {"block_cost": bounds}
+        return row.extended({}, totals).model_copy(update={"bounds": row.bounds | known})
 
 
 class PassTimer:
@@ -438,8 +416,8 @@ def time_pairs(
     sides = [(baseline, times.baseline), (method, times.method)]
     num_runs = num_repeats * len(prompts)
     for number in range(num_runs):
-        row = number % len(prompts)
-        for decoder, side in sides if number % 2 else sides[::-1]:
+        repeat, row = divmod(number, len(prompts))
+        for decoder, side in sides if (row + repeat) % 2 else sides[::-1]:
             request = time_request(decoder, prompts[row], max_new_tokens, seed + number)
             side[row] += request.times
             if decoder is method:

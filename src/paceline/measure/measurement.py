@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import html
-import math
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, cast
@@ -13,7 +12,6 @@ import torch
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from paceline.config import Options, Result
-from paceline.core.bootstrap import Interval
 from paceline.core.sampling import as_list
 from paceline.data.input_checks import InputChecks, checked, note
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
@@ -22,7 +20,6 @@ from paceline.errors import UsageError
 from paceline.measure.acceptance import PairTexts, check_longest, score_texts
 from paceline.measure.engine_costs import EngineCosts, WithCosts, load_models_of, read_costs
 from paceline.measure.latency import (
-    UNKNOWN_COSTS,
     Candidate,
     PassTimer,
     candidates,
@@ -32,21 +29,12 @@ from paceline.measure.latency import (
 )
 from paceline.measure.pair import PairConfig, sample_texts
 from paceline.measure.prompt_checks import check_costs
-from paceline.measure.results import (
-    as_json,
-    disturbance_of_rows,
-    gamma_of,
-    of_blocks,
-    of_passes,
-    of_requests,
-    of_texts,
-    of_trial,
-)
-from paceline.measure.verdict import Verdict, decide, decide_by_expected, expected_speeds, not_timed
+from paceline.measure.results import disturbance_of_rows, gamma_of
+from paceline.measure.verdict import Verdict, decide, decide_by_expected, not_timed
 from paceline.models.compatibility import without_rollback
 from paceline.models.loading import fingerprint
 from paceline.progress import Progress, silent
-from paceline.results.figures import FIGURES
+from paceline.results.figures import FIGURES, as_values
 from paceline.results.frame import as_html
 from paceline.results.row import Row, Source, select
 
@@ -55,6 +43,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paceline.core.bootstrap import Interval
     from paceline.core.text_scores import TextScores
     from paceline.measure.latency import PairedTimes, PassCosts
     from paceline.models.contract import Model
@@ -130,7 +119,7 @@ class MeasureConfig(WithCosts, PairConfig):
 
 
 class Measurement(Result):
-    """Result of a measurement. Its JSON has the figures of the rows beside them, by name.
+    """Result of a measurement. Its JSON has the `figures` of each row beside the rows, by name.
 
     Attributes:
         rows: Of the scored texts without gamma, then by gamma with blocks and their costs; then,
@@ -138,40 +127,47 @@ class Measurement(Result):
             of the verdict. The units are the numbers of the prompts.
         acceptance_by_position: Expected acceptance of the first, second, ... new token, over the
             texts that contain it.
-        expected: Expected speedup at the gamma of the verdict, with an interval that holds for the
-            best of all gammas; None if requests were timed, or blocks cannot be.
-        best_gamma: The gamma to serve, that of the verdict; above 0 exactly if the verdict is GO.
         timed_gammas: Gammas with measured costs in the engine; those between are interpolated.
     """
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     kind: Literal["measure"] = "measure"
     config: MeasureConfig
     rows: list[Row] = Field(min_length=1)
     acceptance_by_position: list[float]
-    expected: Interval | None = None
-    best_gamma: int
     timed_gammas: tuple[int, ...] = ()
     verdict: Verdict
     environment: dict[str, object]
     computed: ClassVar = (
-        *("acceptance", "cost", "gammas", "tried", "speed"),
+        *("figures", "best_gamma"),
         *("target_fingerprint", "draft_fingerprint", "disturbance"),
     )
 
     @model_serializer(mode="wrap")
-    def _with_parts_of_rows(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        by_position = {"acceptance_by_position": self.acceptance_by_position}
-        found = (
-            as_json(of_texts(self.texts, self.config.seed) | by_position),
-            of_passes(self.texts),
-            [of_blocks(row) for row in self.blocks],
-            [of_trial(row) for row in self.tried],
-            self.requests and as_json(of_requests(self.requests, self.config.seed)),
-            *map(self.fingerprint, ("target", "draft")),
-            self.disturbance,
-        )
-        return fields(self) | dict(zip(self.computed, found, strict=True))
+    def _with_figures(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        figures = [
+            {name: figure.as_object() for name, figure in as_values(row).items()}
+            for row in self.rows
+        ]
+        return fields(self) | {
+            "figures": figures,
+            "best_gamma": self.best_gamma,
+            "target_fingerprint": self.fingerprint("target"),
+            "draft_fingerprint": self.fingerprint("draft"),
+            "disturbance": self.disturbance,
+        }
+
+    @property
+    def best_gamma(self) -> int:
+        """The gamma to serve, that of the verdict; above 0 exactly if the verdict is GO."""
+        return self.verdict.gamma if self.verdict.go else 0
+
+    @property
+    def expected(self) -> Interval | None:
+        """Expected speedup at the gamma of the verdict; None if requests were timed."""
+        if self.requests is not None or not self.verdict.timed:
+            return None
+        return self.figure("expected_speedup", select(self.blocks, gamma=self.verdict.gamma)[0])
 
     @property
     def texts(self) -> Row:
@@ -209,7 +205,7 @@ class Measurement(Result):
 
     def figure(self, name: str, row: Row | None = None) -> Interval:
         """A figure of a row, by default of the scored texts, with its interval."""
-        return FIGURES[name].measure(row or self.texts, seed=self.config.seed)
+        return FIGURES[name].measure(row or self.texts)
 
     @property
     def summary(self) -> str:
@@ -313,36 +309,31 @@ def measure_models(
     sizes = {"target": target.num_parameters, "draft": draft.num_parameters}
     source = Source.here("measure", fingerprints=dict(fingerprints), sizes=sizes)
     row = _row_of_texts(scored, config, source)
-    acceptance = FIGURES["expected_acceptance"].measure(row, seed=config.seed)
+    acceptance = FIGURES["expected_acceptance"].measure(row)
     gammas = scored.usable_gammas(config.gammas)
     architecture = without_rollback(target, draft)
+    costs, timed = None, list[Row]()
     if engine is not None:
         costs = engine.step_costs(gammas, config.concurrency)
-    elif architecture is not None:
-        costs = UNKNOWN_COSTS
-    else:
+        row = row.extended(engine=costs.engine, concurrency=config.concurrency)
+    elif architecture is None:
         costs = PassTimer.within(texts, gammas).run(config.pass_repeats, progress)
-    served = {"engine": costs.engine, "concurrency": config.concurrency} if costs.engine else {}
-    row = row.extended({}, _pass_costs(costs), **served)
+    if costs is not None:
+        row = row.extended({}, _pass_costs(costs))
     blocks = [_row_of_gamma(row, gamma, scored, costs) for gamma in gammas]
-    timed, expected = list[Row](), None
     if engine is None and architecture is not None:
-        chosen, verdict = blocks[0], not_timed(acceptance, architecture)
+        verdict = not_timed(acceptance, architecture)
     elif config.timed_prompts and engine is None:  # also if no speedup is expected
         chosen, timed = _time_best(texts, blocks, config, progress)
-        speedup = FIGURES["speedup"].measure(timed[-1], seed=config.seed)
-        verdict = decide(acceptance, chosen, speedup, len(timed[-1].units))
+        verdict = decide(acceptance, chosen, timed[-1])
     else:
-        speeds = expected_speeds(blocks, costs, seed=config.seed)
-        best, verdict = decide_by_expected(acceptance, speeds, costs)
-        chosen, expected = best.row, best.speedup
+        remark = "" if engine is None or engine.starts.in_intervals else engine.starts.words
+        verdict = decide_by_expected(acceptance, blocks, remark)
     return Measurement(
         config=config,
         rows=[row, *blocks, *timed],
         acceptance_by_position=scored.acceptance_by_position,
-        expected=expected,
-        best_gamma=gamma_of(chosen) if verdict.go else 0,
-        timed_gammas=costs.timed_gammas,
+        timed_gammas=() if engine is None else tuple(engine.gammas),
         verdict=verdict,
         environment=environment(),
     )
@@ -367,10 +358,23 @@ class ScoredTexts(NamedTuple):
     def of(cls, texts: PairTexts, scores: TextScores) -> ScoredTexts:
         return cls(scores, scores.mask_BT.sum(-1), texts.budgets, torch.tensor(texts.num_beyond))
 
-    def tokens_and_blocks(self, gamma: int) -> tuple[Tensor, Tensor]:
-        """Expected tokens and blocks of each text, [B] each."""
+    @property
+    def sums(self) -> dict[str, Tensor]:
+        """Sums of each text by their names in result rows, [B] each."""
+        scores = self.scores
+        parts = {
+            "tokens": scores.mask_BT,
+            "acceptance": scores.acceptance_BT,
+            "greedy_acceptance": scores.greedy_draft_BT,
+            "agreement": scores.agreement_BT,
+            "cross_entropy": scores.cross_entropy_BT,
+        }
+        return {name: part_BT.sum(-1) for name, part_BT in parts.items() if part_BT is not None}
+
+    def sums_of_blocks(self, gamma: int) -> dict[str, Tensor]:
+        """Expected tokens and blocks of each text by their names in result rows, [B] each."""
         tokens_B, blocks_B = self.scores.tokens_and_blocks(gamma, self.budget_B)
-        return tokens_B + self.beyond_B, blocks_B + self.beyond_B
+        return {"emitted": tokens_B + self.beyond_B, "calls": blocks_B + self.beyond_B}
 
     def usable_gammas(self, gammas: Sequence[int]) -> list[int]:
         """See `usable_gammas`."""
@@ -403,37 +407,28 @@ def usable_gammas(gammas: Sequence[int], longest: int, budget: int) -> list[int]
 
 
 def _row_of_texts(texts: ScoredTexts, config: MeasureConfig, source: Source) -> Row:
-    scores = texts.scores
-    parts = {
-        "tokens": scores.mask_BT,
-        "acceptance": scores.acceptance_BT,
-        "greedy_acceptance": scores.greedy_draft_BT,
-        "agreement": scores.agreement_BT,
-    }
     ratio = source.sizes["draft"] / source.sizes["target"]
     return Row(
         population=f"prompts of {config.prompts.path}",
         units=tuple(range(len(texts.length_B))),
         setting=config.setting | {"parameter_ratio": ratio},
-        sums={name: tuple(as_list(part_BT.sum(-1))) for name, part_BT in parts.items()},
+        sums={name: tuple(as_list(part_B)) for name, part_B in texts.sums.items()},
         source=source,
     )
 
 
 def _pass_costs(costs: PassCosts) -> dict[str, float]:
-    if math.isnan(costs.target_pass_s):
-        return {}
     names = ("target_pass_s", "draft_pass_s", "cost_ratio", "target_start_s", "draft_start_s")
     return {name: value for name in names if (value := getattr(costs, name)) is not None}
 
 
-def _row_of_gamma(row: Row, gamma: int, texts: ScoredTexts, costs: PassCosts) -> Row:
-    """The row of the texts with the blocks of gamma tokens, and what these cost."""
-    tokens_B, blocks_B = texts.tokens_and_blocks(gamma)
+def _row_of_gamma(row: Row, gamma: int, texts: ScoredTexts, costs: PassCosts | None) -> Row:
+    """The row of the texts with the blocks of gamma tokens, and what these cost, if it is known."""
+    sums = texts.sums_of_blocks(gamma)
     drafted_B = texts.scores.drafted_tokens(gamma, texts.budget_B)
-    drafted = float(drafted_B.sum() / blocks_B.sum())
-    totals = {"drafted_per_block": drafted} | costs.totals(gamma, drafted)
-    return row.extended({"emitted": tokens_B, "calls": blocks_B}, totals, gamma=gamma)
+    drafted = float(drafted_B.sum() / sums["calls"].sum())
+    row = row.extended(sums, {"drafted_per_block": drafted}, gamma=gamma)
+    return row if costs is None else costs.priced(row, gamma, drafted)
 
 
 def _time_best(
@@ -493,5 +488,11 @@ def _row_of_requests(
     totals = _pass_costs(costs) | {"scored_block_efficiency": scored_tau}
     setting = scored.setting | {"timed": "requests"}
     return scored.model_copy(
-        update={"units": units, "setting": setting, "sums": times.sums, "totals": totals}
+        update={
+            "units": units,
+            "setting": setting,
+            "sums": times.sums,
+            "totals": totals,
+            "bounds": {},
+        }
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -21,7 +20,6 @@ from paceline.models.admission.trial import check_finite
 from paceline.models.answer_text import answer_text
 from paceline.models.loading import tokenizer_of
 from paceline.progress import Progress, silent
-from paceline.rng import named_generator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -99,7 +97,6 @@ def perplexity(config: PerplexityConfig, progress: Progress = silent) -> Perplex
     documents = list(read_documents(config.text, tokenizer, loaded.eos_token_ids))
     # All tokens need a probability, also those that the model does not write.
     model = prepare_for_decoding(loaded.over_all_tokens())
-    _warn_of_windows(documents, loaded.max_length)
     progress("loading", 1, 1)
     nats: list[float] = []
     for number, document in enumerate(documents):
@@ -122,18 +119,6 @@ def document_nats(model: Model, tokens: Sequence[int]) -> float:
         _window_nats(model, inputs[start : start + longest], tokens[start + 1 :])
         for start in range(0, len(inputs), longest)
     )
-
-
-def _warn_of_windows(documents: Sequence[Document], longest: int | None) -> None:
-    """Warn once of documents that `document_nats` divides."""
-    count = sum(len(each.tokens) - 1 > longest for each in documents) if longest else 0
-    if count:
-        warnings.warn(
-            f"{count} of {len(documents)} documents are longer than the context of {longest:,} "
-            "tokens and are scored in windows, whose first tokens have little before them; shorter "
-            "documents give the perplexity within the context",
-            stacklevel=3,
-        )
 
 
 def _window_nats(model: Model, inputs: Sequence[int], following: Sequence[int]) -> float:
@@ -182,9 +167,8 @@ def _summary(
     nats_N = torch.tensor(nats, dtype=torch.float64)
     tokens_N = torch.tensor([len(d.tokens) - 1 for d in documents], dtype=torch.float64)
     bytes_N = torch.tensor([d.num_bytes for d in documents], dtype=torch.float64)
-    rng = named_generator(config.seed, "perplexity")
-    per_token = ratio_interval(nats_N, tokens_N, rng=rng)
-    per_byte = ratio_interval(nats_N / math.log(2), bytes_N, rng=rng)
+    per_token = ratio_interval((nats_N, tokens_N))
+    per_byte = ratio_interval((nats_N / math.log(2), bytes_N))
     return Perplexity(
         config=config,
         num_documents=len(documents),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from paceline.measure.engine_costs import read_costs
 from paceline.tasks import Code
+from paceline.tasks.base import examples_of
 from paceline.tasks.row_task import RowTask
 
 if TYPE_CHECKING:
@@ -17,14 +18,15 @@ if TYPE_CHECKING:
 
 
 def check_task(checks: InputChecks, name: str, task: Task, count: int, seed: int) -> None:
-    """Check the texts of a task, and that its scoring library is installed."""
+    """Check the texts of a task, that it has `count` examples, and its scoring library."""
     task.versions()
+    texts = ("corpus", "train_corpus")
     if isinstance(task, RowTask | Code):  # read columns that other commands do not accept
-        task.examples("test", count, seed)
-        return
-    for key in ("corpus", "train_corpus"):
+        texts = ()
+    for key in texts:
         if (text := getattr(task, key, None)) is not None:
             checks.text(f"{name}.{key}", text)
+    examples_of(task, "test", count, seed)
 
 
 def check_costs(checks: InputChecks, config: WithCosts, gammas: Sequence[int]) -> None:

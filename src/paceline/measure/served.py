@@ -22,11 +22,11 @@ from paceline.measure.agreement import (
     predicted_counts,
     served_counts,
 )
-from paceline.measure.engine_costs import EngineCosts, mean_context
-from paceline.measure.losslessness import TIE_16_BITS, TIE_FLOAT32, OfSessions, first_split
+from paceline.measure.engine_costs import EngineCosts, Starts, mean_context, over_starts
+from paceline.measure.losslessness import TIE_16_BITS, TIE_FLOAT32, first_split
 from paceline.measure.pair import Pair, load_beside
+from paceline.measure.reference import logit_gap
 from paceline.measure.served_runs import ServedConfig, run_engine
-from paceline.measure.starts import Starts
 from paceline.measure.verdict import Verdict, decide_served
 from paceline.models import HfModel, load_model
 from paceline.models.hf.draft_vocabulary import is_baked
@@ -40,21 +40,22 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.engines.contract import Conventions, Served
-    from paceline.measure.served_runs import Runs
+    from paceline.measure.served_runs import Answers, Runs
 
 
 class ServedSpeed(StrictModel):
     """Whole requests with and without the draft.
 
     Attributes:
-        speedup: Seconds per token without / with the draft, paired by prompt; the interval contains
-            the variation between starts.
+        speedup: Seconds per token without / with the draft, paired by prompt.
+        speedup_by_start: Of each start; with 3 or more, the interval of `speedup` is over them.
         num_equal: Texts that are equal with and without; all at temperature 0 in exact arithmetic.
         num_near_ties: Texts that differ first where the target's two highest logits are closer than
             0.25, in float32 than 0.001; None above temperature 0.
     """
 
     speedup: Interval
+    speedup_by_start: list[float]
     plain_tokens_per_s: float
     speculative_tokens_per_s: float
     num_equal: int
@@ -72,11 +73,11 @@ class ServedMeasurement(Result):
         speed: None if the engine was not measured without the draft.
         verdict: On the speedup; None without it.
         notes: Remarks on the engine, e.g. an untested version.
-        starts: Starts of the engine; variation between them is in the intervals of seconds.
+        starts: Starts of the engine.
         costs: Costs of the engine's steps if `write_costs` is set; `save_costs` writes them.
     """
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     kind: Literal["measure --engine"] = "measure --engine"
     config: ServedConfig
     engine: str
@@ -140,7 +141,7 @@ def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedM
     speed = verdict = None
     if runs.plain is not None:
         rows.append(timed_requests(rows[0], runs.plain.served, served))
-        speed = _speed(rows[-1], config, pair, requests, runs, runs.plain.served)
+        speed = _speed(rows[-1], config, pair, requests, runs.plain, runs.drafted)
         verdict = decide_served(speed.speedup, rows[0], engine.name)
     return ServedMeasurement(
         config=config,
@@ -249,9 +250,7 @@ def compare_served(
     predicted = predicted_counts(scores, gamma, config.max_new_tokens, conventions)
     actual = served_counts(served, gamma)
     greedy = config.sampling.greedy and config.proposals.greedy
-    agreement = decide_agreement(
-        actual, predicted, engine=config.engine.engine, seed=config.seed, greedy=greedy
-    )
+    agreement = decide_agreement(actual, predicted, engine=config.engine.engine, greedy=greedy)
     return Comparison(units, actual, predicted, agreement)
 
 
@@ -260,14 +259,16 @@ def _speed(
     config: ServedConfig,
     pair: Pair,
     requests: Sequence[Request],
-    runs: Runs,
-    plain: Sequence[Served],
+    plain: Answers,
+    drafted: Answers,
 ) -> ServedSpeed:
-    """The speed of the timed requests in `row`; `plain`: the answers without the draft."""
-    sides = plain, runs.drafted.served
+    """The speed of the timed requests in `row`."""
+    sides = plain.served, drafted.served
+    by_start = speedup_by_start(plain, drafted)
     ties = _near_ties(pair.target, requests, *sides) if config.sampling.greedy else None
     return ServedSpeed(
-        speedup=speedup(row, runs.starts, config.seed),
+        speedup=over_starts(FIGURES["speedup"].measure(row), by_start),
+        speedup_by_start=by_start,
         plain_tokens_per_s=FIGURES["target_tokens_per_s"].value(row),
         speculative_tokens_per_s=FIGURES["tokens_per_s"].value(row),
         num_equal=sum(a.tokens == b.tokens for a, b in zip(*sides, strict=True)),
@@ -286,9 +287,10 @@ def timed_requests(base: Row, plain: Sequence[Served], drafted: Sequence[Served]
     return base.model_copy(update=changes | {"sums": sums})
 
 
-def speedup(row: Row, starts: Starts, seed: int) -> Interval:
-    """Seconds per token without / with the draft, with an interval over requests and starts."""
-    return starts.widen(FIGURES["speedup"].measure(row, seed=seed), 2)
+def speedup_by_start(plain: Answers, drafted: Answers) -> list[float]:
+    """Seconds per token without / with the draft of each start, which answers the same requests."""
+    sides = (one.seconds_per(lambda answer: len(answer.tokens)) for one in (plain, drafted))
+    return [without / with_draft for without, with_draft in zip(*sides, strict=True)]
 
 
 def _near_ties(
@@ -303,8 +305,8 @@ def _near_ties(
     for request, without, with_draft in zip(requests, plain, drafted, strict=True):
         split = first_split(without.tokens, with_draft.tokens)
         if split is not None and split < min(len(without.tokens), len(with_draft.tokens)):
-            scored = OfSessions(target, request.sampling, target.vocab_size)
-            count += scored.gap(request.prompt, without.tokens[:split]) < limit
+            begun = request.prompt, without.tokens[:split]
+            count += logit_gap(target, *begun, request.sampling, target.vocab_size) < limit
     return count
 
 
@@ -322,7 +324,7 @@ def _costs(
         target_parameters=pair.target.num_parameters,
         draft_parameters=pair.draft.num_parameters,
         mean_context=mean_context(requests),
-        steps=runs.steps.costs(runs.starts),
+        steps=runs.steps.costs(),
         starts=runs.starts,
         served=config.model_dump(mode="json"),
         environment=environment(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -10,18 +9,19 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from pydantic import Field, model_validator
 
 from paceline.config import Options
-from paceline.engines.commands import EngineChoice, Setup
-from paceline.engines.kinds import Capacity, Drafting, DraftSampling, names_of
+from paceline.engines.assisted import Transformers
+from paceline.engines.commands import EngineChoice
+from paceline.engines.contract import Capacity, Drafting, DraftSampling, Setup
+from paceline.engines.kinds import names_of
 from paceline.engines.process import client_of, connect, started
 from paceline.errors import EngineError
-from paceline.measure.engine_costs import StepTimer, WriteCosts, check_replaceable
+from paceline.measure.engine_costs import Starts, StepTimer, WriteCosts
 from paceline.measure.pair import PairConfig
-from paceline.measure.starts import Starts, spread_of, turns
 from paceline.models.inspection import inspect_model
 from paceline.models.loading import model_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from paceline.core.sampling import SamplingParams
     from paceline.data.input_checks import InputChecks
@@ -42,8 +42,9 @@ class ServedConfig(PairConfig):
             transformers drafts at the square of the request's temperature.
         plain: Also measure without the draft, unless the server is already running.
         starts: Number of times that each server is started, with and without the draft in turn. The
-            requests and rounds are divided among the starts. With 1, intervals of seconds leave out
-            the variation between starts. Does not apply to transformers and running servers.
+            requests and rounds are divided among the starts. With 3 or more, intervals of seconds
+            are over starts; with fewer, they leave out the variation between starts. Does not apply
+            to transformers and running servers.
         write_costs: Also time the engine's steps, for `measure --costs` and `tune --costs`.
     """
 
@@ -65,7 +66,6 @@ class ServedConfig(PairConfig):
         self.check_prompts(checks, models, new_tokens=self.max_new_tokens)
         if self.write_costs is not None:
             checks.file(self.write_costs.file)
-            check_replaceable(self.write_costs.file)
 
     @model_validator(mode="after")
     def _fits_the_engine(self) -> ServedConfig:
@@ -90,11 +90,11 @@ class ServedConfig(PairConfig):
                 "write_costs starts the engine with and without the draft, so it cannot use a "
                 "running server; leave url out"
             )
-        if costs is not None and kind.one_at_a_time and set(costs.batch_sizes) != {1}:
+        if costs is not None and kind.in_process and set(costs.batch_sizes) != {1}:
             raise ValueError(
                 f"{kind.name} assists one text at a time; leave write_costs.batch_sizes at [1]"
             )
-        if kind.processes_twice and self.sampling.top_p < 1:
+        if kind.in_process and self.sampling.top_p < 1:
             raise ValueError(
                 f"predictions do not support top_p with {kind.name}, which applies it twice to the "
                 "draft; use top_k or neither"
@@ -138,22 +138,14 @@ class Answers(NamedTuple):
         answers = {number: answer for start in self.by_start for number, answer in start.items()}
         return [answers[number] for number in sorted(answers)]
 
-    def logs(self) -> list[float]:
-        """Logarithm of the seconds per target pass of each start.
-
-        Passes vary less with the text than tokens do.
-        """
-        return [
-            math.log(
-                sum(answer.seconds for answer in start.values())
-                / sum(map(_num_passes, start.values()))
-            )
-            for start in self.by_start
-        ]
+    def seconds_per(self, count: Callable[[Served], int]) -> list[float]:
+        """Seconds of all answers of each start / the sum of their counts."""
+        starts = [start.values() for start in self.by_start]
+        return [sum(one.seconds for one in start) / sum(map(count, start)) for start in starts]
 
 
-def _num_passes(answer: Served) -> int:
-    """Target passes, that of the prompt included."""
+def num_passes(answer: Served) -> int:
+    """Target passes, that of the prompt included; they vary less with the text than tokens do."""
     blocks = answer.blocks and answer.blocks.num_blocks
     return 1 + blocks if blocks else len(answer.tokens)
 
@@ -179,7 +171,7 @@ def run_engine(
 ) -> Runs:
     """Send every request with the draft, and without it, and time the steps, as configured.
 
-    A server is started `starts` times in each configuration, in the order A B B A, and answers its
+    A server is started `starts` times in each configuration, in the order A B A B, and answers its
     part of the requests and rounds in each start. `pair`: for transformers, which runs in this
     process and answers each request with and without the draft in turn.
 
@@ -192,10 +184,11 @@ def run_engine(
     else:
         runner.run_in_process(pair)
     steps, answers = runner.steps, runner.answers
-    logs = {} if steps is None else steps.logs()
-    for gamma, of_gamma in answers.items():
-        logs.setdefault(gamma, []).append(of_gamma.logs())
-    starts = spread_of(logs, runner.num_starts, runner.ready_s)
+    by_start = [of_gamma.seconds_per(num_passes) for of_gamma in answers.values()]
+    if steps is not None:
+        by_start += [cost.seconds_by_start for cost in steps.costs()]
+    spread = max(max(seconds) / min(seconds) for seconds in by_start) - 1
+    starts = Starts(number=runner.num_starts, spread=spread, seconds=runner.ready_s)
     return Runs(answers.get(0), answers[config.num_speculative_tokens], steps, starts)
 
 
@@ -228,21 +221,20 @@ class _Runner:
             answering | timed, key=lambda gamma: (gamma not in answering, gamma == 0, gamma)
         )
         self._num_servers = len(gammas) * self.num_starts
-        for start, gamma in turns(gammas, self.num_starts):
-            with self._server(gamma) as engine:
-                if gamma in answering:
-                    part = range(start, len(self._requests), self.num_starts)
-                    self._serve({gamma: engine}, part)
-                if self.steps is not None and gamma in timed:
-                    self.steps.time({gamma: engine}, start)
+        for start in range(self.num_starts):
+            part = range(start, len(self._requests), self.num_starts)
+            for gamma in gammas:
+                with self._server(gamma) as engine:
+                    if gamma in answering:
+                        self._serve({gamma: engine}, part)
+                    if self.steps is not None and gamma in timed:
+                        self.steps.time({gamma: engine}, start)
 
     def run_in_process(self, pair: Pair) -> None:
         """Answer each request with and without the draft in turn."""
-        load = self._config.engine.kind.load
-        assert load is not None, "runs as a server"
 
         def engine_of(gamma: int) -> Engine:
-            return load(pair.target, pair.draft if gamma else None, gamma)
+            return Transformers(pair.target, pair.draft if gamma else None, gamma)
 
         engines = {gamma: engine_of(gamma) for gamma in self._config.answered_gammas}
         self._serve(engines, range(len(self._requests)))

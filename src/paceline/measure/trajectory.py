@@ -347,15 +347,8 @@ class _Scorer:
         """A row per gamma, the smallest last; `named`: settings of the draft."""
         config, (task, sampling) = self._config, case
         scored = self._scores(draft, case)
-        scores, size = scored.scores, self._draft(draft.path).num_parameters
-        assert scores.cross_entropy_BT is not None
-        sums = {
-            "tokens": tuple(map(int, scored.length_B)),
-            "acceptance": rounded(scores.acceptance_BT.sum(-1)),
-            "greedy_acceptance": rounded(scores.greedy_draft_BT.sum(-1)),
-            "agreement": rounded(scores.agreement_BT.sum(-1)),
-            "cross_entropy": rounded(scores.cross_entropy_BT.sum(-1)),
-        }
+        size = self._draft(draft.path).num_parameters
+        sums = {name: rounded(part_B) for name, part_B in scored.sums.items()}
         if task in self._scored:
             writer = self._prepared(draft.path)
             sums["score"] = own_scores(writer, self._scored[task], config, sampling)
@@ -379,8 +372,8 @@ class _Scorer:
             ),
         )
         for gamma in sorted(scored.usable_gammas(config.gammas), reverse=True):
-            counts = zip(("emitted", "calls"), scored.tokens_and_blocks(gamma), strict=True)
-            more = {name: rounded(count_B) for name, count_B in counts}
+            blocks = scored.sums_of_blocks(gamma)
+            more = {name: rounded(count_B) for name, count_B in blocks.items()}
             of_gamma = {"setting": row.setting | {"gamma": gamma}, "sums": sums | more}
             yield row.model_copy(update=of_gamma)
 

@@ -9,33 +9,21 @@ of measurements.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from paceline.config import StrictModel
-from paceline.core.bootstrap import (
-    LEAST_UNITS,
-    Interval,
-    log_distance,
-    product_interval,
-    ratio_interval,
-)
-from paceline.measure.latency import about
+from paceline.core.bootstrap import LEAST_UNITS, Interval, least_values, log_distance
 from paceline.measure.results import gamma_of
 from paceline.results.figures import FIGURES
-from paceline.rng import named_generator
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.measure.latency import PassCosts
     from paceline.results.row import Row
 
 _ERROR_RATE = 0.05
 # A verdict that needs this many times the measurements made, and more, is out of reach.
 _MOST_TIMES = 100
-# Difference from 1 that is not worth calling close to it.
-_WIDE = 0.1
-_EXACT = Interval(1.0, 1.0, 1.0)
 
 
 class Verdict(StrictModel):
@@ -47,6 +35,7 @@ class Verdict(StrictModel):
             or blocks cannot be timed. Then `go` is false.
         timed: False if blocks of these models cannot be timed.
         includes_one: True if there is no verdict because the interval of the speedup includes 1.
+        gamma: Drafted tokens per block of the speedup; 0 if blocks cannot be timed.
         reason: One sentence.
     """
 
@@ -54,6 +43,7 @@ class Verdict(StrictModel):
     decided: bool = True
     timed: bool = True
     includes_one: bool = False
+    gamma: int = 0
     reason: str
 
     def __str__(self) -> str:
@@ -81,92 +71,38 @@ def best_code(codes: Sequence[int]) -> int:
     return 0 if 0 in codes else max(codes)
 
 
-class ExpectedSpeed(NamedTuple):
-    """Expected speedup of a gamma with its interval, and the two parts of its error.
-
-    Attributes:
-        row: Of the scored texts, with blocks of this gamma.
-        speedup: With the errors of the texts and of the costs together.
-        by_texts: The speedup with the error of tau alone.
-        by_costs: 1 with the relative error of the costs alone; unbounded if they have no interval.
-    """
-
-    row: Row
-    speedup: Interval
-    by_texts: Interval
-    by_costs: Interval
-
-
 def confidence_of_low(num_gammas: int) -> float:
     """Confidence of the interval that has the lower bound of each gamma."""
     return 1 - _ERROR_RATE / num_gammas
 
 
-def expected_speeds(
-    rows: Sequence[Row],
-    costs: PassCosts,
-    *,
-    seed: int,
-    num_resamples: int = 4000,
-) -> list[ExpectedSpeed]:
-    """The expected speedup of each gamma.
-
-    Args:
-        rows: Of the scored texts, for each gamma.
-        costs: Of blocks, with their errors.
-        seed: Of the bootstrap over texts.
-        num_resamples: Of the bootstrap.
-    """
-    confidences = confidence_of_low(len(rows)), 1 - _ERROR_RATE
-    speeds: list[ExpectedSpeed] = []
-    for row in rows:
-        (of_texts,) = FIGURES["block_efficiency"].columns(row)
-        value = FIGURES["expected_speedup"].value(row)
-        by_texts, by_costs = list[Interval](), list[Interval]()
-        for confidence in confidences:
-            rng = named_generator(seed, "expected speedup")
-            tau = ratio_interval(
-                *of_texts, rng=rng, confidence=confidence, num_resamples=num_resamples
-            )
-            scale = value / tau.value
-            by_texts.append(Interval(value, tau.low * scale, tau.high * scale))
-            blocks = gamma_of(row), row.totals["drafted_per_block"]
-            by_costs.append(costs.error_of_speed(*blocks, confidence))
-        parts = [Interval(wide.value, wide.low, other.high) for wide, other in (by_texts, by_costs)]
-        speeds.append(ExpectedSpeed(row, product_interval(*parts), *parts))
-    return speeds
-
-
-def decide(acceptance: Interval, best: Row, speedup: Interval, count: int) -> Verdict:
+def decide(acceptance: Interval, best: Row, requests: Row) -> Verdict:
     """GO if the whole interval of the measured speedup is above 1, NO-GO if it is below.
 
     UNDECIDED if it includes 1, TOO FEW with fewer than 8 requests (`core.bootstrap.LEAST_UNITS`).
-    `best`: the row of the scored texts, with blocks of the gamma of the `count` requests.
+    `best`: the row of the scored texts, with blocks of the gamma of the timed `requests`.
     """
     where, standing = f"at gamma {gamma_of(best)}", _standing(acceptance, best)
-    return _by_requests(speedup, count, where, standing, ("timed_prompts", "num_prompts"))
+    speedup = FIGURES["speedup"].measure(requests)
+    return _by_requests(speedup, requests, where, standing, ("timed_prompts", "num_prompts"))
 
 
 def decide_served(speedup: Interval, counted: Row, engine: str) -> Verdict:
     """As `decide`, of whole requests in an engine; `counted`: the row of its counters."""
     where = f"in {engine} at gamma {gamma_of(counted)}"
     standing = f"{FIGURES['block_efficiency'].value(counted):.2f} tokens per target call"
-    return _by_requests(speedup, len(counted.units), where, standing, ("num_prompts",))
+    return _by_requests(speedup, counted, where, standing, ("num_prompts",))
 
 
 def _by_requests(
-    speedup: Interval, count: int, where: str, standing: str, settings: tuple[str, ...]
+    speedup: Interval, counted: Row, where: str, standing: str, settings: tuple[str, ...]
 ) -> Verdict:
+    gamma, count = gamma_of(counted), len(counted.units)
     if count < LEAST_UNITS:
-        return _too_few(f"measured {speedup.value:.2f}x {where}", count, "request", settings[0])
-    times, _ = _times_needed(speedup, speedup, _EXACT)
-    raised = " and ".join(settings)
-    if times - 1 > _MOST_TIMES:
-        advice = _out_of_reach(speedup, raised)
-    else:
-        more = about(count * (times - 1))
-        advice = f"about {more:,} more requests would decide at this speedup (raise {raised})"
-    return _by_interval(f"measured {_words(speedup)} {where}", speedup, standing, advice)
+        measured = f"measured {speedup.value:.2f}x {where}"
+        return _too_few(measured, gamma, count, "request", settings[0])
+    advice = _advice(speedup, "requests", settings)
+    return _by_interval(f"measured {_words(speedup)} {where}", gamma, speedup, standing, advice)
 
 
 def not_timed(acceptance: Interval, architecture: str) -> Verdict:
@@ -178,93 +114,79 @@ def not_timed(acceptance: Interval, architecture: str) -> Verdict:
     return Verdict(go=False, decided=False, timed=False, reason=reason)
 
 
-def decide_by_expected(
-    acceptance: Interval, speeds: Sequence[ExpectedSpeed], costs: PassCosts
-) -> tuple[ExpectedSpeed, Verdict]:
-    """As `decide`, by the expected speedups of all gammas.
+def decide_by_expected(acceptance: Interval, rows: Sequence[Row], remark: str = "") -> Verdict:
+    """As `decide`, by the expected speedups of all gammas; the gamma is the fastest that decides.
 
-    GO if some gamma's whole interval is above 1, NO-GO if every gamma's is below. TOO FEW with
-    fewer than 8 texts.
+    GO if some gamma's lower limit, with an allowance for their number, is above 1, NO-GO if every
+    gamma's whole interval is below. TOO FEW with fewer than 8 texts.
 
-    Returns:
-        The gamma of the verdict: the fastest of those that support it. And the verdict.
+    Args:
+        acceptance: On the scored texts.
+        rows: Of the scored texts, with the blocks of each gamma and their costs.
+        remark: What the intervals leave out.
     """
+    figure, confidence = FIGURES["expected_speedup"], confidence_of_low(len(rows))
 
-    def support(speed: ExpectedSpeed) -> tuple[bool, bool, float]:
-        return speed.speedup.low > 1, speed.speedup.high >= 1, speed.speedup.value
+    def limit(row: Row) -> float:
+        return figure.measure(row, confidence=confidence).low
 
-    best = max(speeds, key=support)
-    count, speedup = len(best.row.units), best.speedup
-    where = f"{costs.engine and f' in {costs.engine}'} at gamma {gamma_of(best.row)}"
+    def support(row: Row) -> tuple[bool, bool, float]:
+        return limit(row) > 1, figure.measure(row).high >= 1, figure.value(row)
+
+    best = max(rows, key=support)
+    count, speedup, gamma = len(best.units), figure.measure(best), gamma_of(best)
+    engine = best.setting.get("engine")
+    where = f"{f' in {engine}' if engine else ''} at gamma {gamma}"
     if count < LEAST_UNITS:
-        return best, _too_few(f"expected {speedup.value:.2f}x{where}", count, "text", "num_prompts")
-    if costs.engine:
-        tau, needed = FIGURES["block_efficiency"].value(best.row), best.row.totals["block_cost"]
+        expected = f"expected {speedup.value:.2f}x{where}"
+        return _too_few(expected, gamma, count, "text", "num_prompts")
+    standing = _standing(acceptance, best)
+    if engine:
+        tau, needed = FIGURES["block_efficiency"].value(best), best.totals["block_cost"]
         side = _side(1.0, speedup)
         standing = f"{tau:.2f} tokens per target call are {side} the break-even {needed:.2f}"
-        standing = f"{standing}; {costs.remark}" if costs.remark else standing
-    else:
-        standing = _standing(acceptance, best.row)
-    advice = _more_measurements(best, count, costs, confidence_of_low(len(speeds)))
-    return best, _by_interval(f"expected {_words(speedup)}{where}", speedup, standing, advice)
+        standing = f"{standing}; {remark}" if remark else standing
+    settings = ("num_prompts",) if engine else ("num_prompts", "pass_repeats")
+    advice = _advice(speedup, "prompts", settings)
+    if "block_cost" not in best.bounds:
+        speedup = Interval(speedup.value, 0.0, math.inf)
+        advice = f"the costs have no interval; set pass_repeats={least_values(0.95)} or more"
+    figure_words = f"expected {_words(speedup)}{where}"
+    if speedup.low > 1 >= limit(best):
+        chosen = f"with an allowance for the best of {len(rows)} gammas"
+        reason = f"{figure_words}: {chosen} its lower limit is {limit(best):.2f}; {standing}"
+        return Verdict(
+            go=False, decided=False, includes_one=True, gamma=gamma, reason=f"{reason}; {advice}"
+        )
+    return _by_interval(figure_words, gamma, speedup, standing, advice)
 
 
-def _more_measurements(best: ExpectedSpeed, count: int, costs: PassCosts, confidence: float) -> str:
-    """What would decide the expected speedup."""
-    speedup, by_costs = best.speedup, best.by_costs
-    if not math.isfinite(by_costs.high):
-        return costs.missing_interval(confidence)
-    prompts, rounds = _times_needed(speedup, best.by_texts, by_costs)
-    if max(prompts, rounds) - 1 > _MOST_TIMES:
-        settings = "num_prompts" if costs.engine else "num_prompts and pass_repeats"
-        return _out_of_reach(speedup, settings)
-    needed: list[str] = []
-    if prompts > 1:
-        more = about(count * (prompts - 1))
-        needed.append(f"about {more:,} more prompts (num_prompts={count + more})")
-    if rounds > 1:
-        needed.append(costs.more_rounds(rounds))
-    alone = by_costs.low * speedup.value <= 1 <= by_costs.high * speedup.value
-    reason = "the error of the costs alone includes 1: " if alone else ""
-    return f"{reason}{' and '.join(needed)} would decide at this speedup"
-
-
-def _times_needed(speedup: Interval, sampled: Interval, costs: Interval) -> tuple[float, float]:
-    """How many times the prompts and the rounds of timing would move the bound near 1 to 1.
-
-    Both errors shrink with the root of their number. That of the costs must be at most half of the
-    variance that the distance to 1 allows.
-    """
+def _advice(speedup: Interval, what: str, settings: Sequence[str]) -> str:
+    """How many times the measurements would decide, if widths shrink with the root of them."""
     to_one = abs(math.log(speedup.value))
-    if not to_one:
-        return math.inf, math.inf
-    by_sample, by_costs = (
-        log_distance(part.value, part.low if speedup.value > 1 else part.high)
-        for part in (sampled, costs)
-    )
-    allowed = min(by_costs, to_one / 2**0.5)
-    rounds = (by_costs / allowed) ** 2 if by_costs else 1.0
-    return max(by_sample**2 / (to_one**2 - allowed**2), 1.0), rounds
-
-
-def _out_of_reach(speedup: Interval, settings: str) -> str:
-    largest = max(speedup.high - 1, 1 - speedup.low)
-    if largest > _WIDE:
-        return f"the interval is too wide to tell how much would decide (raise {settings})"
-    return f"the speedup is within {largest:.1%} of 1"
+    width = log_distance(speedup.value, speedup.low if speedup.value > 1 else speedup.high)
+    raised = " and ".join(settings)
+    if width >= _MOST_TIMES**0.5 * to_one:
+        return (
+            f"more than {_MOST_TIMES} times the {what} would be needed at this speedup (raise "
+            f"{raised})"
+        )
+    times = max(math.ceil((width / to_one) ** 2), 2)
+    return f"about {times} times the {what} would decide at this speedup (raise {raised})"
 
 
 def _words(speedup: Interval) -> str:
     return f"{speedup.value:.2f}x ({speedup.low:.2f} to {speedup.high:.2f})"
 
 
-def _by_interval(figure: str, speedup: Interval, standing: str, advice: str) -> Verdict:
+def _by_interval(figure: str, gamma: int, speedup: Interval, standing: str, advice: str) -> Verdict:
     if speedup.low > 1:
-        return Verdict(go=True, reason=f"{figure}; {standing}")
+        return Verdict(go=True, gamma=gamma, reason=f"{figure}; {standing}")
     if speedup.high < 1:
-        return Verdict(go=False, reason=f"{figure}, slower than no draft; {standing}")
+        reason = f"{figure}, slower than no draft; {standing}"
+        return Verdict(go=False, gamma=gamma, reason=reason)
     reason = f"{figure}: the interval includes 1; {standing}; {advice}"
-    return Verdict(go=False, decided=False, includes_one=True, reason=reason)
+    return Verdict(go=False, decided=False, includes_one=True, gamma=gamma, reason=reason)
 
 
 def _standing(acceptance: Interval, best: Row) -> str:
@@ -282,10 +204,10 @@ def _side(border: float, figure: Interval) -> str:
     return "below" if figure.high < border else "near"
 
 
-def _too_few(figure: str, count: int, unit: str, setting: str) -> Verdict:
+def _too_few(figure: str, gamma: int, count: int, unit: str, setting: str) -> Verdict:
     units = f"{count} {unit}{'s' if count != 1 else ''}"
     reason = (
         f"{figure} on {units}, but a verdict needs {LEAST_UNITS}; set {setting}={LEAST_UNITS} "
         "or more and give as many prompts"
     )
-    return Verdict(go=False, decided=False, reason=reason)
+    return Verdict(go=False, decided=False, gamma=gamma, reason=reason)

@@ -4,7 +4,7 @@ contract.py          interfaces that decoding and training use
 hf/                  implementation for any transformers model
 llama/, t5.py        faster implementations for Llama-like and T5-like models
 prepare.py           chooses the implementation of a model's forward pass
-precision.py         measures which dtype is fastest on this machine
+precision.py         which dtype "auto" is on this machine
 loading.py           hub id, local directory or GGUF file -> HfModel
 checkpoint_files.py  checks of a model's files
 gguf/                converts a GGUF file to a model directory in the cache

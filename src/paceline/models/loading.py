@@ -55,7 +55,7 @@ from paceline.models.hf.draft_vocabulary import is_draft_vocabulary, read_draft_
 from paceline.models.hf.seq2seq import Seq2SeqModel
 from paceline.models.hf.settings import refuse_malformed, warn_of_ends, warn_of_unused
 from paceline.models.hf.spreading import SHARE, join_ends, num_bytes
-from paceline.models.precision import choose_precision, shapes_of
+from paceline.models.precision import choose_precision
 from paceline.models.silence import quiet
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def load_model(
     Args:
         path: A local directory, a `.gguf` file (converted once, then cached) or a hub id.
         dtype: "auto" is float32 or bfloat16, whichever is faster on this machine for a model of
-            these shapes, as measured by `precision.choose_precision`.
+            `precision.choose_precision`.
         device: "auto" is the GPU if there is one, else the CPU. A model that the first GPU cannot
             hold is spread over all of them.
 
@@ -107,7 +107,7 @@ def load_model(
     with quiet():
         with open_model(path) as location:
             config = read_config(location)
-            kind = choose_dtype(dtype, config, found_device)
+            kind = choose_dtype(dtype, found_device)
             spread = _spread(location, config, kind) if device == "auto" else None
             hf, info = with_weights(location, config, kind, spread or found_device)
             join_ends(hf)
@@ -221,7 +221,7 @@ def load_head(
         shape.num_hidden_layers = 0
         if getattr(shape, "layer_types", None):
             shape.layer_types = []
-        kind = choose_dtype(dtype, config, found_device)
+        kind = choose_dtype(dtype, found_device)
         hf, info = with_weights(location, config, kind)
         info["unexpected_keys"] = ()
         refuse_incomplete(location, hf, info)
@@ -450,11 +450,11 @@ def _free_bytes(card: int) -> int:
     return torch.cuda.mem_get_info(card)[0] + cached
 
 
-def choose_dtype(dtype: DType | torch.dtype, config: Any, device: torch.device) -> torch.dtype:
+def choose_dtype(dtype: DType | torch.dtype, device: torch.device) -> torch.dtype:
     """The type that weights are loaded in; raises UsageError for one that does not exist."""
     name = str(dtype).removeprefix("torch.")
     if name not in ("auto", "float64", *_STORED):
         raise UsageError(f"got dtype {name}, wanted auto, float32, bfloat16 or float16")
     if name == "auto":
-        name = choose_precision("reading", shapes_of(config), device).precision
+        name = choose_precision(device).precision
     return getattr(torch, name)

@@ -11,46 +11,26 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from paceline.errors import UsageError
-from paceline.models.admission.model import (
-    EXACT,
-    ROUNDED,
-    faster,
-    hidden_states_fault,
-    tolerance_for,
-)
-from paceline.models.hf.base import warn_of_slower
-from paceline.models.hf.causal import CausalSession
+from paceline.models.admission.model import EXACT, ROUNDED, faster, tolerance_for
 from paceline.models.hf.spreading import is_spread
-from paceline.models.llama import packing
 from paceline.models.llama.cpu import NativeLlama
-from paceline.models.llama.cpu_session import CompiledSession
-from paceline.models.llama.cpu_weights import can_copy
-from paceline.models.llama.forward import LlamaDecoder
+from paceline.models.llama.cpu_session import CompiledSession, PromptPass
+from paceline.models.llama.cpu_weights import can_copy, is_llama_like
 from paceline.models.llama.int8 import rounded_copy
-from paceline.models.llama.packing import Packer, bfloat16_product, can_pack
 from paceline.models.loading import load_model
-from paceline.models.precision import (
-    Choice,
-    choose_precision,
-    faster_of,
-    fastest_of,
-    overridden,
-    shapes_of,
-)
 from paceline.models.recorded.compiling import compiles_passes
 from paceline.models.recorded.fixed_pass import FixedPass, can_record
-from paceline.models.recorded.session import GraphCaches, GraphSeq2SeqSession, GraphSession
-from paceline.models.t5 import T5Pass, T5States, is_t5_like
+from paceline.models.recorded.session import GraphCaches, GraphSession
+from paceline.models.t5 import T5Pass, is_t5_like
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.models.contract import ModelSession
     from paceline.models.hf.base import HfModel
-    from paceline.models.llama.forward import MakeLinear
     from paceline.models.loading import DType
 
-Weights = Literal["auto", "plain", "packed_fp16", "int8"]
+Weights = Literal["auto", "plain", "int8"]
 
 
 def load(
@@ -73,63 +53,39 @@ def prepare_for_decoding(
 ) -> HfModel:
     """Optimize a model for forward passes over few tokens on this machine.
 
-    On an x86 CPU, the matrices of a float32 model are copied to float16 (see llama/packing.py). If
-    bfloat16 represents them exactly, they are also copied for a compiled pass (see llama/cpu.py);
-    all other values are then float32. On a CUDA device, passes over few tokens are compiled,
-    recorded and replayed as CUDA graphs (see recorded/). Later changes of the weights do not affect
-    the copies; `hf`, hidden states and the head do not change.
+    On a CPU, the weights of a Llama-like model are copied for a compiled pass (see llama/cpu.py),
+    if bfloat16 represents them exactly; all other values are then float32. On a CUDA device, passes
+    of a decoder-only model over few tokens are compiled, recorded and replayed as CUDA graphs (see
+    recorded/). Later changes of the weights do not affect the copies; `hf`, hidden states and the
+    head do not change.
 
     Args:
         model: The values of its weights do not change.
-        weights: "auto" packs matrices that float16 represents exactly, such as those of a 16-bit
-            checkpoint; "packed_fp16" also rounds the others; "plain" changes nothing. "int8" rounds
-            all linear layers to 8 bits per weight, also in the result's `hf`; use it for drafts.
+        weights: "plain" changes nothing. "int8" rounds all linear layers to 8 bits per weight, also
+            in the result's `hf`; use it for drafts.
         activations: "bfloat16" rounds matmul inputs of a bfloat16 model to bfloat16, as
             transformers does. This is up to twice as fast for large batches on a processor with
             native bfloat16, and has no effect elsewhere.
 
     Raises:
-        UsageError: "packed_fp16" or "int8" is not supported for this model on this machine.
+        UsageError: "int8" is not supported for this model on this machine.
     """
     if weights == "int8":
         return _in_int8(model)
-    on_cpu = _on_cpu(model)
-    if weights == "packed_fp16" and not (on_cpu and model.dtype == torch.float32 and can_pack()):
-        raise UsageError(
-            f"packed_fp16 weights need float32 on an x86 CPU, but the model is {_dtype_of(model)} "
-            f"on {model.device}; use weights=auto"
-        )
     if weights == "plain":
         return model
     if model.device.type == "cuda":
         return with_cuda_graphs(model, compiled=compiles_passes())
-    if on_cpu and model.dtype == torch.bfloat16:
-        return _in_bfloat16(model, round_activations=activations == "bfloat16")
-    if on_cpu and model.dtype == torch.float32 and can_pack():
-        return _packed(model, exact=weights == "auto")
-    return model
-
-
-def prepare_for_training(model: HfModel, *, frozen: bool = False) -> HfModel:
-    """Use faster code for the hidden states of a T5-like model on a CPU; return others unchanged.
-
-    Args:
-        model: Its weights are shared, so the result follows their changes.
-        frozen: The weights do not change, as those of a target.
-    """
-    if not _on_cpu(model) or not is_t5_like(model.hf):
+    if not _on_cpu(model) or model.dtype not in (torch.float32, torch.bfloat16):
         return model
-    ready = model.reading_with(T5States(model.hf, frozen=frozen))
-    fault = hidden_states_fault(model, ready)
-    if fault is not None:
-        fault = f"the fused training pass {fault}"
-        warn_of_slower(model.hf.config.model_type, fault, stacklevel=3)
-        return model
-    return ready
+    if is_t5_like(model.hf):
+        return faster(model, "the fused pass", tolerance_for(model.dtype), _with_t5) or model
+    rounds = activations == "bfloat16" and model.dtype == torch.bfloat16
+    return _in_c(model, round_activations=rounds)
 
 
 def with_cuda_graphs(model: HfModel, *, compiled: bool = False) -> HfModel:
-    """Record the passes of a model over few tokens (see recorded/).
+    """Record the passes of a decoder-only model over few tokens (see recorded/).
 
     A model whose passes cannot be recorded is returned unchanged. Weights that are multiplied
     together become views of one tensor, also in `hf`.
@@ -162,72 +118,34 @@ def describe_pass(model: HfModel) -> str:
         compiled = ", compiled by torch.compile" if decoder.modules.usable else ""
         return f"recorded CUDA graphs{compiled}"
     if session is CompiledSession:
-        return "the compiled pass for few tokens (C), the fused pass for more"
-    if isinstance(decoder, LlamaDecoder | T5Pass):
+        return "the compiled pass for few tokens (C), that of transformers for more"
+    if isinstance(decoder, T5Pass):
         return "the fused pass (PyTorch)"
-    packed = "" if decoder.hf is model.hf else ", with matrices in float16"
-    return f"that of transformers{packed}"
+    return "that of transformers"
 
 
 def can_read_int8(model: HfModel) -> bool:
     """True if `prepare_for_decoding` supports weights="int8" for this model on this machine."""
-    possible = _on_cpu(model) and can_pack()
-    return possible and LlamaDecoder.supports(model.hf) and can_copy(model.hf, int8=True)
+    return _on_cpu(model) and is_llama_like(model.hf) and can_copy(model.hf, int8=True)
 
 
-def _packed(model: HfModel, *, exact: bool) -> HfModel:
-    def build(each: HfModel) -> HfModel:
-        packer = Packer(packing.EXACT if exact else packing.ROUNDED)
-        if LlamaDecoder.supports(each.hf):
-            prepared = _with_llama(each, LlamaDecoder(each.hf, packer, each.draft_vocabulary))
-        elif is_t5_like(each.hf):
-            prepared = _with_t5(each, packer)
-        else:
-            copy = packing.packed_copy(each.hf, packer)
-            prepared = each.decoding_with(each.plain_pass(copy, each.draft_vocabulary))
-        return prepared if packer.num_packed or is_t5_like(each.hf) else each
-
-    tolerance = EXACT if exact else ROUNDED
-    return faster(model, "the pass with packed weights", tolerance, build) or model
-
-
-def _in_bfloat16(model: HfModel, *, round_activations: bool) -> HfModel:
-    if is_t5_like(model.hf):
-        return _t5_in_bfloat16(model, round_activations=round_activations)
-    if not LlamaDecoder.supports(model.hf):
-        return model
-    chosen = choose_precision("decoding", shapes_of(model.hf.config), model.device)
-    if chosen.precision == "bfloat16":
-        make_linear, change = bfloat16_product, 0.05
-    elif can_pack():
-        make_linear, change = Packer(packing.EXACT), 0.05 if round_activations else 1e-3
-    else:
+def _in_c(model: HfModel, *, round_activations: bool) -> HfModel:
+    if not _can_compile(model):
         return model
 
     def build(each: HfModel) -> HfModel:
-        decoder = LlamaDecoder(
-            each.hf,
-            make_linear,
-            each.draft_vocabulary,
-            change=change,
-            round_activations=round_activations,
-        )
-        return _with_llama(each, decoder)
+        if not can_copy(each.hf):  # the sizes of the tiny twin may not be supported
+            return each
+        restricted = each.draft_vocabulary
+        native = NativeLlama(each.hf, restricted, round_activations=round_activations)
+        return _with_native(each, native)
 
-    variant = f"{chosen.precision} {round_activations}"
-    return faster(model, "the fused pass", ROUNDED, build, variant) or model
+    tolerance, variant = tolerance_for(model.dtype), str(round_activations)
+    return faster(model, "the compiled pass", tolerance, build, variant) or model
 
 
-def _t5_in_bfloat16(model: HfModel, *, round_activations: bool) -> HfModel:
-    # rounding the inputs of small products takes longer than it saves
-    in_float32 = can_pack() and not round_activations
-    make_linear = Packer(packing.EXACT) if in_float32 else bfloat16_product
-    build = partial(_with_t5, make_linear=make_linear)
-    return faster(model, "the fused pass", ROUNDED, build, f"T5 {in_float32}") or model
-
-
-def _with_t5(model: HfModel, make_linear: MakeLinear) -> HfModel:
-    return model.decoding_with(T5Pass(model.hf, make_linear, model.draft_vocabulary))
+def _with_t5(model: HfModel) -> HfModel:
+    return model.decoding_with(T5Pass(model.hf, model.draft_vocabulary))
 
 
 def _in_int8(model: HfModel) -> HfModel:
@@ -236,34 +154,31 @@ def _in_int8(model: HfModel) -> HfModel:
         if prepared is not None and prepared is not model:
             return prepared
     raise UsageError(
-        f"int8 weights need a Llama-like model on an x86 CPU and a C compiler, but this is a "
-        f"{model.hf.config.model_type} in {_dtype_of(model)} on {model.device}; use weights=auto"
+        f"int8 weights need a Llama-like model on a CPU and a C compiler or paceline-kernels, but "
+        f"this is a {model.hf.config.model_type} in {_dtype_of(model)} on {model.device}; use "
+        "weights=auto"
     )
 
 
 def _rounded_to_int8(model: HfModel) -> HfModel:
     """The model with 8-bit weights; unchanged if there is no compiled pass for it."""
-    rounded = rounded_copy(model.hf)
-    packer = Packer(packing.EXACT)
-    decoder = LlamaDecoder(rounded, packer, model.draft_vocabulary, int8_of=model.hf)
-    if decoder.native is None:
+    if not can_copy(model.hf, int8=True):
         return model
-    prepared = _with_llama(model.rewrap(rounded, model.draft_vocabulary), decoder)
+    prepared = model.rewrap(rounded_copy(model.hf), model.draft_vocabulary)
     prepared.num_parameters = model.num_parameters  # rounding unties a tied head
-    return prepared
+    return _with_native(prepared, NativeLlama(model.hf, model.draft_vocabulary, int8=True))
 
 
-def _with_llama(model: HfModel, decoder: LlamaDecoder) -> HfModel:
-    if decoder.native is None or model.banned_K is not None:  # compiled passes know no bans
-        return model.decoding_with(decoder, CausalSession)
-    return model.decoding_with(decoder, partial(CompiledSession, native=decoder.native))
+def _with_native(model: HfModel, native: NativeLlama) -> HfModel:
+    if model.banned_K is not None:  # compiled passes know no bans
+        return model
+    decoder = PromptPass(model.hf, model.draft_vocabulary, native)
+    return model.decoding_with(decoder, partial(CompiledSession, native=native))
 
 
 def _start_graphs(caches: GraphCaches, model: HfModel) -> ModelSession:
     if caches.passes.listening:  # a replayed graph does not call listeners
         return model.session_kinds["batch"](model)
-    if model.decoder_prompt is not None:
-        return GraphSeq2SeqSession(caches, model)
     return GraphSession(caches, model.vocab_size, model.max_length)
 
 
@@ -285,10 +200,9 @@ def training_writer(model: HfModel, *, bfloat16: bool = True) -> HfModel:
     are returned unchanged.
     """
     if _on_cpu(model) and model.dtype == torch.float32 and is_t5_like(model.hf):
-        # no rounding: weights in training are not those of a 16-bit checkpoint
-        build = partial(_with_t5, make_linear=Packer(packing.EXACT))
+        build = _with_t5
         name, tolerance = "the fused copy of a model in training", EXACT
-    elif bfloat16 and _can_compile_copies(model):
+    elif bfloat16 and _can_compile(model, in_training=True):
         build, name, tolerance = _compiled_copy, "the compiled copy of a model in training", ROUNDED
     else:
         return model
@@ -303,33 +217,10 @@ def training_writer(model: HfModel, *, bfloat16: bool = True) -> HfModel:
     return model.decoding_with(model.decoder, start)
 
 
-def _can_compile_copies(model: HfModel) -> bool:
-    possible = _on_cpu(model) and model.banned_K is None
-    return possible and LlamaDecoder.supports(model.hf) and can_copy(model.hf, in_training=True)
+def _can_compile(model: HfModel, *, in_training: bool = False) -> bool:
+    possible = _on_cpu(model) and model.banned_K is None and is_llama_like(model.hf)
+    return possible and can_copy(model.hf, in_training=in_training)
 
 
 def _compiled_copy(model: HfModel) -> HfModel:
-    native = NativeLlama(model.hf, model.draft_vocabulary)
-    plain = model.plain_pass(model.hf, model.draft_vocabulary)
-    return model.decoding_with(plain, partial(CompiledSession, native=native))
-
-
-def choose_writer(model: HfModel, num_rows: int) -> Choice:
-    """Whether generation is faster with bfloat16 copies of the model or with the model in float32.
-
-    Measured with one token per row, unless `PACELINE_PRECISION` is set.
-    """
-    override = overridden()
-    if override is not None:
-        return override
-    if not _can_compile_copies(model):
-        return Choice("float32", f"there is no compiled pass for this {model.hf.config.model_type}")
-    tokens_B1 = torch.zeros(num_rows, 1, dtype=torch.int64)
-    sessions = {
-        "float32": model.start_session(),
-        "bfloat16": training_writer(model).start_session(),
-    }
-    for session in sessions.values():
-        session.prefill(tokens_B1.tolist())
-    passes = {name: partial(session.extend, tokens_B1) for name, session in sessions.items()}
-    return faster_of(fastest_of(passes), f"generating {num_rows} rows")
+    return _with_native(model, NativeLlama(model.hf, model.draft_vocabulary))

@@ -1,10 +1,9 @@
-"""Passes of T5-like models with fused projections, for decoding and for training.
+"""A pass of T5-like models with fused projections, for decoding on a CPU.
 
 With one to eight tokens per pass, the modules of transformers spend most of the time between
-operators, and their gradients are slow on a CPU: those of projections one by one, of attention in
-bfloat16 under autocast, and of GELU from its parts. These passes do the same arithmetic in float32
-between products: one product for query, key and value, one for the two gated matrices, and one for
-the keys and values of all layers over the source.
+operators. This pass does the same arithmetic in float32 between products: one product for query,
+key and value, one for the two gated matrices, and one for the keys and values of all layers over
+the source.
 
 Shape suffixes: B batch, N new tokens, T text, W cache width, S source, H heads, C head size, D
 hidden, L twice the longest distance.
@@ -12,9 +11,8 @@ hidden, L twice the longest distance.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,8 +22,6 @@ from paceline.core.sampling import spread
 from paceline.models.hf.draft_vocabulary import head_of
 from paceline.models.hf.logit_map import logit_map
 from paceline.models.hf.seq2seq import Seq2SeqPass
-from paceline.models.llama.forward import RmsNorm
-from paceline.models.llama.packing import merged_product
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,7 +31,6 @@ if TYPE_CHECKING:
 
     from paceline.models.contract import Batch
     from paceline.models.hf.seq2seq import Seq2SeqCache
-    from paceline.models.llama.forward import MakeLinear
 
     Heads = tuple[Tensor, Tensor]  # keys and values, [B, H, W, C]
     Append = Callable[[Tensor, Tensor], Heads]  # takes those of new tokens, returns all
@@ -53,7 +48,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def is_t5_like(hf: PreTrainedModel) -> bool:
-    """True if these passes support the model."""
+    """True if this pass supports the model."""
     config = hf.config
     return config.model_type in ARCHITECTURES and config.dense_act_fn in _ACTIVATIONS
 
@@ -61,16 +56,12 @@ def is_t5_like(hf: PreTrainedModel) -> bool:
 class T5Pass(Seq2SeqPass):
     """The forward pass for decoding; the weights must not change."""
 
-    def __init__(
-        self, hf: PreTrainedModel, make_linear: MakeLinear, draft_vocabulary: Tensor | None = None
-    ) -> None:
-        """Build the pass; `make_linear` makes one product of several linear layers."""
+    def __init__(self, hf: PreTrainedModel, draft_vocabulary: Tensor | None = None) -> None:
         super().__init__(hf, draft_vocabulary)
-        operations = _Operations(make_linear, RmsNorm)
-        self._encoder = _Stack(hf.get_encoder(), operations)
-        self._decoder = _Stack(hf.get_decoder(), operations)
+        self._encoder = _Stack(hf.get_encoder())
+        self._decoder = _Stack(hf.get_decoder())
         self._scaled = logit_map(hf).scaled
-        self._head = make_linear([head_of(hf, draft_vocabulary)])
+        self._head = _linear([head_of(hf, draft_vocabulary)])
         self._vocab_size = len(head_of(hf).weight)
         self._listeners: list[Callable[[Tensor], None]] = []
 
@@ -113,69 +104,28 @@ class T5Pass(Seq2SeqPass):
         return spread(logits, self.draft_vocabulary, self._vocab_size)
 
 
-class T5States:
-    """The decoder's output for whole texts, without dropout. Differentiable.
-
-    Weights are read at each call, so that an optimizer may change them.
-
-    Args:
-        hf: A T5-like model.
-        frozen: Its weights do not change. Those of fused projections become views of one tensor.
-    """
-
-    def __init__(self, hf: PreTrainedModel, *, frozen: bool) -> None:
-        operations = _Operations(merged_product if frozen else _live_linear, _live_norm)
-        self._encoder = _Stack(hf.get_encoder(), operations)
-        self._decoder = _Stack(hf.get_decoder(), operations)
-        self._scaled = logit_map(hf).scaled
-        self._dtype = hf.dtype
-
-    def __call__(self, batch: Batch) -> Tensor:
-        """The decoder's output, scaled for the head, [B, T, D].
-
-        Columns of padded tokens have other values than in transformers.
-        """
-        assert batch.source is not None, "a batch of an encoder-decoder has sources"
-        width = batch.tokens_BT.shape[1]
-        x_BTD = self._decoder(
-            batch.tokens_BT,
-            lambda positions: positions.whole_text(width),
-            sources=self._decoder.read_source(self._encoder.encode(batch.source)),
-            source_mask=_source_mask(batch.source.attention_BT),
-        )
-        return self._scaled(x_BTD).to(self._dtype)
+def _linear(layers: Sequence[Any]) -> Callable[[Tensor], Tensor]:
+    """One product of several layers, in their dtype; several weights are copied."""
+    weights = [layer.weight.detach() for layer in layers]
+    weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+    return lambda x: F.linear(x.to(weight.dtype), weight)
 
 
-def _live_linear(layers: Sequence[Any]) -> Callable[[Tensor], Tensor]:
-    def product(x: Tensor) -> Tensor:
-        weights = [layer.weight for layer in layers]
-        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-        return F.linear(x.to(weight.dtype), weight)
-
-    return product
-
-
-def _live_norm(norm: Any) -> Callable[[Tensor], Tensor]:
-    return lambda x: F.rms_norm(x, norm.weight.shape, norm.weight.float(), norm.variance_epsilon)
-
-
-class _Operations(NamedTuple):
-    """Makes one product of several linear layers, and a function of a layer norm."""
-
-    linear: MakeLinear
-    norm: Callable[[Any], Callable[[Tensor], Tensor]]
+def _norm(norm: Any) -> Callable[[Tensor], Tensor]:
+    weight = norm.weight.detach().float()
+    return lambda x: F.rms_norm(x.float(), weight.shape, weight, norm.variance_epsilon)
 
 
 class _Stack:
     """An encoder or a decoder; shares the weights of the transformers module."""
 
-    def __init__(self, stack: Any, operations: _Operations) -> None:
+    def __init__(self, stack: Any) -> None:
         self._embed: nn.Module = stack.embed_tokens
-        self.layers = [_Layer(block, stack.config, operations) for block in stack.block]
-        self._norm = operations.norm(stack.final_layer_norm)
+        self.layers = [_Layer(block, stack.config) for block in stack.block]
+        self._norm = _norm(stack.final_layer_norm)
         crossing = [block.layer[1].EncDecAttention for block in stack.block if stack.is_decoder]
         parts = [part for attention in crossing for part in (attention.k, attention.v)]
-        self._keys_of_source = operations.linear(parts) if parts else None
+        self._keys_of_source = _linear(parts) if parts else None
 
     def encode(self, source: Batch) -> Tensor:
         """The output of an encoder, [B, S, D]."""
@@ -220,24 +170,23 @@ class _Stack:
 class _Layer:
     """A layer of the encoder or the decoder; its functions add to the residual stream."""
 
-    def __init__(self, block: Any, config: Any, operations: _Operations) -> None:
-        linear, norm = operations
+    def __init__(self, block: Any, config: Any) -> None:
         own, *crossing, mlp = block.layer
         attention, dense = own.SelfAttention, mlp.DenseReluDense
         self.head_size: int = attention.key_value_proj_dim
-        self._norm = norm(own.layer_norm)
-        self._qkv = linear([attention.q, attention.k, attention.v])
-        self._out = linear([attention.o])
+        self._norm = _norm(own.layer_norm)
+        self._qkv = _linear([attention.q, attention.k, attention.v])
+        self._out = _linear([attention.o])
         has_biases = attention.has_relative_attention_bias
         self.positions = Positions(attention) if has_biases else None
         for source in crossing:
-            self._before_source = norm(source.layer_norm)
-            self._query = linear([source.EncDecAttention.q])
-            self._source_out = linear([source.EncDecAttention.o])
-        self._before_mlp = norm(mlp.layer_norm)
+            self._before_source = _norm(source.layer_norm)
+            self._query = _linear([source.EncDecAttention.q])
+            self._source_out = _linear([source.EncDecAttention.o])
+        self._before_mlp = _norm(mlp.layer_norm)
         self._gated = hasattr(dense, "wi_0")
-        self._up = linear([dense.wi_0, dense.wi_1] if self._gated else [dense.wi])
-        self._down = linear([dense.wo])
+        self._up = _linear([dense.wi_0, dense.wi_1] if self._gated else [dense.wi])
+        self._down = _linear([dense.wo])
         self._activation = _ACTIVATIONS[config.dense_act_fn]
 
     def attend(self, x: Tensor, mask: Tensor | None, append: Append | None) -> Tensor:
@@ -266,13 +215,8 @@ class Positions:
         self._past_HL: Tensor | None = None
 
     def both_ways(self, width: int) -> Tensor:
-        """Biases of all positions to all, [H, S, S]. Differentiable."""
+        """Biases of all positions to all, [H, S, S]."""
         return self._attention.compute_bias(width, width)[0].float()
-
-    def whole_text(self, width: int) -> Tensor:
-        """Biases of all positions to all, later ones masked, [H, W, W]. Differentiable."""
-        biases_HWW = self.both_ways(width)
-        return biases_HWW + torch.full_like(biases_HWW[0], _MASKED).triu(1)
 
     def causal(self, count: int, width: int) -> Tensor:
         """Biases of the last `count` of `width` positions to all, [H, N, W]; later ones masked.
@@ -298,17 +242,9 @@ class Positions:
 def _attend(
     query_BHNC: Tensor, keys_BHWC: Tensor, values_BHWC: Tensor, mask: Tensor | None
 ) -> Tensor:
-    """Attention without scaling, [B, N, H * C].
-
-    In float32 also under autocast: its gradients take seven times as long in bfloat16 on a CPU.
-    """
+    """Attention without scaling, [B, N, H * C]."""
     heads = query_BHNC.float(), keys_BHWC.float(), values_BHWC.float()
-    device = query_BHNC.device.type
-    in_float32 = contextlib.nullcontext()
-    if torch.is_autocast_enabled(device):
-        in_float32 = torch.autocast(device, enabled=False)
-    with in_float32:
-        mixed = F.scaled_dot_product_attention(*heads, attn_mask=mask, scale=1.0)
+    mixed = F.scaled_dot_product_attention(*heads, attn_mask=mask, scale=1.0)
     return mixed.transpose(1, 2).flatten(2)
 
 

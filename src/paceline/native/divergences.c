@@ -215,11 +215,13 @@ INLINE void one_row(const Losses *losses, int bytes, int64_t r, Row *row) {
     write_gradients(row, losses->weights[r], losses->draft + place, bytes, vocab);
 }
 
-void losses_and_slopes(const Losses *losses, int64_t threads) {
+int64_t losses_and_slopes(const Losses *losses, int64_t threads) {
     int64_t size = (losses->vocab + LANES - 1) / LANES * LANES;
+    float *buffers = malloc((size_t)(5 * size * threads) * sizeof *buffers);
+    if (!buffers) return 0;
 #pragma omp parallel num_threads(threads)
     {
-        float *buffer = malloc((size_t)(5 * size) * sizeof *buffer);
+        float *buffer = buffers + 5 * size * omp_get_thread_num();
         Row row = {buffer, buffer + size, buffer + 2 * size, buffer + 3 * size, buffer + 4 * size,
                    size, 1, 0};
 #pragma omp for
@@ -229,6 +231,7 @@ void losses_and_slopes(const Losses *losses, int64_t threads) {
             else
                 one_row(losses, 2, r, &row);
         }
-        free(buffer);
     }
+    free(buffers);
+    return 1;
 }

@@ -28,6 +28,7 @@ typedef struct {
     float *losses;            /* [rows], unweighted sums of the terms */
 } Losses;
 
-void losses_and_slopes(const Losses *losses, int64_t threads);
+/* Returns 0 if there is no memory; nothing is then written. */
+int64_t losses_and_slopes(const Losses *losses, int64_t threads);
 
 #endif

@@ -159,7 +159,8 @@ def losses_and_slopes(
         None if normalisers_C is None else normalisers_C.data_ptr(),
         losses_C.data_ptr(),
     )
-    library().losses_and_slopes(ctypes.byref(losses), torch.get_num_threads())
+    if not library().losses_and_slopes(ctypes.byref(losses), torch.get_num_threads()):
+        raise MemoryError("no memory for the losses of a chunk; use smaller chunk_tokens")
     return losses_C
 
 

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import functools
-import os
 import platform
-import re
 import subprocess
-import sys
 import tempfile
 import warnings
 from pathlib import Path
@@ -23,14 +19,13 @@ from paceline.compilation import (
     kernels_folder,
     kernels_library,
 )
-from paceline.errors import SlowerWarning, StorageError
+from paceline.errors import SlowerWarning
 from paceline.native.self_check import fault_of
 from paceline.processor import compile_flags, level, processor_flags
 from paceline.records import storage_errors
 from paceline.version import __version__
 
 _LETTERS = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float, "d": ctypes.c_double}
-_FAULT = re.compile(r":\d+: (fatal )?error: ")  # gcc first names the files that lead to it
 _INSTALL = f"install paceline-kernels {__version__}"
 # Types of the arguments and of the result, as letters of _LETTERS.
 _FUNCTIONS = {
@@ -46,10 +41,7 @@ _FUNCTIONS = {
     "keep_top_p": ("piifi", "i"),
     "draw_tokens": ("ppiiip", ""),
     "verify": ("pi", ""),
-    "losses_and_slopes": ("pi", ""),
-    "num_facts": ("", "i"),
-    "fact_name": ("i", "p"),
-    "fact_value": ("i", "i"),
+    "losses_and_slopes": ("pi", "i"),
 }
 
 
@@ -118,7 +110,11 @@ def compiled() -> ctypes.CDLL | None:
     try:
         loaded = library_with(compile_flags(level()))
     except (OSError, AttributeError, subprocess.SubprocessError) as error:
-        _warn(f"{before}the C sources could not be compiled ({_reason(error)})", _advice(error))
+        _warn(
+            f"{before}the C sources could not be compiled ({_reason(error)})",
+            f"{_INSTALL}, or install a C compiler with OpenMP such as gcc 12 or later, or name one "
+            "in CC",
+        )
         return None
     fault = fault_of(loaded)
     if fault is not None:
@@ -152,33 +148,17 @@ def library() -> ctypes.CDLL:
 
 def _warn(fault: str, advice: str) -> None:
     warnings.warn(
-        f"{fault}, so PyTorch is used instead: a token takes about 3.5 times as long to decode; "
-        f"{advice}",
+        f"{fault}, so PyTorch is used instead: a token takes about eight times as long to decode "
+        f"and speculation does not pay; {advice}",
         SlowerWarning,
         stacklevel=3,
     )
 
 
-def _advice(error: Exception) -> str:
-    if isinstance(error, StorageError):
-        return "set PACELINE_CACHE to a directory that can be written"
-    if os.strerror(errno.ENOSPC) in _message(error):
-        return "free space, or set PACELINE_CACHE and TMPDIR to directories with space"
-    advice = "install a C compiler with OpenMP such as gcc 12 or later, or name one in CC"
-    is_offered = sys.platform == "linux" and platform.machine() == "x86_64"
-    return f"{_INSTALL}, or {advice}" if is_offered else advice
-
-
 def _reason(error: Exception) -> str:
-    """The first fault in the compiler's message, else the first line of it or of the system's."""
-    lines = _message(error).strip().splitlines()
-    faults = [line for line in lines if _FAULT.search(line)]
-    if not lines and isinstance(error, subprocess.CalledProcessError):
-        return f"the compiler ended with exit code {error.returncode}"
-    return [*faults, *lines, type(error).__name__][0]
-
-
-def _message(error: Exception) -> str:
+    """The first line of the compiler's message that names an error, or that of the system."""
+    text = str(error)
     if isinstance(error, subprocess.CalledProcessError):
-        return error.stderr.decode(errors="replace")
-    return str(error.__cause__ if isinstance(error, StorageError) else error)
+        text = error.stderr.decode(errors="replace").strip() or text
+    lines = text.splitlines()
+    return next((line for line in lines if "error: " in line), lines[0])

@@ -12,15 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.native.structures import (
-    Block,
-    DivergenceKind,
-    Losses,
-    Term,
-    c_layout,
-    layout_fault,
-    python_layout,
-)
+from paceline.native.structures import Block, DivergenceKind, Losses, Term
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,9 +23,6 @@ _TOLERANCE = 1e-4
 
 def fault_of(library: ctypes.CDLL) -> str | None:
     """The first check that fails; None if the library agrees with PyTorch."""
-    fault = layout_fault(python_layout(), c_layout(library))
-    if fault is not None:
-        return fault
     rng = torch.Generator().manual_seed(0)
     logits_NV, others_NV = (2 * torch.randn(_ROWS, _VOCAB, generator=rng) for _ in "pq")
     checks = {

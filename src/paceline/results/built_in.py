@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from paceline.core import speed
-from paceline.results.figures import ONE, Figure, Paper, register
+from paceline.results.figures import ONE, Figure, register
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -18,26 +18,6 @@ def _tau_and_gamma(
     return lambda tau, facts: formula(tau, int(facts["gamma"]), facts[ratio])
 
 
-PAPERS = {
-    "DistillSpec": Paper(
-        "Zhou et al. 2023",
-        "DistillSpec: Improving Speculative Decoding via Knowledge Distillation",
-        "https://arxiv.org/abs/2310.08461",
-    ),
-    "Faster Cascades": Paper(
-        "Narasimhan et al. 2024",
-        "Faster Cascades via Speculative Decoding",
-        "https://arxiv.org/abs/2405.19261",
-    ),
-    "Direct Alignment": Paper(
-        "Goel et al. 2024",
-        "Direct Alignment of Draft Model for Speculative Decoding with Chat-Fine-Tuned LLMs",
-        "https://arxiv.org/abs/2403.00858",
-    ),
-}
-"""The papers by the names that rules and strategies have for them."""
-_DISTILLSPEC, _CASCADES, _DIRECT = PAPERS.values()
-
 BUILT_IN: Sequence[Figure] = (
     Figure(
         "expected_acceptance",
@@ -46,7 +26,6 @@ BUILT_IN: Sequence[Figure] = (
         (("acceptance", "tokens"),),
         symbol="alpha",
         most=1.0,
-        paper=_DISTILLSPEC,
     ),
     Figure(
         "greedy_draft_acceptance",
@@ -69,7 +48,6 @@ BUILT_IN: Sequence[Figure] = (
         term="block efficiency",
         symbol="tau",
         most=lambda row: float(row.setting.get("gamma", math.inf)) + 1,
-        paper=_DISTILLSPEC,
     ),
     Figure(
         "block_efficiency_iid",
@@ -78,7 +56,6 @@ BUILT_IN: Sequence[Figure] = (
         of="expected_acceptance",
         formula=lambda alpha, facts: speed.block_efficiency_iid(alpha, int(facts["gamma"])),
         needs=("gamma",),
-        paper=_DISTILLSPEC,
     ),
     Figure(
         "mbsu",
@@ -89,7 +66,6 @@ BUILT_IN: Sequence[Figure] = (
         needs=("gamma", "parameter_ratio"),
         label="MBSU",
         symbol="tau / (c gamma + 1)",
-        paper=_DIRECT,
     ),
     Figure(
         "predicted_speedup",
@@ -98,7 +74,6 @@ BUILT_IN: Sequence[Figure] = (
         formula=_tau_and_gamma(speed.predicted_speedup, "cost_ratio"),
         needs=("gamma", "cost_ratio"),
         symbol="tau / (c gamma + 1)",
-        paper=_DISTILLSPEC,
     ),
     Figure(
         "cost_ratio",
@@ -144,8 +119,8 @@ BUILT_IN: Sequence[Figure] = (
         "decoding_speedup",
         "the speedup of the time after the first token",
         (
-            ("target_seconds - target_first_seconds", "target_tokens - target_first_tokens"),
-            ("tokens - first_tokens", "seconds - first_seconds"),
+            (("target_seconds", "target_first_seconds"), ("target_tokens", "target_first_tokens")),
+            (("tokens", "first_tokens"), ("seconds", "first_seconds")),
         ),
         format=".2f",
     ),
@@ -222,7 +197,7 @@ BUILT_IN: Sequence[Figure] = (
         "acceptance_rate",
         "accepted / examined drafted tokens while decoding; examined: the accepted tokens and the "
         "first rejected one of each block",
-        (("examined - rejected", "examined"),),
+        ((("examined", "rejected"), "examined"),),
         interval="count",
         most=1.0,
     ),
@@ -233,7 +208,6 @@ BUILT_IN: Sequence[Figure] = (
         better="less",
         interval="count",
         most=1.0,
-        paper=_CASCADES,
     ),
     Figure(
         "expected_rejection_rate",
@@ -302,7 +276,6 @@ BUILT_IN: Sequence[Figure] = (
         label="target calls / tokens",
         term="deferral rate",
         better="less",
-        paper=_CASCADES,
     ),
     Figure(
         "gain",

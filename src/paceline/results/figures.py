@@ -19,19 +19,14 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from paceline.core.bootstrap import (
-    Interval,
-    mean_interval,
-    ratio_interval,
-    ratio_of_ratios_interval,
-)
+from paceline.core.bootstrap import Interval, log_distance, product_interval, ratio_interval
 from paceline.core.bounded_means import bounded_mean_interval, bounded_ratio_interval
 from paceline.errors import UsageError
-from paceline.rng import named_generator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -41,19 +36,12 @@ if TYPE_CHECKING:
     from paceline.results.row import Row
 
     Formula = Callable[[float, Mapping[str, float]], float]
+    Part = str | tuple[str, str]
+    """A sum of a row, or two, the first less the second; or the number 1 for every unit."""
 
 _NAME = re.compile(r"[a-z0-9_]+")
 ONE = "1"
 """In a ratio: the number 1 for every unit."""
-_TERM = re.compile(r"([+-]?)\s*([a-z0-9_]+)")
-
-
-class Paper(NamedTuple):
-    """A paper with its authors, title and address."""
-
-    authors: str
-    title: str
-    link: str
 
 
 @dataclass(frozen=True)
@@ -64,7 +52,7 @@ class Figure:
         name: Key in JSON and data frames.
         definition: What it is, in a clause; for tables, tooltips and margins of pages.
         ratios: Numerator and denominator of each ratio of totals; each is a sum of a row, the
-            number 1 for every unit, or several with + and -, such as `tokens - prefill_tokens`.
+            number 1 for every unit, or a pair of sums, the first less the second.
         of: Name of the figure that `formula` is applied to, instead of `ratios`.
         formula: Monotone function of that figure, and of what is in `needs`.
         needs: Names of settings, totals or other figures of the row.
@@ -74,15 +62,14 @@ class Figure:
         unit: Such as seconds; empty: a pure number.
         better: Direction.
         interval: `ratio`: bootstrap-t; `score`: of values in [0, 1]; `count`: of events that equal
-            units may have by chance; `mean`: Student's, of values that may be negative.
+            units may have by chance.
         most: The largest possible value, of all rows or of each.
         format: Of the value, as in d3 and Vega.
-        paper: Where it is defined.
     """
 
     name: str
     definition: str
-    ratios: tuple[tuple[str, str], ...] = ()
+    ratios: tuple[tuple[Part, Part], ...] = ()
     of: str = ""
     formula: Formula | None = None
     needs: tuple[str, ...] = ()
@@ -91,10 +78,9 @@ class Figure:
     symbol: str = ""
     unit: str = ""
     better: Literal["more", "less"] = "more"
-    interval: Literal["ratio", "score", "count", "mean"] = "ratio"
+    interval: Literal["ratio", "score", "count"] = "ratio"
     most: float | Callable[[Row], float] = math.inf
     format: str = ".3f"
-    paper: Paper | None = None
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -119,8 +105,7 @@ class Figure:
             return FIGURES[self.of].is_in(row) and all(_has(row, name) for name in self.needs)
         if not self.ratios:
             return self.name in row.totals
-        names = {name for ratio in self.ratios for part in ratio for _, name in _terms(part)}
-        return names <= row.sums.keys() and bool(len(self._columns(row)[0][0]))
+        return self._names <= row.sums.keys() and bool(self._places(row))
 
     def value(self, row: Row) -> float:
         """The figure of a row; NaN if a denominator is 0.
@@ -158,47 +143,49 @@ class Figure:
         places = self._places(row)
         return row if len(places) == len(row.units) else row.only([row.units[n] for n in places])
 
-    def measure(self, row: Row, *, seed: int = 0, confidence: float = 0.95) -> Interval:
+    def measure(self, row: Row, *, confidence: float = 0.95) -> Interval:
         """The figure with its interval over units; NaN if it is unknown.
+
+        A formula has the errors of its figure, and of the totals that it needs whose 95% bounds
+        the row has.
 
         Raises:
             UsageError: the row lacks a sum, a setting or a total.
         """
         if self.formula is not None:
-            facts, formula = self._facts(row), self.formula
-            base = FIGURES[self.of].measure(row, seed=seed, confidence=confidence)
-            value, *ends = (formula(bound, facts) for bound in base)
-            return Interval(value, *sorted(ends))
+            return self._of_formula(row, confidence)
         if not self.ratios:
             return Interval(self._total(row), *row.bounds.get(self.name, (math.nan, math.nan)))
         ratios = self._columns(row)
         if not all(float(under_N.sum()) for _, under_N in ratios):
             return Interval(math.nan, math.nan, math.nan)
-        rng = named_generator(seed, "bootstrap")  # figures of a row share resamples
-        (over_N, under_N), *others = ratios
-        if others:
-            (tops_N, bottoms_N), *more = others
-            if more:
-                raise UsageError(f"{self.name} has more than two ratios")
-            sides = (over_N, under_N), (bottoms_N, tops_N)
-            return ratio_of_ratios_interval(*sides, rng=rng, confidence=confidence)
-        if self.interval == "mean":
-            if len(over_N) == 1:
-                return Interval(float(over_N[0]), -math.inf, math.inf)
-            return mean_interval(over_N, confidence)
+        over_N, under_N = ratios[0]
         if self.interval == "score" and self.ratios[0][1] == ONE:
-            return bounded_mean_interval(over_N, rng=rng, confidence=confidence)
+            return bounded_mean_interval(over_N, confidence)
         if self.interval == "score":
-            return bounded_ratio_interval(over_N, under_N, rng=rng, confidence=confidence)
+            return bounded_ratio_interval(over_N, under_N, confidence)
         return ratio_interval(
-            *(over_N, under_N),
-            rng=rng,
+            *ratios,
             confidence=confidence,
             most=self.most(row) if callable(self.most) else self.most,
             counted=self.interval == "count",
         )
 
-    def gain(self, row: Row, base: Row, *, seed: int = 0, confidence: float = 0.95) -> Interval:
+    def _of_formula(self, row: Row, confidence: float) -> Interval:
+        assert self.formula is not None, f"{self.name} is no formula"
+        facts, base = self._facts(row), FIGURES[self.of].measure(row, confidence=confidence)
+        value, *ends = (self.formula(bound, facts) for bound in base)
+        factors = [Interval(value, *sorted(ends))]
+        for name in self.needs:
+            if name in row.bounds:
+                ends = (
+                    self.formula(base.value, facts | {name: bound}) / value
+                    for bound in row.bounds[name]
+                )
+                factors.append(at_confidence(Interval(1.0, *sorted(ends)), confidence))
+        return factors[0] if len(factors) == 1 else product_interval(*factors)
+
+    def gain(self, row: Row, base: Row) -> Interval:
         """This figure of `row` / that of `base`, on the same units.
 
         Raises:
@@ -208,9 +195,8 @@ class Figure:
             raise UsageError(f"two rows of {row.population} have other units; compare equal ones")
         if len(self.ratios) != 1:
             raise UsageError(f"gains are of figures that are one ratio, and {self.name} is not")
-        sides = self._columns(row)[0], self._columns(base)[0]
-        rng = named_generator(seed, f"gain in {self.name}")
-        return ratio_of_ratios_interval(*sides, rng=rng, confidence=confidence)
+        (own,), (over_N, under_N) = self._columns(row), self._columns(base)[0]
+        return ratio_interval(own, (under_N, over_N))
 
     def columns(self, row: Row) -> list[tuple[Tensor, Tensor]]:
         """Numerators and denominators of each ratio, [N] each; 0 where a part is not measured.
@@ -225,14 +211,17 @@ class Figure:
 
         return [(spread(over_M), spread(under_M)) for over_M, under_M in self._columns(row)]
 
+    @property
+    def _names(self) -> set[str]:
+        return {name for ratio in self.ratios for part in ratio for name in _sums_of(part)}
+
     def _places(self, row: Row) -> list[int]:
         """Places of the units that have all sums of the figure."""
-        names = {name for ratio in self.ratios for part in ratio for _, name in _terms(part)}
-        if missing := names - row.sums.keys():
+        if missing := self._names - row.sums.keys():
             raise UsageError(
                 f"{self.words} needs {min(missing)}, which a row of {row.source.command} lacks"
             )
-        wanted = [row.sums[name] for name in sorted(names)]
+        wanted = [row.sums[name] for name in sorted(self._names)]
         if not any(None in part for part in wanted):
             return list(range(len(row.units)))
         return [n for n in range(len(row.units)) if all(part[n] is not None for part in wanted)]
@@ -241,13 +230,14 @@ class Figure:
         """Numerators and denominators of the units that have all of them, [N] each."""
         places = self._places(row)
 
-        def column(part: str) -> Tensor:
-            total_N = torch.zeros(len(places), dtype=torch.float64)
-            for sign, name in _terms(part):
-                total_N += sign * torch.tensor(
-                    [row.sums[name][n] for n in places], dtype=torch.float64
-                )
-            return total_N if part != ONE else torch.ones_like(total_N)
+        def column(part: Part) -> Tensor:
+            if part == ONE:
+                return torch.ones(len(places), dtype=torch.float64)
+            first_N, *others = (
+                torch.tensor([row.sums[name][n] for n in places], dtype=torch.float64)
+                for name in _sums_of(part)
+            )
+            return first_N - sum(others)
 
         return [(column(over), column(under)) for over, under in self.ratios]
 
@@ -272,11 +262,23 @@ def _has(row: Row, name: str) -> bool:
     return known or (name in FIGURES and FIGURES[name].is_in(row))
 
 
-def _terms(part: str) -> list[tuple[int, str]]:
-    """Signs and names of sums; none for the number 1."""
+def _sums_of(part: Part) -> tuple[str, ...]:
+    """Names of sums; none for the number 1."""
     if part == ONE:
-        return []
-    return [(-1 if sign == "-" else 1, name) for sign, name in _TERM.findall(part)]
+        return ()
+    return (part,) if isinstance(part, str) else part
+
+
+def at_confidence(interval: Interval, confidence: float) -> Interval:
+    """A 95% interval at another confidence, as that of a normal distribution of the logarithm."""
+    quantile = NormalDist().inv_cdf
+    wider = quantile((1 + confidence) / 2) / quantile(0.975)
+    value, (below, above) = (
+        interval.value,
+        (wider * log_distance(interval.value, end) for end in (interval.low, interval.high)),
+    )
+    high = value * math.exp(above) if above < 700 else math.inf
+    return Interval(value, value * math.exp(-below), high)
 
 
 FIGURES: dict[str, Figure] = {}
@@ -301,7 +303,7 @@ def figures_of(row: Row) -> list[Figure]:
     return [figure for figure in FIGURES.values() if figure.is_in(row)]
 
 
-def as_values(row: Row, names: Sequence[str] = (), *, seed: int = 0) -> dict[str, Interval]:
+def as_values(row: Row, names: Sequence[str] = ()) -> dict[str, Interval]:
     """Figures of a row with intervals, by name; without names: all that it has."""
     chosen = [FIGURES[name] for name in names] or figures_of(row)
-    return {figure.name: figure.measure(row, seed=seed) for figure in chosen}
+    return {figure.name: figure.measure(row) for figure in chosen}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paceline.core.bootstrap import Ratios
+    from paceline.core.bootstrap import Ratio
     from paceline.results.row import Row
 
 NUM_RESAMPLES = 2000
@@ -63,12 +63,12 @@ def is_known(figure: str, row: Row) -> bool:
     return figure == "relative_quality" and is_lossless(row)
 
 
-def measure(figure: str, row: Row, seed: int = 0) -> Interval:
+def measure(figure: str, row: Row) -> Interval:
     """A figure of a cell that has the target's scores, with its interval; NaN if it is unknown."""
     if is_known(figure, row):
         return _EXACTLY_1
     chosen = FIGURES[figure]
-    return chosen.measure(row, seed=seed) if chosen.is_in(row) else _UNKNOWN
+    return chosen.measure(row) if chosen.is_in(row) else _UNKNOWN
 
 
 class Reached(NamedTuple):
@@ -99,9 +99,7 @@ class Frontier:
         num_timed: Number of examples on which speed is measured.
     """
 
-    def __init__(
-        self, rows: Sequence[Row], seed: int = 0, num_resamples: int = NUM_RESAMPLES
-    ) -> None:
+    def __init__(self, rows: Sequence[Row]) -> None:
         targets = [row for row in rows if family_of(row) == TARGET_ALONE]
         if not targets:
             raise UsageError("the target alone has no finished cell; run the bench to its end")
@@ -118,8 +116,6 @@ class Frontier:
                 )
         units = self.target.units
         self._whole = [with_target_scores(row, self.target).only(units) for row in rows]
-        self._seed = seed
-        self._num_resamples = num_resamples
         self._intervals: dict[tuple[str, int], Interval] = {}
         self._resamples: dict[tuple[str, int], Tensor] = {}
 
@@ -136,13 +132,13 @@ class Frontier:
         """A figure of a cell with its 95% interval over examples; NaN if it is unknown."""
         key = figure, self._place(row)
         if key not in self._intervals:
-            self._intervals[key] = measure(figure, self._whole[key[1]], self._seed)
+            self._intervals[key] = measure(figure, self._whole[key[1]])
         return self._intervals[key]
 
     def against_itself(self) -> Interval:
         """Speedup of the target alone, measured as a cell: 1 apart from noise."""
         speedup, whole = FIGURES["speedup"], self._whole[self._place(self.target)]
-        return speedup.measure(whole, seed=self._seed) if speedup.is_in(whole) else _UNKNOWN
+        return speedup.measure(whole) if speedup.is_in(whole) else _UNKNOWN
 
     def value(self, figure: str, row: Row) -> float:
         """A figure of a cell; NaN if it is unknown."""
@@ -158,7 +154,7 @@ class Frontier:
             self._resamples[key] = self._weighted(figure, row, self._resample_weights)
         return self._resamples[key]
 
-    def columns(self, figure: str, row: Row) -> Ratios:
+    def columns(self, figure: str, row: Row) -> list[Ratio]:
         """Numerators and denominators of the ratios whose product is the figure, [N] each."""
         return FIGURES[figure].columns(self._whole[self._place(row)])
 
@@ -170,7 +166,7 @@ class Frontier:
         """
         if self.num_examples < 2:
             return self, self
-        rng = named_generator(self._seed, "halves", self.num_examples)
+        rng = named_generator(0, "halves", self.num_examples)
         order = torch.randperm(self.num_examples, generator=rng).tolist()
         seconds = self.target.sums.get("target_seconds", (None,) * self.num_examples)
         parts = [
@@ -181,8 +177,7 @@ class Frontier:
         def half(which: int) -> Frontier:
             places = sorted(place for part in parts for place in part[which::2])
             units = [self.target.units[place] for place in places]
-            rows = [row.only(units) for row in self.rows]
-            return Frontier(rows, self._seed + which, self._num_resamples)
+            return Frontier([row.only(units) for row in self.rows])
 
         return half(0), half(1)
 
@@ -224,6 +219,8 @@ class Frontier:
         found_R = torch.ones(len(weights_RN), dtype=torch.float64)
         if is_known(figure, row):
             return found_R
+        if not FIGURES[figure].ratios:
+            raise UsageError(f"{figure} is no ratio of sums, so it has no resamples; use measure")
         if not FIGURES[figure].is_in(self._whole[self._place(row)]):
             return found_R * math.nan
         for over_N, under_N in self.columns(figure, row):
@@ -234,6 +231,5 @@ class Frontier:
     @cached_property
     def _resample_weights(self) -> Tensor:
         """How often each example is in a resample; the first is the data itself."""
-        rng = named_generator(self._seed, "frontier", self.num_examples)
-        weights_RN = resample_counts(self.num_examples, self._num_resamples, rng)
+        weights_RN = resample_counts(self.num_examples, NUM_RESAMPLES).double()
         return torch.cat([torch.ones_like(weights_RN[:1]), weights_RN])

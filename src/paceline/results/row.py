@@ -218,6 +218,8 @@ def read_rows(path: Path, kind: type[RowT] = Row) -> list[RowT]:
         files = [path] if path.exists() else []
         values = enumerate(_read(path), 1) if files else ()
         rows = [_row(value, kind, f"{path} row {number}") for number, value in values]
+        # a cell that was measured again, or has predictions, has a row behind the earlier one
+        rows = list({row.source.fingerprints.get("key", id(row)): row for row in rows}.values())
     if not files:
         raise UsageError(
             f"no result rows at {path}; name a file {' or '.join(FILE_NAMES)}, or the directory of "
@@ -227,9 +229,20 @@ def read_rows(path: Path, kind: type[RowT] = Row) -> list[RowT]:
 
 
 def _read(path: Path) -> Iterator[Any]:
+    """The values of each line, without a last one that a killed process did not finish."""
+    torn: Exception | None = None
     try:
         for line, _ in read_lines(path):
-            yield json.loads(line)
+            if torn is not None:
+                raise torn
+            try:
+                values = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                torn = error
+            else:
+                yield values
+        if torn is not None and (path.suffix == ".gz" or path.read_bytes().endswith(b"\n")):
+            raise torn
     except OSError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:

@@ -19,7 +19,6 @@ from paceline.core.bootstrap import Interval
 from paceline.core.bounded_means import bounded_mean_interval
 from paceline.errors import UsageError
 from paceline.extensions import IMPORT, imported, is_permitted
-from paceline.rng import named_generator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -225,6 +224,5 @@ def corpus_score(metric: Any, answers: Sequence[str], references: Sequence[str])
 
 def mean_score(scores: Sequence[float], most: float = 1.0) -> Interval:
     """Mean of scores in [0, 1] with its 95% interval; `most` is the figure of a mean of 1."""
-    rng = named_generator(0, "mean score", len(scores))
-    found = bounded_mean_interval(torch.tensor(scores, dtype=torch.float64), rng=rng)
+    found = bounded_mean_interval(torch.tensor(scores, dtype=torch.float64))
     return Interval(*(most * one for one in found))

@@ -5,7 +5,6 @@ pretrain.py       pretrain(PretrainConfig): next-token training of a model
 config.py         AlignConfig, and the settings of all kinds of training
 run.py            an open run: directory, processes, precision
 training_text.py  training and held-out text of align
-text_checks.py    checks of training text before a run
 evaluation.py     agreement with the target on held-out text
 loop.py           the training loop; divergence checks and stop signals
 step.py           one optimizer step

@@ -14,15 +14,12 @@ from paceline.errors import ConfigError
 from paceline.models.compatibility import check_fits, check_same_tokenizer, check_same_vocabulary
 from paceline.models.drafts.restricted_head import count_tokens
 from paceline.models.loading import (
-    config_at,
     fingerprint_if_there,
     load_head,
     load_model,
     load_tokenizer,
     stored_dtype,
 )
-from paceline.models.precision import shapes_of
-from paceline.models.prepare import prepare_for_training
 from paceline.progress import silent
 from paceline.rng import named_generator
 from paceline.train.evaluation import held_out_evaluator
@@ -86,7 +83,7 @@ def _set_up(config: AlignConfig, run: TrainingRun) -> TrainingLoop:
     # the draft has the target's tokenizer
     reader = config.target if config.loads_target else config.draft
     store = run.open_checkpoints(reader)
-    bfloat16 = run.takes_bfloat16(shapes_of(config_at(reader)))
+    bfloat16 = run.takes_bfloat16()
     draft = run.load_trained(config.draft, store)
     target = _load_target(config, run, bfloat16=bfloat16)
     vocab_size = _check_pair(config, target, draft)
@@ -94,7 +91,6 @@ def _set_up(config: AlignConfig, run: TrainingRun) -> TrainingLoop:
     if config.freeze_embeddings:
         freeze_embeddings(draft)
     freeze_layers(draft, config.freeze_layers)
-    draft = prepare_for_training(draft)
     records, held_out = records_of(config)
     stream = stream_of(config, run, records, target or draft)
     sizes = {"vocab_size": vocab_size, "bfloat16": bfloat16}
@@ -125,8 +121,7 @@ def _load_target(config: AlignConfig, run: TrainingRun, *, bfloat16: bool) -> Hf
     elif device == "cuda":  # of a single process: over several GPUs if the first cannot hold it
         device = "auto"
     load = load_head if config.data.recorded_states else load_model
-    target = load(config.target, dtype="bfloat16" if bfloat16 else "float32", device=device)
-    return prepare_for_training(target, frozen=True)
+    return load(config.target, dtype="bfloat16" if bfloat16 else "float32", device=device)
 
 
 class Planner:

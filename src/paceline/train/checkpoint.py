@@ -18,7 +18,7 @@ import torch
 from paceline.config import read_json
 from paceline.engines.texts import MAY_CHANGE
 from paceline.models.drafts.save import save_draft, tokenizer_files
-from paceline.records import atomic_directory, atomic_write_text, read_jsonl
+from paceline.records import atomic_directory, atomic_write_text, read_jsonl, storage_errors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -78,9 +78,10 @@ class CheckpointStore:
             _save_optimizer(optimizer, scratch / "optimizer.pt")
             content = json.dumps(dataclasses.asdict(state))
             (scratch / "state.json").write_text(content + "\n", encoding="utf-8")
-        for old in self.all()[: -self.keep]:
-            # renamed first, so that an interrupted deletion leaves no partial checkpoint
-            shutil.rmtree(old.rename(old.with_name(f".{old.name}")))
+        with storage_errors(self.directory):
+            for old in self.all()[: -self.keep]:
+                # renamed first, so that an interrupted deletion leaves no partial checkpoint
+                shutil.rmtree(old.rename(old.with_name(f".{old.name}")))
         return path
 
     def sweep(self) -> None:

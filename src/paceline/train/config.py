@@ -27,7 +27,6 @@ from paceline.train.checkpoint import check_run_directory
 from paceline.train.loss import LossVocabulary
 from paceline.train.objectives import ForwardKL, Objective, as_terms, reads_target, reads_top
 from paceline.train.optim import Adafactor, Optimizer
-from paceline.train.text_checks import check_texts, check_trained
 from paceline.train.tracking import TrackerName, check_trackers
 
 if TYPE_CHECKING:
@@ -99,7 +98,7 @@ class TrainSettings(StrictModel):
             256 to 8192, as many as half of the free memory holds; else 256. The result is the same.
         shard: Models whose weights are sharded over processes instead of replicated.
         precision: Precision of forward and backward passes; weights and sums are float32. `auto`
-            times both when the run begins and uses the faster one for the whole run.
+            is bfloat16 on GPUs that have it and on processors with AMX, else float32.
         device: `auto` is the GPU if there is one, else the CPU.
         track: Experiment trackers that get the metrics: tensorboard, wandb, trackio, mlflow.
     """
@@ -389,16 +388,6 @@ class AlignConfig(TrainSettings):
         self._check_writer()
         self._check_recorded_states()
         self._check_shards()
-        if self.data.keep_states_gb is not None and self.fixed_fraction == 0:
-            raise ValueError(
-                "data.keep_states_gb is set, but fixed_fraction is 0, so no text is used again; "
-                "unset keep_states_gb"
-            )
-        if self.target_rounds is not None and not self.target_writes:
-            raise ValueError(
-                "target_rounds is set, but no text is the target's; lower fixed_fraction or "
-                "draft_fraction, or unset target_rounds"
-            )
         parts = [self.objective] if self.finish is None else [self.objective, self.finish.objective]
         if self.draft_writes and not all(map(reads_target, parts)):
             raise ValueError(
@@ -412,10 +401,10 @@ class AlignConfig(TrainSettings):
         check_run_directory(RunDirectory(self.output), self, resume=checks.resume)
         checks.key(self.writer)
         draft, target, tokenizer = self._check_models(checks)
-        check_texts(checks, self.data, "train", "held_out", "pretraining")
+        checks.texts(self.data, "train", "held_out", "pretraining")
         recorded = reads_top(self.terms) if self.fixed_fraction > 0 else None
         reader = target or draft
-        check_trained(checks, self.data, tokenizer, reader, self.lengths, recorded=recorded)
+        checks.trained(self.data, tokenizer, reader, self.lengths, recorded=recorded)
         self.check_output(checks, draft)
 
     def _check_models(self, checks: InputChecks) -> tuple[ModelFacts, ModelFacts | None, Any]:
@@ -449,10 +438,6 @@ class AlignConfig(TrainSettings):
                     f"data.recorded_states loads the target's head alone, and {name} needs the "
                     "whole target; remove one of them"
                 )
-        if not reads_target(self.terms):
-            raise ValueError(
-                "data.recorded_states is set, but the objective does not read the target; unset it"
-            )
 
     def _check_writer(self) -> None:
         served = isinstance(self.writer, OpenAIWriter)
@@ -463,11 +448,6 @@ class AlignConfig(TrainSettings):
                 "top_k_tail needs recorded log probabilities of every text; set fixed_fraction to "
                 "1, or let servers write the rest (writer.kind openai with top_logprobs, "
                 "draft_fraction 0), and unset data.pretraining"
-            )
-        if served and not self.target_writes:
-            raise ValueError(
-                "writer is set, but no text is the target's; lower fixed_fraction or "
-                "draft_fraction, or leave writer out"
             )
         if served and self.target_rounds is not None and self.target_rounds.train_prompts:
             raise ValueError(

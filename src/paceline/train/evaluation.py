@@ -96,14 +96,14 @@ def _text(
 ) -> str:
     """JSON lines of prompt and completion; of batching, the text depends on rounding only."""
     completions: dict[int, list[int]] = {}
+    rng = named_generator(seed, "held-out text")
+    seeds = torch.randint(2**31, (len(prompts),), generator=rng).tolist()
     for group in batches_of_like_length(list(map(len, prompts)), _ROWS):
-        generators = [named_generator(seed, "held-out text", index) for index in group]
-        uniforms = [
-            torch.rand(settings.max_new_tokens, generator=rng, dtype=torch.float64)
-            for rng in generators
-        ]
         part = [prompts[index] for index in group]
-        texts = sample_completions(target, part, torch.stack(uniforms), sampling=settings.sampling)
+        texts = sample_completions(
+            *(target, part, [seeds[index] for index in group], settings.max_new_tokens),
+            sampling=settings.sampling,
+        )
         completions |= dict(zip(group, texts, strict=True))
         progress("held-out text", len(completions), len(prompts))
     return "".join(
@@ -181,8 +181,7 @@ class AgreementEvaluator:
 
     def _interval(self, values_BT: Tensor) -> Interval:
         """Interval of a mean of values in [0, 1]; texts are the independent units."""
-        rng = named_generator(0, "intervals of an evaluation")
-        return ratio_interval(values_BT.sum(-1), torch.tensor(self.lengths), rng=rng, most=1.0)
+        return ratio_interval((values_BT.sum(-1), torch.tensor(self.lengths)), most=1.0)
 
     @torch.no_grad()
     def _scores(self, model: HfModel) -> tuple[TextScores, list[Tensor]]:

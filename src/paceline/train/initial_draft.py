@@ -198,7 +198,7 @@ def _answered(
     while len(asked) < len(order) and sum(map(len, answers)) < _ANSWERS:
         part = order[len(asked) : len(asked) + _ROWS]
         prompts = [sources[index][: target.max_source_length] for index in part]
-        uniforms_BN = torch.rand(len(part), num_new, generator=rng, dtype=torch.float64)
+        seeds = torch.randint(2**31, (len(part),), generator=rng).tolist()
         asked += prompts
-        answers += sample_completions(target, prompts, uniforms_BN)
+        answers += sample_completions(target, prompts, seeds, num_new)
     return asked, answers

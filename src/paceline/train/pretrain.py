@@ -30,8 +30,6 @@ from paceline.models.chat_text import text_of
 from paceline.models.compatibility import check_fits
 from paceline.models.drafts.scratch import AnyNewModel, NewTokenizer, write_new_model
 from paceline.models.loading import fingerprint_if_there, stored_dtype, tokenizer_of
-from paceline.models.precision import shapes_of
-from paceline.models.prepare import prepare_for_training
 from paceline.progress import silent
 from paceline.records import RunDirectory
 from paceline.train.checkpoint import check_run_directory
@@ -42,7 +40,6 @@ from paceline.train.objectives import CrossEntropy
 from paceline.train.optim import AdamW, Optimizer
 from paceline.train.run import open_run
 from paceline.train.step import Stepper
-from paceline.train.text_checks import check_texts, check_trained
 from paceline.train.training_text import packed_text
 from paceline.train.weights import train_all
 
@@ -126,9 +123,9 @@ class PretrainConfig(TrainSettings):
         start = checks.model("model", self.model) if isinstance(self.model, str) else None
         if start is None and isinstance(self.tokenizer, str):
             checks.model("tokenizer", self.tokenizer)
-        check_texts(checks, self.data, "train", "held_out")
+        checks.texts(self.data, "train", "held_out")
         if start is not None:
-            check_trained(checks, self.data, start.tokenizer, start, self.lengths)
+            checks.trained(self.data, start.tokenizer, start, self.lengths)
         self.check_output(checks, start)
 
 
@@ -230,8 +227,7 @@ def _set_up(config: PretrainConfig, run: TrainingRun) -> TrainingLoop:
     _check_length(config, model)
     text = _text(config, run, records, model)
     train_all(model)
-    model = prepare_for_training(model)
-    bfloat16 = run.takes_bfloat16(shapes_of(model.hf.config))
+    bfloat16 = run.takes_bfloat16()
     sizes = {"vocab_size": len(model.head_weight), "bfloat16": bfloat16}
     stepper = Stepper(model, None, config, run.accelerator, **sizes)
     plan = StepPlan((CrossEntropy(),), _vocabulary(model))

@@ -18,8 +18,8 @@ from paceline.data.sources import Shard
 from paceline.environment import began, begin
 from paceline.errors import ConfigError, PacelineError
 from paceline.models.loading import find_device, load_model, model_directory
-from paceline.models.precision import choose_precision
-from paceline.models.prepare import choose_writer, training_writer
+from paceline.models.precision import choose_precision, overridden
+from paceline.models.prepare import training_writer
 from paceline.native import compiled
 from paceline.progress import silent
 from paceline.records import RunDirectory
@@ -32,10 +32,10 @@ from paceline.train.checkpoint import (
     read_state,
     saved_model,
 )
-from paceline.train.tracking import Tracking
+from paceline.train.tracking import Tracking, check_trackers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from paceline.models.hf.base import HfModel
@@ -81,29 +81,26 @@ class TrainingRun(NamedTuple):
         path = start if latest is None else saved_model(latest)
         return load_model(path, dtype="float32", device=str(self.accelerator.device))
 
-    def takes_bfloat16(self, shapes: Sequence[tuple[int, int]]) -> bool:
+    def takes_bfloat16(self) -> bool:
         """True if forward and backward passes run in bfloat16.
 
-        "auto" times products of these shapes when a run begins and records the choice in its
-        manifest.
+        The choice of "auto" is recorded in the manifest when a run begins.
         """
         precision: str = self.config.precision
         if precision == "auto":
-            choose = partial(choose_precision, "training", shapes, self.accelerator.device)
+            choose = partial(choose_precision, self.accelerator.device)
             precision = self._keep_choice("precision", choose)
         return precision == "bfloat16"
 
     def writer_of(self, model: HfModel) -> HfModel:
         """The generator of training text: the model itself, or copies of its weights.
 
-        A Llama-like model may be rounded to bfloat16. "auto" times both when a run begins and
-        records the choice in its manifest.
+        On a CPU, a Llama-like model is rounded to bfloat16 unless the precision is float32.
         """
-        precision: str = self.config.precision
+        precision: str | None = self.config.precision
         if precision == "auto":
-            rows = self.config.batch_size // self.config.gradient_accumulation_steps
-            precision = self._keep_choice("writing", partial(choose_writer, model, rows))
-        return training_writer(model, bfloat16=precision == "bfloat16")
+            precision = overridden()
+        return training_writer(model, bfloat16=precision != "float32")
 
     def check_batches(self, num_rows: int, name: str = "batch_size") -> None:
         """Raise ConfigError unless the rows divide into processes and accumulation steps."""
@@ -139,9 +136,15 @@ def open_run(
         StorageError: a file could not be written.
     """
     _check_launcher()
+    check_trackers(config.track)
     # accelerate also takes accelerators without float64, such as those of Apple
     on_cpu = find_device(config.device).type == "cpu"
-    accelerator = Accelerator(cpu=on_cpu, mixed_precision="no")
+    accelerator = Accelerator(
+        cpu=on_cpu,
+        mixed_precision="no",
+        log_with=list(config.track) or None,
+        project_dir=config.output,
+    )
     progress = progress if accelerator.is_main_process else silent
     directory = RunDirectory(config.output)
     inputs = check_run_directory(directory, config, inputs, resume=resume)
@@ -154,7 +157,7 @@ def open_run(
         tracking = None
         if accelerator.is_main_process:
             _begin(config, inputs, accelerator, directory)
-            tracking = _tracking(config, directory)
+            tracking = _tracking(config, directory, accelerator)
             stack.callback(tracking.finish)
         progress("loading", 0, 1)
         compiled()  # compiles native code now instead of during the first step
@@ -195,10 +198,10 @@ def _lock(run: RunDirectory, accelerator: Accelerator, stack: ExitStack) -> None
     stack.enter_context(begin(found[0]))
 
 
-def _tracking(config: TrainSettings, directory: RunDirectory) -> Tracking:
+def _tracking(config: TrainSettings, directory: RunDirectory, accelerator: Accelerator) -> Tracking:
     saved = latest_checkpoint(directory.checkpoints)
     kept = -1 if saved is None else read_state(saved).step
-    return Tracking(config.track, directory, config.model_dump(mode="json"), kept)
+    return Tracking(accelerator, directory, config.model_dump(mode="json"), kept)
 
 
 def _begin(

@@ -1,12 +1,11 @@
-"""Sends the metrics of a run to experiment trackers, with the classes of accelerate.
+"""Sends the metrics of a run to experiment trackers, by accelerate.
 
 A tracker gets each line of metrics.jsonl: `loss`, `learning_rate` and so on at a step, and the
 figures of an evaluation as `evaluation/expected_acceptance`. The names are those of the registry of
 figures. At the end it gets the evaluation of the saved model, which is `after` in result.json.
 
 A killed run trains the steps since its checkpoint again. TensorBoard hides what it had of them
-(`purge_step`). Other trackers keep what they have, so these lines are not sent again. What such a
-tracker had not sent when the process was killed is missing there; metrics.jsonl has it.
+(`purge_step`); other trackers get these steps twice.
 """
 
 from __future__ import annotations
@@ -19,20 +18,16 @@ import warnings
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
-from accelerate import tracking
-
 from paceline.errors import UsageError, first_line
-from paceline.records import read_jsonl
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from accelerate.tracking import GeneralTracker
+    from accelerate import Accelerator
 
     from paceline.records import RunDirectory
 
 TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
-_PROJECT = "paceline"
 
 
 def check_trackers(names: Sequence[TrackerName]) -> None:
@@ -45,64 +40,67 @@ def check_trackers(names: Sequence[TrackerName]) -> None:
 class Tracking:
     """The trackers of one run, in its main process.
 
-    A tracker that fails gets no more metrics, with a warning; the run goes on.
+    If a tracker fails, none gets more metrics, with a warning; the run goes on.
     """
 
     def __init__(
         self,
-        names: Sequence[TrackerName],
+        accelerator: Accelerator,
         directory: RunDirectory,
         config: Mapping[str, Any],
         kept: int,
     ) -> None:
-        """Start the trackers. Call it before the metrics are rewound.
+        """Start the trackers that the accelerator was made with.
 
         Args:
-            names: Of the trackers.
+            accelerator: Of the run.
             directory: Of the run; its name is that of the run in a tracker.
-            config: The run's configuration, which a tracker gets once.
+            config: The run's configuration.
             kept: The last step of which the metrics are kept; -1: none.
 
         Raises:
             UsageError: A tracker does not start.
         """
-        sent = read_jsonl(directory.metrics) if names else []
-        self._sent = {(row["step"], "evaluation" in row) for row in sent}
-        self._trackers: dict[str, GeneralTracker] = {}
-        for name in names:
-            try:
-                with _on_stderr():
-                    self._trackers[name] = _started(name, directory, kept)
-                    if not sent:
-                        self._trackers[name].store_init_configuration(_flat(config))
-            except Exception as error:
-                self.finish()
-                raise UsageError(
-                    f"the tracker {name} did not start ({first_line(error)}); correct its "
-                    "settings, or remove it from track"
-                ) from error
+        self._accelerator = accelerator
+        if not accelerator.log_with:
+            return
+        path, project = directory.path.resolve(), os.environ.get("TRACKIO_PROJECT", "paceline")
+        run_id = directory.keep_choice("tracked", lambda: {"id": uuid.uuid4().hex[:12]})["id"]
+        settings = {
+            "tensorboard": {"purge_step": kept + 1},
+            "wandb": {"name": path.name, "id": run_id, "resume": "allow", "dir": str(path)},
+            "trackio": {"name": f"{path.name}-{run_id}", "resume": "allow"},
+            "mlflow": {"run_name": path.name},
+        }
+        project = os.environ.get("WANDB_PROJECT", project)
+        try:
+            with _on_stderr():
+                accelerator.init_trackers(project, _flat(config), settings)
+        except Exception as error:
+            names = ", ".join(map(str, accelerator.log_with))
+            raise UsageError(
+                f"track {names} did not start ({first_line(error)}); correct its settings, or "
+                "remove it from track"
+            ) from error
 
     def log(self, row: Mapping[str, Any]) -> None:
         """Send a line of metrics.jsonl."""
-        key = row["step"], "evaluation" in row
         values = _flat({name: value for name, value in row.items() if name != "step"})
-        for name in list(self._trackers):
-            if key not in self._sent or name == "tensorboard":
-                self._try(name, lambda tracker: tracker.log(values, step=row["step"]))
+        self._try(lambda: self._accelerator.log(values, step=row["step"]))
 
     def finish(self) -> None:
         """Let the trackers send what they have kept back."""
-        for name in list(self._trackers):
-            self._try(name, lambda tracker: tracker.finish())
+        for tracker in self._accelerator.trackers:
+            self._try(tracker.finish)
 
-    def _try(self, name: str, call: Callable[[GeneralTracker], None]) -> None:
+    def _try(self, call: Callable[[], object]) -> None:
         try:
             with _on_stderr():
-                call(self._trackers[name])
+                call()
         except Exception as error:
-            del self._trackers[name]
+            self._accelerator.trackers = []
             warnings.warn(
-                f"the tracker {name} failed ({first_line(error)}) and gets no more metrics; "
+                f"a tracker failed ({first_line(error)}); track gets no more metrics, and "
                 "metrics.jsonl has all",
                 stacklevel=3,
             )
@@ -111,36 +109,6 @@ class Tracking:
 def _on_stderr() -> contextlib.AbstractContextManager[object]:
     """Standard output is the result of a command, and trackers print their greetings there."""
     return contextlib.redirect_stdout(sys.stderr)
-
-
-def _started(name: TrackerName, directory: RunDirectory, kept: int) -> GeneralTracker:
-    """A tracker that continues the same curve if the run is resumed."""
-    title = directory.path.resolve().name
-    run_id = directory.keep_choice("tracked", lambda: {"id": uuid.uuid4().hex[:12]})["id"]
-    match name:
-        case "tensorboard":
-            made = tracking.TensorBoardTracker(name, str(directory.path), purge_step=kept + 1)
-        case "wandb":
-            project, folder = os.environ.get("WANDB_PROJECT", _PROJECT), str(directory.path)
-            named = {"name": title, "id": run_id, "resume": "allow", "dir": folder}
-            made = tracking.WandBTracker(project, **named)
-        case "trackio":
-            project = os.environ.get("TRACKIO_PROJECT", _PROJECT)
-            made = tracking.TrackioTracker(project, name=f"{title}-{run_id}", resume="allow")
-        case "mlflow":
-            return _started_mlflow(directory, title)
-    made.start()
-    return made
-
-
-def _started_mlflow(directory: RunDirectory, title: str) -> tracking.MLflowTracker:
-    """As `_started`; MLflow gives the run its id."""
-    choices = (directory.read_manifest() or {}).get("choices", {})
-    known = choices.get("mlflow", {}).get("id")
-    made = tracking.MLflowTracker(_PROJECT, run_id=known, run_name=title)
-    made.start()
-    directory.keep_choice("mlflow", lambda: {"id": made.tracker.info.run_id})
-    return made
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -3,7 +3,7 @@
 definitions.py        figures and terms, each defined once
 page.py               the model of a page: a verdict, and sections of charts, tables and text;
                       `lines_of` and `table_of` make lines of settings and figures from rows
-charts.py             charts by Vega-Altair: frontiers, curves, dominance, intervals, columns;
+charts.py             charts by Vega-Altair: frontiers, curves, intervals, columns;
                       `plotted` makes a figure from lines and the names of their columns
 render.py             page -> HTML by the template
 read.py               a run directory or a result file -> its page

@@ -14,7 +14,7 @@ from paceline.results.frontier import ORACLE, TARGET_ALONE, family_of, is_lossle
 from paceline.view import charts
 from paceline.view.bench_run import ordered_cells
 from paceline.view.charts import Axis, plotted
-from paceline.view.definitions import DEFINITIONS, of_users, words_of
+from paceline.view.definitions import words_of
 from paceline.view.page import (
     Fact,
     Figure,
@@ -24,9 +24,9 @@ from paceline.view.page import (
     Table,
     Text,
     about,
-    bounded,
     interval_text,
     lines_of,
+    number,
     sampling_words,
     sentence,
     source_of,
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from paceline.view.bench_run import Cells, Results
     from paceline.view.page import Line
 
-_MOST_SAMPLES = 6
 _ROUNDING = 1e-6  # rounding error of sums of probabilities
 _MEASURED = (
     *("quality", "relative_quality", "speedup", "decoding_speedup"),
@@ -54,11 +53,10 @@ _COSTS = {
     "Against target passes": "deferral_rate",
     "Against rejection rate": "rejection_rate",
 }
-_REJECTED = words_of("rejection_rate")
+_REJECTED = "rejection_rate"
 _UNBOUNDED = (math.nan, math.nan)
 _STEPS = {"choosing": "To choose", "confirming": "To confirm, on other examples"}
 _DIGESTS = ("context", "key")
-_TERMS = ("family", "setting", "95% interval", "lossless")
 
 
 def bench_page(results: Results) -> Page:
@@ -122,7 +120,7 @@ def _facts(results: Results, done: int) -> list[Fact]:
             quality = frontier.measure("quality", frontier.target)
             facts.append(Fact.of(f"target's quality ({metric}){at}", quality, ".3f"))
         again = frontier.against_itself()
-        if again.value == again.value:
+        if not math.isnan(again.value):
             facts.append(Fact.of(f"target against itself{at}", again, ".3f", "x"))
     return facts
 
@@ -173,35 +171,30 @@ def _sections(cells: Cells, suffix: str) -> list[Section]:
     figure = _frontier_figure("Quality against cost", text, drawn)
     blocks = {
         "Quality and speed": [figure, _best_cells(frontier, cells)] if cells.judged else [],
-        "Acceptance and time": [*_rejections(rows), *_seconds(frontier)],
+        "Acceptance": _rejections(rows),
         "Predicted and measured": _predictions(drawn),
         "All cells": [table],
     }
-    kinds = (row.setting.get(key) for row in frontier.rows for key in ("strategy", "rule"))
-    defined = DEFINITIONS | of_users()
-    terms = [*_TERMS, *(str(name) for name in kinds if name in defined)]
-    return [Section(f"{title}{suffix}", found, terms) for title, found in blocks.items() if found]
+    return [Section(f"{title}{suffix}", found) for title, found in blocks.items() if found]
 
 
 def _lines(frontier: Frontier) -> list[Line]:
     """All figures of the cells, those of the target alone last."""
 
     def measure(name: str, row: Row) -> Interval | None:
-        is_missing = (name.endswith("quality") and "score" not in frontier.target.sums) or (
-            name == "decoding_speedup" and row.setting["strategy"] == "sequence_cascade"
-        )
+        is_missing = name.endswith("quality") and "score" not in frontier.target.sums
         return None if is_missing else frontier.measure(name, row)
 
     rows = [*ordered_cells(frontier), frontier.target]
     lines = lines_of(rows, _NAMES, _MEASURED, measure=measure)
     for row, line in zip(rows, lines, strict=True):
         latency = FIGURES["relative_latency"]
-        line |= {latency.words: latency.of_base(row, line["speedup"])}
+        line |= {latency.name: latency.of_base(row, number(line, "speedup"))}
         if SPEEDUP in row.totals:
-            line |= {words_of(name): row.totals.get(name) for name in (REJECTION, SPEEDUP)}
+            line |= {name: row.totals.get(name) for name in (REJECTION, SPEEDUP)}
         for name, value in row.totals.items():
             if name not in (REJECTION, SURPRISAL, SPEEDUP):
-                line |= bounded(name, Interval(value, *row.bounds.get(name, _UNBOUNDED)))
+                line[name] = Interval(value, *row.bounds.get(name, _UNBOUNDED))
     return lines
 
 
@@ -252,70 +245,39 @@ def _reached(name: str, best: Reached | None) -> Line:
     if best is None:
         return {name: None, f"setting ({figure})": "not reached", f"its {bound[figure]}": None}
     place = {f"setting ({figure})": best.row.setting.get("setting", "")}
-    return bounded(name, best.value) | place | bounded(f"its {bound[figure]}", best.bound)
+    return {name: best.value, **place, f"its {bound[figure]}": best.bound}
 
 
 def _rejections(rows: Sequence[Line]) -> list[Figure]:
     """Rejection rate of every cell with a rule."""
-    known = [row for row in rows if charts.is_finite(row.get(_REJECTED))]
+    known = [row for row in rows if charts.is_finite(number(row, _REJECTED))]
     lines = [
         {"cell": f"{row['family']} {row['setting'] or '-'}", **row}
-        for row in sorted(known, key=lambda row: row[_REJECTED])
+        for row in sorted(known, key=lambda row: number(row, _REJECTED))
     ]
     text = "Fewer rejections mean longer blocks. Sorted; bars are 95% intervals over examples."
     title = "Rejection rate by rule"
     return [plotted(title, text, lines, charts.intervals, "cell", _REJECTED)] if lines else []
 
 
-def _seconds(frontier: Frontier) -> list[Figure]:
-    """Distributions over examples of ms per token: the target alone and each family's fastest."""
-    alone = _ms_per_token(frontier.target, "target_")
-    samples = {"target alone": alone}
-    cells = [row for row in frontier.rows if _counts(row)]
-    fastest: dict[str, Row] = {}
-    for row in sorted(cells, key=lambda row: -frontier.measure("speedup", row).value):
-        fastest.setdefault(family_of(row), row)
-    for row in list(fastest.values())[: _MOST_SAMPLES - 1]:
-        samples[_name(row)] = _ms_per_token(row)
-    if len(alone) < 2 or len(samples) < 2:
-        return []
-    rows = charts.dominance_rows(samples, "ms per token", "decoding")
-    axis = Axis("ms per token", "ms per token of a whole request")
-    title = "Time per token over examples"
-    text = (
-        "Share of the examples that took at most this time per token: the target alone and the "
-        "fastest setting of each family, whatever its quality. A curve further left is faster; if "
-        "it is left everywhere, it is faster at every rank, not only on average. "
-        f"n = {len(alone):,} timed examples."
-    )
-    return [plotted(title, text, rows, charts.dominance, axis, "decoding")]
-
-
-def _ms_per_token(row: Row, of: str = "") -> list[float]:
-    """Of the requests that were timed beside the target alone; `of`: prefix of the sums."""
-    timed = zip(
-        *(row.sums[name] for name in ("target_seconds", f"{of}seconds", f"{of}tokens")), strict=True
-    )
-    return [1e3 * (s or 0) / count for alone, s, count in timed if alone is not None and count]
-
-
 def _predictions(drawn: Sequence[Line]) -> list[Figure]:
     """Predicted against measured rejection rates and speedups; none without predictions."""
-    measured = {sentence(name)[:-1]: name for name in (_REJECTED, words_of("decoding_speedup"))}
-    predicted = {title: f"predicted {name}" for title, name in measured.items()}
+    figures = _REJECTED, "decoding_speedup"
+    measured = {sentence(words_of(name))[:-1]: name for name in figures}
+    predicted = {title: f"predicted_{name}" for title, name in measured.items()}
     compared = [
-        (line[f"{_REJECTED}_low"], line[f"predicted {_REJECTED}"], line[f"{_REJECTED}_high"])
+        (line[_REJECTED], line[REJECTION])
         for line in drawn
-        if all(charts.is_finite(line.get(name)) for name in (_REJECTED, f"predicted {_REJECTED}"))
+        if all(charts.is_finite(number(line, name)) for name in (_REJECTED, REJECTION))
     ]
-    inside = sum(low - _ROUNDING <= value <= high + _ROUNDING for low, value, high in compared)
+    inside = sum(rate.low - _ROUNDING <= value <= rate.high + _ROUNDING for rate, value in compared)
     text = (
         "Predicted from one pass of both models over the target's answers, without decoding. On "
         "the dashed diagonal, prediction and measurement agree; bars are 95% intervals. Predicted "
         f"rejection rates inside the measured interval: {inside} of {len(compared)}; the interval "
         "ignores the error of the prediction."
     )
-    lines = [line for line in drawn if f"predicted {_REJECTED}" in line]
+    lines = [line for line in drawn if REJECTION in line]
     families = list(dict.fromkeys(line["family"] for line in drawn))  # as in other figures
     settings = {"labels": ["setting"], "group": "family", "names": families, "diagonal": True}
     columns = (charts.points, predicted, measured)
@@ -339,7 +301,7 @@ def tune_page(found: Tuned, environment: Mapping[str, Any] | None = None) -> Pag
             Fact("confidence", f"{config.confidence:g}"),
             Fact("examples", f"{config.num_examples} + {config.num_confirmed}"),
         ],
-        sections=[Section("Settings", blocks, _TERMS)],
+        sections=[Section("Settings", blocks)],
         about=[found.statement, *about(source, task)],
         source=source,
     )
@@ -352,7 +314,7 @@ def _tested(found: Tuned, tables: Sequence[Table]) -> Figure:
     rows = [{"examples": table.title} | row for table in tables for row in table.rows]
     floor = config.absolute_quality if is_absolute else config.quality_floor
     least = None if config.max_latency is None else 1 / config.max_latency
-    axes = Axis("speedup", at=least or 1.0), Axis(words_of(name), at=floor or 1.0)
+    axes = Axis("speedup", at=least or 1.0), Axis(name, at=floor or 1.0)
     names = list(dict.fromkeys(row["family"] for row in rows))
     panels = [
         Panel(
@@ -380,7 +342,7 @@ def _verdict_of_tune(found: Tuned) -> str:
         bound = f"a time per token of at most {config.max_latency:g} of the target's"
     if family(chosen.decoding) == TARGET_ALONE:
         return f"No setting is better than decoding without a draft, within {bound}."
-    relative = chosen.measure("relative_quality", config.seed).value
+    relative = chosen.measure("relative_quality").value
     quality = "" if math.isnan(relative) else f" and {relative:.3f} of its quality"
-    speed = interval_text(chosen.measure("speedup", config.seed), ".2f", "x")
+    speed = interval_text(chosen.measure("speedup"), ".2f", "x")
     return f"Use {name_of(chosen.decoding)}: {speed} the target's speed{quality}, within {bound}."

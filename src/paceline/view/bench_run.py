@@ -8,15 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
 
-from paceline.bench.answers import context_of, key_of, read_rows
+from paceline.bench.answers import SAMPLED, context_of, key_of, read_rows
 from paceline.bench.settings import setting_of
 from paceline.bench.workbench import Grid, cell_key
-from paceline.config import fields_of
-from paceline.core.rule_base import Rule, name_of
-from paceline.core.rules import DEFAULT_RULES, RULES
-from paceline.decode.strategies import STRATEGIES
 from paceline.errors import ConfigError, UsageError
-from paceline.extensions import imported_variants
 from paceline.permissions import Origin
 from paceline.records import RunDirectory
 from paceline.results.frontier import TARGET_ALONE, Frontier, family_of
@@ -27,20 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.results.row import Label, Row
-
-
-def _texts(setting: Mapping[str, Any], kind: type) -> list[str]:
-    """The settings of a rule that are texts, its name among them."""
-    values = (setting.get(key) for key in fields_of(kind))
-    return [value for value in values if isinstance(value, str)]
-
-
-_BUILT_IN: dict[str, type] = {
-    **{name_of(kind): kind for kind in sorted(RULES, key=lambda kind: not kind.is_baseline)},
-    **STRATEGIES,
-}
-"""Related rules next to each other, as in the papers, then the strategies."""
-_VARIANTS = [_texts(vars(rule), type(rule)) for rule in DEFAULT_RULES]
 
 
 @dataclass(frozen=True)
@@ -115,12 +96,19 @@ def read_results(folder: Path) -> Results:
         rows = [row for row in rows if not row.error or key_of(row) in planned]
     tried = {key_of(row) for row in rows}
     missing = [setting for key, setting in planned.items() if key not in tried]
-    measured = grouped(rows, lambda row: sampling_words(row.setting))
-    left = grouped(missing, sampling_words)
-    every = grouped([*(row.setting for row in rows), *planned.values()], sampling_words)
-    names = sorted(every, key=lambda name: float(every[name][0]["temperature"]))
-    parts = [Cells(name, measured.get(name, []), left.get(name, [])) for name in names]
+    measured = grouped(rows, lambda row: _sampling(row.setting))
+    left = grouped(missing, _sampling)
+    every = grouped([*(row.setting for row in rows), *planned.values()], _sampling)
+    parts = [
+        Cells(sampling_words(every[key][0]), measured.get(key, []), left.get(key, []))
+        for key in sorted(every)
+    ]
     return Results(rows, parts, manifest)
+
+
+def _sampling(setting: Mapping[str, Label]) -> tuple[float, ...]:
+    """The sampling parameters, the temperature first."""
+    return tuple(float(setting.get(name, 0)) for name in SAMPLED)
 
 
 def _planned(manifest: dict[str, Any] | None, context: str) -> dict[str, dict[str, Label]]:
@@ -136,24 +124,12 @@ def _planned(manifest: dict[str, Any] | None, context: str) -> dict[str, dict[st
 def ordered_cells(frontier: Frontier) -> list[Row]:
     """The cells in lines of a chart: by family, gamma (or fallback) and threshold.
 
-    Related families are next to each other; the target alone is left out.
+    The target alone is left out.
     """
     return sorted((row for row in frontier.rows if family_of(row) != TARGET_ALONE), key=_place)
 
 
 def _place(row: Row) -> tuple[Any, ...]:
-    """By rule or strategy, its variant, family, gamma, and the other numbers of the setting."""
-    setting = row.setting
-    kinds = _BUILT_IN | {name_of(kind): kind for kind in imported_variants(Rule)}
-    strategy, rule = str(setting.get("strategy")), str(setting.get("rule"))
-    fields = [key for name in (strategy, rule) if name in kinds for key in fields_of(kinds[name])]
-    known = (setting.get(key, 0.0) for key in ("gamma", *fields))
-    numbers = [value for value in known if isinstance(value, int | float)]
-    texts = _texts(setting, kinds[rule]) if rule in kinds else []
-    places = {kind: place for place, kind in enumerate(kinds)}
-    return (
-        places.get(rule if strategy == "speculative" else strategy, len(places)),
-        _VARIANTS.index(texts) if texts in _VARIANTS else -1,
-        family_of(row),
-        *numbers,
-    )
+    """Family, gamma, and the other numbers of the setting."""
+    numbers = [value for value in row.setting.values() if isinstance(value, int | float)]
+    return (family_of(row), row.setting.get("gamma", 0), *numbers)

@@ -5,8 +5,8 @@ Why Vega-Altair and not Plotly, both tried with the versions in constraints.txt:
 readers use; and it passes CSS variables on as colours, so themes and printing need no JavaScript.
 
 Each function takes rows (`page.Line`) and columns: an `Axis`, or the name of a figure or setting,
-whose axis `axis_of` knows. `plotted` makes the block of a page from them. Bounds of a column `x`
-are in `x_low` and `x_high`; rows without finite bounds are drawn without an interval. `names`: all
+whose axis `axis_of` knows. `plotted` makes the block of a page from them. A value without finite
+bounds is drawn without an interval. `names`: all
 groups of a page, so that a group has the same colour and shape in all of its charts.
 """
 
@@ -18,14 +18,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import altair as alt
 import vl_convert
 
 from paceline.records import atomic_write_bytes
-from paceline.view.definitions import figure_of, words_of
-from paceline.view.page import Figure, Panel, grouped
+from paceline.results.figures import FIGURES
+from paceline.view.definitions import words_of
+from paceline.view.page import Figure, Panel, flat, grouped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -74,10 +75,9 @@ CONFIG: dict[str, Any] = {
 
 _HEIGHT = 320
 _ROW_HEIGHT = 30
-_MOST_STEPS = 200  # of an empirical distribution
 _DASHED = {"aria": False, "color": MUTED, "strokeDash": [4, 4], "strokeWidth": 1.2}
 _LONGEST = 20  # letters of a name on one line
-_REFERENCES = {words_of(name): 1.0 for name in ("speedup", "relative_quality", "gain")}
+_REFERENCES: dict[str, float] = dict.fromkeys(("speedup", "relative_quality", "gain"), 1.0)
 """Values of the target alone, or of the initial draft, which charts mark."""
 
 
@@ -102,7 +102,7 @@ class Axis:
     at: float | None = None
 
     def __post_init__(self) -> None:
-        figure = figure_of(self.field)
+        figure = FIGURES.get(self.field)
         if figure is not None:
             self.title, self.format = self.title or figure.axis, self.format or figure.format
         self.title, self.format = self.title or words_of(self.field), self.format or ".3~f"
@@ -160,17 +160,13 @@ Column = str | Axis
 _AXES = {
     "step": Axis("step", "optimizer step", "d", whole=True),
     "seconds": Axis("seconds", "seconds of training", ".0f"),
-    "share": Axis("share", "share of values at or below", ".0%", zero=True),
 }
 """Of columns that are no figures."""
 
 
 def axis_of(column: Column) -> Axis:
-    """The axis of a column, by its words or by the name of its figure or setting."""
-    if isinstance(column, Axis):
-        return column
-    words = words_of(column)
-    return _AXES.get(words, Axis(words))
+    """The axis of a column, by the name of its figure or setting."""
+    return column if isinstance(column, Axis) else _AXES.get(column, Axis(column))
 
 
 def plotted(
@@ -216,7 +212,7 @@ def plotted(
 def _with_all(rows: Sequence[Line], *columns: Column) -> list[Line]:
     """The rows whose values of all columns are finite."""
     fields = [axis_of(column).field for column in columns]
-    return [row for row in rows if all(is_finite(row.get(field)) for field in fields)]
+    return [row for row in flat(rows) if all(is_finite(row.get(field)) for field in fields)]
 
 
 def frontier(
@@ -244,11 +240,6 @@ def curves(
     return _plot(rows, x, y, group, line={}, band=True, size=size, **settings)
 
 
-def dominance(rows: Sequence[Line], value: Column, group: str, **settings: Any) -> Spec:
-    """Empirical distributions, from `dominance_rows`: the share of values at most x."""
-    return _plot(rows, value, "share", group, line={}, shape="step-after", size=9, **settings)
-
-
 def _plot(
     rows: Sequence[Line],
     x: Column,
@@ -260,7 +251,6 @@ def _plot(
     diagonal: bool = False,
     band: bool = False,
     line: Mapping[str, str] | None = None,
-    shape: Literal["linear", "step-after"] = "linear",
     size: int = 95,
 ) -> Spec:
     """A point for each row; a click on the legend selects a group.
@@ -275,10 +265,9 @@ def _plot(
         diagonal: With the line where both figures are equal.
         band: With shaded intervals of y.
         line: Channels of a line through the points; None: no line.
-        shape: Of the line.
         size: Of the points.
     """
-    x, y = axis_of(x), axis_of(y)
+    rows, x, y = flat(rows), axis_of(x), axis_of(y)
     chosen = alt.selection_point(fields=[group], bind="legend")
 
     def seen(opacity: float) -> Any:
@@ -308,7 +297,7 @@ def _plot(
             bars = base.transform_filter(axis.are_known()).mark_rule(aria=False)
             layers.append(bars.encode(strokeOpacity=seen(0.45), **ends))
     if line is not None:
-        drawn = base.mark_line(aria=False, strokeWidth=1.6, interpolate=shape)
+        drawn = base.mark_line(aria=False, strokeWidth=1.6)
         layers.append(drawn.encode(x=x.x(), y=y.y(), strokeOpacity=seen(1)).encode(**line))
     tooltip = [*_named([group, *labels]), *x.tooltips(rows), *y.tooltips(rows)]
     spots = base.mark_point(filled=True, opacity=1, size=size).encode(shape=form, x=x.x(), y=y.y())
@@ -316,25 +305,9 @@ def _plot(
     return _finished(alt.layer(*layers, height=_HEIGHT), rows)
 
 
-def dominance_rows(samples: Mapping[str, Sequence[float]], field: str, group: str) -> list[Line]:
-    """Rows of `dominance`: sorted values of each sample with the share of values up to each.
-
-    Of more than 200 values, 200 equally spaced ranks are kept.
-    """
-    rows: list[Line] = []
-    for name, values in samples.items():
-        ordered = sorted(value for value in values if is_finite(value))
-        count = len(ordered)
-        ranks = range(1, count + 1)
-        if count > _MOST_STEPS:
-            ranks = [round(step * count / _MOST_STEPS) for step in range(1, _MOST_STEPS + 1)]
-        rows += [{group: name, field: ordered[rank - 1], "share": rank / count} for rank in ranks]
-    return rows
-
-
 def intervals(rows: Sequence[Line], name: str, x: Column) -> Spec:
     """A value with its interval on each line."""
-    x = axis_of(x)
+    rows, x = flat(rows), axis_of(x)
     lines = _names(rows, name)
     across = alt.Y(
         name, type="nominal", sort=lines, title=None, scale=alt.Scale(domain=lines)
@@ -446,7 +419,7 @@ def _of_values(*values: Line) -> alt.Chart:
 
 
 def _named(names: Sequence[str]) -> list[alt.Tooltip]:
-    return [alt.Tooltip(name, type="nominal", title=name.replace("_", " ")) for name in names]
+    return [alt.Tooltip(name, type="nominal", title=words_of(name)) for name in names]
 
 
 def _names(rows: Sequence[Line], column: str) -> list[Any]:

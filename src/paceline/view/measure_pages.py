@@ -1,17 +1,14 @@
-"""Pages of `paceline measure` (with and without an engine), `verify` and `decode`."""
+"""Pages of `paceline measure` (with and without an engine) and `verify`."""
 
 from __future__ import annotations
 
-import shlex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from paceline.measure.losslessness import OPEN_QUESTION
 from paceline.measure.results import (
     ACCEPTANCE,
     gamma_of,
     num_tokens,
-    of_passes,
-    of_requests,
-    of_trial,
     value_of,
 )
 from paceline.results.figures import FIGURES
@@ -25,20 +22,15 @@ from paceline.view.page import (
     Panel,
     Section,
     Table,
-    Text,
-    Token,
     about,
-    bounded,
-    figures,
     sampling_words,
     sentence,
     source_of,
+    table_of,
 )
 from paceline.view.tables import drafts_table, gamma_table, served_tables, steps_table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from paceline.measure import Measurement
     from paceline.measure.agreement import Agreement
     from paceline.measure.drafts import DraftComparison
@@ -52,6 +44,12 @@ _PREDICTIONS = {
     "expected_speedup": "expected on this machine",
     "mbsu": "MBSU (parameter ratio)",
 }
+_OF_REQUESTS = (
+    *("speedup", "decoding_speedup", "cost_ratio", "predicted_speedup", "measured_over_predicted"),
+    *("engine_efficiency", "target_tokens_per_s", "tokens_per_s", "block_efficiency"),
+    "acceptance_rate",
+)
+_OF_TRIED = ("decoding_tokens_per_s", "expected_speedup")
 _MOST_POSITIONS = 64
 _DEVIATIONS = 1.96  # standard deviations that contain 95% of a normal distribution
 _SPEED = Axis("speedup", format=".2f")
@@ -60,7 +58,9 @@ _SPEED = Axis("speedup", format=".2f")
 def measure_page(found: Measurement) -> Page:
     """The page of a measurement."""
     source = source_of("measure", found.config, found.environment)
-    verdict, passes = found.verdict, figures(of_passes(found.texts).items())
+    verdict = found.verdict
+    sizes = {f"{role} parameters": size for role, size in found.texts.source.sizes.items()}
+    passes = found.texts.totals | sizes
     text = f"{len(found.texts.units)} prompts, {num_tokens(found.texts)} tokens"
     where = "Median of interleaved passes over one token." if verdict.timed else "Not timed."
     if found.disturbance:
@@ -69,9 +69,10 @@ def measure_page(found: Measurement) -> Page:
         where = f"In {found.engine}."
     costs: list[Block] = [Table("Cost of a pass", [passes], text=where)]
     if found.requests is not None:
-        text_of_speed = "With and without the draft, interleaved in one process."
-        speed = figures(of_requests(found.requests, found.config.seed).items())
-        costs.append(Table("Timed requests", [speed], text=text_of_speed))
+        count = len(found.requests.units)
+        text_of_speed = f"{count} requests with and without the draft, interleaved in one process."
+        settings = {"title": "Timed requests", "text": text_of_speed, "units": "requests"}
+        costs.append(table_of([found.requests], ("gamma",), _OF_REQUESTS, **settings))
     return Page(
         title="Is this draft worth serving?",
         word=verdict.word,
@@ -95,8 +96,8 @@ def _facts(found: Measurement) -> list[Fact]:
     facts: list[Fact] = []
     if (requests := found.requests) is not None:
         facts.append(Fact.of("measured speedup", found.figure("speedup", requests), unit="x"))
-        tau = FIGURES["block_efficiency"].value(requests)
-        facts.append(Fact(words_of("block_efficiency"), f"{tau:.2f}"))
+        tau = found.figure("block_efficiency", requests)
+        facts.append(Fact.of(words_of("block_efficiency"), tau))
     elif found.expected is not None:
         facts.append(Fact.of("expected speedup", found.expected, unit="x"))
     facts.append(Fact.of("expected acceptance", found.figure("expected_acceptance"), ".3f"))
@@ -121,8 +122,8 @@ def _speedups(found: Measurement) -> Section:
     if (timed := found.requests) is not None:
         first = {"gamma": gamma_of(timed), "kind": "measured after the first token"}
         whole = {"gamma": gamma_of(timed), "kind": "measured, whole requests"}
-        rows.append(first | bounded("speedup", found.figure("decoding_speedup", timed)))
-        rows.append(whole | bounded("speedup", found.figure("speedup", timed)))
+        rows.append(first | {"speedup": found.figure("decoding_speedup", timed)})
+        rows.append(whole | {"speedup": found.figure("speedup", timed)})
         text += f" The measured points are of {len(timed.units)} requests, with 95% intervals."
     gamma = Axis("gamma", "gamma: drafted tokens per block", "d", whole=True)
     chart = charts.curves(rows, gamma, _SPEED, "kind")
@@ -132,14 +133,16 @@ def _speedups(found: Measurement) -> Section:
     ]
     if found.tried:
         text = "On other requests than the measured speedup, to choose the gamma."
-        tried = [figures(of_trial(row).items()) for row in found.tried]
-        blocks.append(Table("Gammas that were timed", tried, text=text))
-    return Section("Speed", blocks, ("95% interval",))
+        title = "Gammas that were timed"
+        blocks.append(
+            table_of(found.tried, ("gamma",), _OF_TRIED, bare=_OF_TRIED, title=title, text=text)
+        )
+    return Section("Speed", blocks)
 
 
 def _acceptance(found: Measurement) -> Section:
     rows: list[Line] = [
-        {"figure": words_of(name), **bounded("value", found.figure(name))} for name in ACCEPTANCE
+        {"figure": words_of(name), "value": found.figure(name)} for name in ACCEPTANCE
     ]
     value = Axis("value", "fraction of tokens", ".2f")
     text = "Three figures that others call acceptance rate, on text of the target."
@@ -160,7 +163,7 @@ def _acceptance(found: Measurement) -> Section:
             "over all tokens. Few answers are long, so later positions vary more."
         )
         blocks.append(Figure("Acceptance along the text", text, [Panel(chart)], positions))
-    return Section("Acceptance", blocks, [words_of(name) for name in ACCEPTANCE])
+    return Section("Acceptance", blocks)
 
 
 def drafts_page(found: DraftComparison) -> Page:
@@ -208,7 +211,7 @@ def served_page(found: ServedMeasurement) -> Page:
         f"{sampling_words(vars(config.sampling))}, gamma {config.num_speculative_tokens}"
     )
     facts = [] if found.speed is None else [Fact.of("speedup", found.speed.speedup, unit="x")]
-    tau = FIGURES["block_efficiency"].measure(found.rows[0], seed=config.seed)
+    tau = FIGURES["block_efficiency"].measure(found.rows[0])
     facts.append(Fact.of(words_of("block_efficiency"), tau))
     facts.append(Fact.of("served / predicted", agreement.ratio, ".3f"))
     verdict, notes = found.verdict or agreement, found.notes
@@ -228,25 +231,24 @@ def served_page(found: ServedMeasurement) -> Page:
 
 def _served_blocks(found: ServedMeasurement) -> Section:
     whole, positions = served_tables(found)
-    tau = Axis(words_of("block_efficiency"), format=".2f")
+    tau = Axis("block_efficiency", format=".2f")
     text = "1 + accepted tokens per block, with 95% intervals over requests."
     panels = [Panel(charts.intervals(whole.rows, "counts", tau))]
     blocks = [Figure("Tokens per target call", text, panels, whole.rows)]
     if positions.rows:
         position = Axis("position", "position in the block, from 0", "d", whole=True)
-        accepted = words_of("position_acceptance")
-        accepted = Axis(accepted, "share of blocks that accept it", ".2f")
+        accepted = Axis("position_acceptance", "share of blocks that accept it", ".2f")
         text = "Share of the blocks that accept the first (0), second (1), ... drafted token."
         panels = [Panel(charts.curves(positions.rows, position, accepted, "counts"))]
         blocks.append(Figure("Acceptance by position", text, panels, positions.rows))
-    return Section("Blocks", blocks, ("95% interval", "gamma"))
+    return Section("Blocks", blocks)
 
 
 def _served_speed(found: ServedMeasurement) -> list[Section]:
     blocks: list[Block] = []
     if found.speed is not None:
         text = f"With and without the draft; {found.starts.words}."
-        blocks.append(Table("Whole requests", [figures(found.speed)], text=text))
+        blocks.append(Table("Whole requests", [dict(found.speed)], text=text))
     if (costs := found.costs) is not None:
         rows = steps_table(costs).rows
         gamma = Axis("gamma", "drafted tokens per block; 0: without the draft", "d", whole=True)
@@ -279,7 +281,6 @@ def verify_page(found: LosslessnessReport) -> Page:
     }
     greedy_line = {**texts, "first difference": greedy.first_difference}
     cells = [_cells(one, name) for name, one in checks.items()]
-    terms = ("G-test", "cell of the G-test")
     return Page(
         title="Is decoding with this draft lossless?",
         word=found.word,
@@ -291,12 +292,8 @@ def verify_page(found: LosslessnessReport) -> Page:
             Fact("sampled tokens", f"{sampled.counts['tokens']:,}"),
         ],
         sections=[
-            Section(
-                "Greedy texts",
-                [Table("Token by token", [greedy_line], text=compared)],
-                ("lossless",),
-            ),
-            Section("Sampled tokens", [*cells, Table("G-tests", tests, columns=columns)], terms),
+            Section("Greedy texts", [Table("Token by token", [greedy_line], text=compared)]),
+            Section("Sampled tokens", [*cells, Table("G-tests", tests, columns=columns)]),
         ],
         about=about(
             source,
@@ -308,7 +305,7 @@ def verify_page(found: LosslessnessReport) -> Page:
 
 
 def _test_figures(check: DistributionCheck) -> Line:
-    known = {words_of(name): check.row.totals[name] for name in ("g_statistic", "p_value")}
+    known = {name: check.row.totals[name] for name in ("g_statistic", "p_value")}
     return known | {"false alarm": check.false_alarm}
 
 
@@ -323,7 +320,7 @@ def _verdict_of_verify(found: LosslessnessReport) -> str:
         below = f"p {p}, below {sampled.false_alarm:g}"
         return f"The sampled tokens do not follow the target's distribution: {below}."
     if not found.passed:
-        return f"Both tests pass, but {found.open_question}."
+        return f"Both tests pass, but {OPEN_QUESTION}."
     equal = f"All {texts['prompts']} greedy texts equal the target's"
     if texts["ties"]:
         equal = (
@@ -354,57 +351,3 @@ def _cells(check: DistributionCheck, rule: str) -> Figure:
         "rule must fail."
     )
     return Figure(f"Tokens in each cell: {rule}", text, [Panel(chart)], rows)
-
-
-def decode_page(found: Mapping[str, Any]) -> Page:
-    """The page of the output of `decode --json`."""
-    stats = found["stats"]
-    names = ("target", "draft", "max_new_tokens", "seed")
-    options = [
-        f"--{name.replace('_', '-')} {shlex.quote(str(found[name]))}"
-        for name in names
-        if found.get(name) is not None
-    ]
-    if found.get("draft_weights", "auto") != "auto":
-        options.append(f"--draft-weights {found['draft_weights']}")
-    if found.get("chat"):
-        options.append("--chat")
-    source = source_of(" ".join(["decode", *options]), found.get("decoding"))
-    tokens = [
-        Token(text, name, number)
-        for number, block in enumerate(found["blocks"])
-        for text, name in block
-    ]
-    kinds = ("accepted", "recovered", "bonus", "kept", "deferred")
-    emitted, calls = sum(stats[f"num_{kind}"] for kind in kinds), stats["num_blocks"]
-    accepted, examined = stats["num_accepted"], stats["num_accepted"] + stats["num_recovered"]
-    facts = [Fact("tokens", str(len(tokens)), f"{found['tokens_per_s']:.1f} per second")]
-    verdict = f"{len(tokens)} tokens, all of the draft's own."
-    if calls:
-        each = f"{emitted / calls:.2f}"
-        facts.append(Fact(words_of("block_efficiency"), each))
-        how = f"{accepted} of {stats['num_drafted']} drafted tokens were accepted"
-        if not examined:  # a cascade verifies nothing
-            how = f"{stats['num_kept']} are the draft's own"
-        verdict = (
-            f"{len(tokens)} tokens took {calls} target calls after the prompt, {each} tokens per "
-            f"call: {how}."
-        )
-    if found.get("draft") is None:
-        verdict = f"{len(tokens)} tokens without a draft, one per target call."
-    if examined:
-        share = f"{accepted / examined:.0%}"
-        facts.append(Fact("acceptance rate", share, f"{accepted} of {examined} examined"))
-    text = "Each colour and underline is a source of tokens; a vertical bar ends a block."
-    title, prompt = "Where each token came from", found.get("prompt", "")
-    blocks: list[Block] = [Text(title, text, prompt=prompt, tokens=tokens)]
-    if len(histogram := stats["accepted_histogram"]) > 1:
-        rows: list[Line] = [{"accepted": n, "blocks": count} for n, count in enumerate(histogram)]
-        x = Axis("accepted", "accepted tokens in the block", "d", whole=True)
-        chart = charts.columns(rows, x, Axis("blocks", format="d", zero=True, whole=True))
-        text = "How many drafted tokens each block kept."
-        blocks.append(Figure("Accepted tokens per block", text, [Panel(chart)], rows))
-    terms = ("accepted", "recovered", "bonus", "acceptance rate", "block efficiency", "gamma")
-    return Page(
-        "Decoded text", verdict, [Section("Text", blocks, terms)], facts=facts, source=source
-    )

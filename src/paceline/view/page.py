@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 from paceline.config import StrictModel
 from paceline.core.bootstrap import Interval
 from paceline.results.figures import FIGURES
-from paceline.view.definitions import figure_of, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     Key = TypeVar("Key", bound=Hashable)
 
 Line = dict[str, Any]
-"""One line of data by column. The bounds of column `x` are `x_low` and `x_high`."""
+"""One line of data by column: the name of a figure, or words. Values may be an `Interval`."""
 
 Tone = Literal["good", "bad", "neutral"]
 UNKNOWN = "-"
@@ -36,6 +35,8 @@ def shown(value: Any, format: str = "") -> str:
     """A value as text; by default a number has three decimals, fewer if it is large."""
     if is_unknown(value):
         return UNKNOWN
+    if isinstance(value, Interval):
+        return interval_text(value, format)
     if isinstance(value, bool):
         return "yes" if value else "no"
     if not isinstance(value, float):
@@ -60,27 +61,31 @@ def interval_text(found: Interval, format: str = "", unit: str = "", between: st
 
 def is_unknown(value: Any) -> bool:
     """Whether a value is None or NaN."""
+    value = value.value if isinstance(value, Interval) else value
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def bounded(name: str, interval: Interval | None) -> Line:
-    """The three columns of a value with its interval; the first alone if it was not measured."""
-    if interval is None:
-        return {name: None}
-    if math.isnan(interval.low) and math.isnan(interval.high):
-        return {name: interval.value}
-    return {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
+def number(line: Line, name: str) -> float:
+    """The value in a column; NaN if it is no number."""
+    value = line.get(name)
+    value = value.value if isinstance(value, Interval) else value
+    return float(value) if isinstance(value, int | float) else math.nan
 
 
-def figures(found: Iterable[tuple[str, Any]]) -> Line:
-    """The figures of a result model by their words, with their bounds; nested parts left out."""
-    row: Line = {}
-    for name, value in found:
-        if isinstance(value, Interval):
-            row |= bounded(words_of(name), value)
-        elif value is None or isinstance(value, int | float | str):
-            row[words_of(name)] = value
-    return row
+def flat(rows: Iterable[Line]) -> list[Line]:
+    """The rows with an interval `x` as three columns `x`, `x_low`, `x_high`, for charts and CSV."""
+    found: list[Line] = []
+    for row in rows:
+        line: Line = {}
+        for name, value in row.items():
+            if not isinstance(value, Interval):
+                line[name] = value
+            elif math.isnan(value.low) and math.isnan(value.high):
+                line[name] = value.value
+            else:
+                line[name], line[f"{name}_low"], line[f"{name}_high"] = value
+        found.append(line)
+    return found
 
 
 @dataclass(frozen=True)
@@ -148,7 +153,7 @@ class Table:
 
     Attributes:
         title: May be empty.
-        rows: The lines. Columns have the words of `definitions`, which has their definitions.
+        rows: The lines. Columns that are figures have the words and definitions of the registry.
         text: A sentence on the table.
         columns: Definitions of other columns.
         formats: Of columns that are not figures, or are shown otherwise than the registry says.
@@ -167,13 +172,9 @@ class Table:
     once: Sequence[str] = ()
 
     def cells(self, between: str = " to ") -> list[dict[str, str]]:
-        """The rows as text, with the bounds of a value in the value's own cell."""
-        names = columns_of(self.rows)
-        bounds = {f"{name}_{end}" for name in names for end in ("low", "high")}
-        shown_names = [name for name in names if name not in bounds]
-        forms = {name: self._format(name) for name in shown_names}
+        """The rows as text by column."""
         lines = [
-            {name: _cell(row, name, forms[name], between) for name in shown_names}
+            {name: self._cell(row.get(name), name, between) for name in columns_of(self.rows)}
             for row in self.rows
         ]
         for line, before in zip(lines[:0:-1], lines[-2::-1], strict=True):
@@ -181,9 +182,12 @@ class Table:
                 line |= dict.fromkeys(set(self.once) & line.keys(), "")
         return lines
 
-    def _format(self, name: str) -> str:
-        figure = figure_of(name)
-        return self.formats.get(name, "" if figure is None else figure.format)
+    def _cell(self, value: Any, name: str, between: str) -> str:
+        figure = FIGURES.get(name)
+        form = self.formats.get(name, "" if figure is None else figure.format)
+        if isinstance(value, Interval) and not is_unknown(value):
+            return interval_text(value, form, between=between)
+        return shown(value, form)
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
@@ -201,7 +205,6 @@ def lines_of(
     *,
     bare: Sequence[str] = (),
     measure: Measure | None = None,
-    seed: int = 0,
 ) -> list[Line]:
     """A line per result row: some of its settings, and some of its figures with their intervals.
 
@@ -211,7 +214,6 @@ def lines_of(
         figures: Names of figures in `results.figures`.
         bare: Those of them that are shown without intervals.
         measure: Gives a figure of a row by its name; by default the registry does.
-        seed: Of the bootstrap.
     """
 
     def measured(name: str, row: Row) -> Interval | None:
@@ -220,14 +222,12 @@ def lines_of(
             return None
         if name in bare:
             return Interval(figure.value(row), math.nan, math.nan)
-        return figure.measure(row, seed=seed)
+        return figure.measure(row)
 
     lines: list[Line] = []
     for row in rows:
-        line: Line = {words_of(name): row.setting.get(name) for name in settings}
-        for name in figures:
-            line |= bounded(words_of(name), (measure or measured)(name, row))
-        lines.append(line)
+        line: Line = {name: row.setting.get(name) for name in settings}
+        lines.append(line | {name: (measure or measured)(name, row) for name in figures})
     known = {name for line in lines for name, value in line.items() if value is not None}
     return [{name: line[name] for name in line if name in known} for line in lines]
 
@@ -241,11 +241,10 @@ def table_of(
     title: str = "",
     text: str = "",
     units: str = "",
-    seed: int = 0,
     **more: Any,
 ) -> Table:
     """The lines of result rows as a table: see `lines_of`, and for other arguments `Table`."""
-    lines = lines_of(rows, settings, figures, bare=bare, seed=seed)
+    lines = lines_of(rows, settings, figures, bare=bare)
     return Table(title, lines, text=text, units=units, **more)
 
 
@@ -259,50 +258,18 @@ def numeric(rows: Sequence[Line]) -> set[str]:
     return {
         name
         for name in columns_of(rows)
-        if all(isinstance(row.get(name), int | float | None) for row in rows)
+        if all(isinstance(row.get(name), int | float | Interval | None) for row in rows)
     }
-
-
-def _cell(row: Line, name: str, form: str, between: str) -> str:
-    value = row.get(name)
-    if f"{name}_low" not in row:
-        return shown(value, form)
-    bounds = row[f"{name}_low"], row[f"{name}_high"]
-    return interval_text(Interval(value, *bounds), form, between=between)  # pyright: ignore[reportArgumentType]
-
-
-@dataclass(frozen=True)
-class Token:
-    """A piece of decoded text; `source` as in `decode.text.Source`, `block` counts from 0."""
-
-    text: str
-    source: str
-    block: int
 
 
 @dataclass(frozen=True)
 class Text:
-    """Text in a box, with decoded tokens.
-
-    Attributes:
-        title: Heading; may be empty.
-        text: A sentence below it.
-        prompt: Of the tokens.
-        tokens: Marked by their source; blocks are separated.
-    """
+    """Text in a box; the title may be empty."""
 
     kind: ClassVar = "text"
+    rows: ClassVar[Sequence[Line]] = ()
     title: str
     text: str = ""
-    prompt: str = ""
-    tokens: Sequence[Token] = ()
-
-    @property
-    def rows(self) -> list[Line]:
-        """The tokens as data."""
-        return [
-            {"block": one.block, "source": one.source, "token": one.text} for one in self.tokens
-        ]
 
 
 Block = Figure | Table | Text
@@ -310,11 +277,10 @@ Block = Figure | Table | Text
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, blocks, and the terms that the page defines; see `definitions.DEFINITIONS`."""
+    """A heading, and blocks."""
 
     title: str
     blocks: Sequence[Block]
-    terms: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -402,11 +368,6 @@ def sampling_words(sampling: Mapping[str, Any]) -> str:
 def case_of(row: Row) -> str:
     """The task and the sampling parameters of a result row."""
     return f"{row.setting['task']}, {sampling_words(row.setting)}"
-
-
-def spaced(name: object) -> str:
-    """The name of a row or a key in words."""
-    return str(name).replace("_", " ")
 
 
 def sentence(text: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from paceline.bench.tune import Tuned
-from paceline.config import as_written, describe, read_json
+from paceline.config import describe, read_json
 from paceline.errors import UsageError
 from paceline.measure import DraftComparison, Measurement
 from paceline.measure.losslessness import LosslessnessReport
@@ -20,7 +20,6 @@ from paceline.view import Report
 from paceline.view.bench_pages import bench_page, tune_page
 from paceline.view.bench_run import read_results
 from paceline.view.measure_pages import (
-    decode_page,
     drafts_page,
     measure_page,
     served_page,
@@ -34,8 +33,8 @@ if TYPE_CHECKING:
     from paceline.view.page import Page
 
 _WANTED = (
-    "the directory of a bench, tune, trajectory, align or pretrain, or a file written by measure, "
-    "verify or decode with --json"
+    "the directory of a bench, tune, trajectory, align or pretrain, or a file written by measure "
+    "or verify with --json"
 )
 _MARK, _HEAD = b'<meta name="generator" content="Paceline ', 2_000  # where a report has it
 
@@ -110,9 +109,6 @@ _FILES: dict[str, tuple[Any, Callable[[Any], Page]]] = {
 def _of_file(path: Path) -> Page:
     found = read_json(path, f"give {_WANTED}")
     kind = found.get("kind") if isinstance(found, dict) else None
-    if kind == "decode":
-        with as_written(path):
-            return decode_page(found)
     if kind not in _FILES:
         raise UsageError(f"{path} is not a result that has a report; give {_WANTED}")
     model, page = _FILES[kind]

@@ -10,7 +10,6 @@ import base64
 import csv
 import functools
 import io
-import itertools
 import json
 import zlib
 from importlib import resources
@@ -20,37 +19,33 @@ import jinja2
 import vl_convert
 
 from paceline.config import dump_yaml
+from paceline.core.bootstrap import Interval
 from paceline.records import atomic_write_text
 from paceline.version import __version__
 from paceline.view import charts
-from paceline.view.definitions import DEFINITIONS, TERMS_OF_WORDS, of_users
-from paceline.view.page import Figure, Table, columns_of, is_unknown, numeric, spaced
+from paceline.view.definitions import definitions_of, words_of
+from paceline.view.page import Figure, Table, columns_of, flat, is_unknown, numeric
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from paceline.view.page import Line, Page, Section, Token
+    from paceline.view.page import Line, Page
 
 _MOST_ROWS = 60  # of the table below a chart
 _VEGA_LITE = "6.4"  # the version that Vega-Altair 6 writes
 
 
 def render(page: Page) -> str:
-    """The page as HTML.
-
-    Raises:
-        KeyError: a section names a term that `definitions.DEFINITIONS` lacks.
-    """
-    terms = {number: terms_of(section) for number, section in enumerate(page.sections)}
-    used = dict.fromkeys(term for names in terms.values() for term in names)
+    """The page as HTML."""
+    rows = [row for block in page.blocks for row in block.rows]
+    bounds = any(isinstance(value, Interval) for row in rows for value in row.values())
     return (
         _environment()
         .get_template("page.html.j2")
         .render(
             page=page,
-            terms=terms,
-            definitions={term: (DEFINITIONS | of_users())[term] for term in used},
+            definitions=definitions_of(columns_of(rows), intervals=bounds),
             style=template("style.css"),
             script=template("page.js"),
             library=_library() if any(isinstance(block, Figure) for block in page.blocks) else "",
@@ -83,13 +78,6 @@ def _in_columns(chart: Mapping[str, Any]) -> dict[str, Any]:
     return {**chart, "data": {"columns": columns}}
 
 
-def terms_of(section: Section) -> list[str]:
-    """The section's own terms, and those that are columns of its blocks."""
-    columns = [name for block in section.blocks for name in columns_of(block.rows)]
-    found = [TERMS_OF_WORDS[name] for name in columns if name in TERMS_OF_WORDS]
-    return list(dict.fromkeys([*section.terms, *found]))
-
-
 def write(page: Page, path: Path) -> None:
     """Write the page.
 
@@ -101,7 +89,7 @@ def write(page: Page, path: Path) -> None:
 
 def to_csv(rows: Sequence[Line]) -> str:
     """The rows as CSV, numbers with six significant digits; empty where a value is unknown."""
-    stream = io.StringIO()
+    rows, stream = flat(rows), io.StringIO()
     writer = csv.DictWriter(stream, columns_of(rows), restval="")
     writer.writeheader()
     for row in rows:
@@ -126,11 +114,9 @@ def _environment() -> jinja2.Environment:
     )
     found.filters |= {
         "cells": lambda rows: Table("", rows).cells(),
-        "counted": _counted,
-        "by_block": _by_block,
         "slug": lambda text: "-".join("".join(c if c.isalnum() else " " for c in text).split()),
         "numeric": _numbers_of_columns,
-        "words": spaced,
+        "words": words_of,
     }
     return found
 
@@ -154,14 +140,3 @@ def _library() -> str:
 def _packed(text: str) -> str:
     """The text, compressed, in letters that are safe inside a script element."""
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
-
-
-def _counted(tokens: Sequence[Token]) -> list[tuple[str, int]]:
-    """The sources of tokens that occur, with their numbers."""
-    sources = [token.source for token in tokens]
-    return [(source, sources.count(source)) for source in dict.fromkeys(sources)]
-
-
-def _by_block(tokens: Sequence[Token]) -> list[list[Token]]:
-    """Consecutive tokens of the same block."""
-    return [list(group) for _, group in itertools.groupby(tokens, key=lambda token: token.block)]

@@ -14,7 +14,7 @@ from paceline.models.compatibility import UNTIMED
 from paceline.results.figures import FIGURES
 from paceline.results.frontier import measure
 from paceline.view.definitions import words_of
-from paceline.view.page import Table, bounded, case_of, sampling_words, table_of
+from paceline.view.page import Table, case_of, number, sampling_words, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from paceline.results.row import Row
     from paceline.view.page import Line
 
-_BREAK_EVEN = words_of("break_even_acceptance")
 _ENDS = ("_low", "_high")
 _SPEEDUPS = ("predicted_speedup", "block_cost_ratio", "expected_speedup", "mbsu")
 _IN_ENGINE = ("block_efficiency", "needed_block_efficiency", "break_even_acceptance")
@@ -54,14 +53,13 @@ def gamma_table(found: Measurement, *, with_intervals: bool = False) -> Table:
         bare=() if with_intervals else figures,
         title="Predictions for each gamma" if with_intervals else "",
         units="prompts",
-        seed=found.config.seed,
     )
     lines: list[Line] = []
     for row, line in zip(rows, table.rows, strict=True):
         gamma = row.setting["gamma"]
         named = line | {"gamma": f"{gamma}*" if gamma == found.best_gamma else str(gamma)}
         if found.verdict.timed and "break_even_acceptance" not in row.totals:
-            named[_BREAK_EVEN] = "none"
+            named["break_even_acceptance"] = "none"
         if found.engine:
             known = "" if gamma in found.timed_gammas else " ~"
             named["block"] = f"{row.totals['block_s'] * 1e3:.1f} ms{known}"
@@ -77,10 +75,7 @@ def drafts_table(found: DraftComparison) -> Table:
     first, config = found.measurements[0], found.measurements[0].config
     sampled = sampling_words(vars(config.sampling))
     lines: list[Line] = [
-        {"figure": words_of(line.figure), "draft": line.draft, "gamma": line.gamma}
-        | bounded("value", line.value)
-        | bounded("difference", line.difference)
-        for line in found.compared()
+        line._asdict() | {"figure": words_of(line.figure)} for line in found.compared()
     ]
     return Table(
         "",
@@ -90,8 +85,9 @@ def drafts_table(found: DraftComparison) -> Table:
         columns={
             "gamma": "of tokens per target call, that of the first draft; of a speedup, the "
             "draft's own.",
-            "value": "with its interval over prompts; costs of passes count as exact.",
-            "difference": f"less the figure of {config.draft}, paired by prompt; likewise.",
+            "value": "with its interval over prompts, and that of the costs of blocks.",
+            "difference": f"less the figure of {config.draft}, paired by prompt; costs count as "
+            "exact.",
         },
         units="prompts",
         once=("figure",),
@@ -117,10 +113,9 @@ def frontier_table(found: PredictedFrontier) -> Table:
             f"{rows[0].totals['cost_ratio']:.3f}{untimed}."
         ),
         units="texts",
-        seed=found.config.seed,
-        formats={words_of(_OF_RULES[0]): ".2f"},
+        formats={_OF_RULES[0]: ".2f"},
     )
-    infinite = {words_of("output_kl"): math.inf}  # of a rule whose output lacks possible tokens
+    infinite = {"output_kl": math.inf}  # of a rule whose output lacks possible tokens
     lines = [
         {"rule": row.setting["label"]} | line | ({} if "output_kl" in row.sums else infinite)
         for row, line in zip(rows, table.rows, strict=True)
@@ -130,7 +125,7 @@ def frontier_table(found: PredictedFrontier) -> Table:
 
 def served_tables(found: ServedMeasurement) -> list[Table]:
     """An engine's counters beside the prediction: of all blocks, then of each position in them."""
-    rows, seed = found.rows, found.config.seed
+    rows = found.rows
     whole = [row for row in rows if "counts" in row.setting and "position" not in row.setting]
     positions = [row for row in rows if "position" in row.setting]
     positions.sort(key=lambda row: row.setting["position"])
@@ -138,7 +133,7 @@ def served_tables(found: ServedMeasurement) -> list[Table]:
         "counts": "served: by the engine's counters; predicted: from the probabilities of both "
         "models on the texts that the engine generated."
     }
-    settings = {"units": "requests", "seed": seed, "columns": columns}
+    settings = {"units": "requests", "columns": columns}
     reported = any(row.has(counts="served") for row in positions)
     text = "" if reported else "The engine does not report its counts by position."
     figures = ("block_efficiency", "draft_acceptance_rate")
@@ -160,7 +155,7 @@ def steps_table(costs: EngineCosts) -> Table:
     for step in costs.steps:
         ends = (1e3 * step.seconds.value, 1e3 * step.seconds.low, 1e3 * step.seconds.high)
         line: Line = {"requests at a time": str(step.batch_size), "gamma": step.gamma}
-        lines.append(line | bounded("ms per step", Interval(*ends)))
+        lines.append(line | {"ms per step": Interval(*ends)})
     columns = {
         "gamma": "drafted tokens per block; 0: without the draft.",
         "ms per step": "time of an engine step for all requests; brackets: 95% intervals.",
@@ -174,25 +169,21 @@ def trajectory_tables(rows: Sequence[Row]) -> list[Table]:
     for row in rows:
         label = "" if row.has(label=START) else f" {row.setting['label']}"
         line = {"draft": f"{draft_name(row)}{label}"} | checkpoint_line(row, rows)
-        bare = {f"{words_of('expected_acceptance')}{end}" for end in _ENDS}
-        kept = {name: value for name, value in line.items() if name not in bare}
-        cases.setdefault(case_of(row), []).append(kept)
-    forms = dict.fromkeys(map(words_of, ("quality", "block_efficiency", "mbsu")), ".2f")
-    once = ("draft", *map(words_of, ("quality", "expected_acceptance")))
+        line["expected_acceptance"] = number(line, "expected_acceptance")
+        cases.setdefault(case_of(row), []).append(line)
+    forms = dict.fromkeys(("quality", "block_efficiency", "mbsu"), ".2f")
+    once = ("draft", "quality", "expected_acceptance")
     settings = {"formats": forms, "units": "prompts", "once": once}
     return [Table(case, lines, **settings) for case, lines in cases.items()]
 
 
 def checkpoint_line(row: Row, rows: Sequence[Row]) -> Line:
     """The figures of a draft in training; `rows` has the run's initial draft, too."""
-    line: Line = {}
-    for name in ("quality", "expected_acceptance"):
-        if FIGURES[name].is_in(row):
-            line |= bounded(words_of(name), FIGURES[name].measure(row))
-    line["gamma"] = row.setting["gamma"]
-    line |= bounded(words_of("block_efficiency"), FIGURES["block_efficiency"].measure(row))
-    line |= bounded(words_of("gain"), gain_of(row, rows))
-    return line | {words_of("mbsu"): FIGURES["mbsu"].value(row)}
+    first = [name for name in ("quality", "expected_acceptance") if FIGURES[name].is_in(row)]
+    line: Line = {name: FIGURES[name].measure(row) for name in first}
+    line |= {"gamma": row.setting["gamma"]}
+    line |= {"block_efficiency": FIGURES["block_efficiency"].measure(row)}
+    return line | {"gain": gain_of(row, rows), "mbsu": FIGURES["mbsu"].value(row)}
 
 
 def before_and_after(
@@ -203,9 +194,11 @@ def before_and_after(
 ) -> Table:
     """A line per figure on held-out text, which evaluations before and after training have."""
     lines: list[Line] = [
-        {"figure": words_of(name)}
-        | bounded("before", _evaluated(before or {}, name))
-        | bounded("after", _evaluated(after, name))
+        {
+            "figure": words_of(name),
+            "before": _evaluated(before or {}, name),
+            "after": _evaluated(after, name),
+        }
         for name in figures
     ]
     return Table(title, lines, units="texts")
@@ -233,7 +226,7 @@ def tuned_tables(found: Tuned) -> list[Table]:
     tables: list[Table] = []
     for step, title in steps.items():
         own = [_tried(row, found.config) for row in found.rows(step)]
-        forms = dict.fromkeys(map(words_of, ("quality", "relative_quality")), ".2f")
+        forms = dict.fromkeys(("quality", "relative_quality"), ".2f")
         settings = {"columns": columns, "formats": forms, "units": "examples"}
         tables.append(Table(title, own, text=text, **settings))
         text = ""
@@ -250,8 +243,8 @@ def _tried(row: Row, config: TuneConfig) -> Line:
     line: Line = {"family": row.setting["family"], "setting": row.setting.get("setting", "-")}
     quality = "relative_quality" if config.absolute_quality is None else "quality"
     for name in (quality, "speedup"):
-        found = measure(name, row, config.seed)
-        line |= bounded(words_of(name), None if math.isnan(found.value) else found)
+        found = measure(name, row)
+        line[name] = None if math.isnan(found.value) else found
     if row.has(examples="confirming"):
         line["lower limit"] = row.totals.get("lower_limit")
     return line | {"met": row.setting["met"]}

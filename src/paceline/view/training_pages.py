@@ -10,7 +10,7 @@ from paceline.measure.trajectory import START, draft_name, gain_of
 from paceline.results.figures import FIGURES
 from paceline.view import charts
 from paceline.view.charts import Axis, plotted
-from paceline.view.definitions import TERMS_OF_WORDS, words_of
+from paceline.view.definitions import words_of
 from paceline.view.page import (
     Fact,
     Figure,
@@ -18,7 +18,6 @@ from paceline.view.page import (
     Panel,
     Section,
     about,
-    bounded,
     case_of,
     grouped,
     interval_text,
@@ -113,7 +112,7 @@ def _duration(seconds: float) -> str:
 
 def _held_out(points: Sequence[tuple[int, Figures]], known: Sequence[str]) -> Section:
     rows: list[Line] = [
-        {"figure": words_of(name), "step": step} | bounded("value", _interval(figures, name))
+        {"figure": words_of(name), "step": step, "value": _interval(figures, name)}
         for name in known
         for step, figures in points
         if name in figures
@@ -129,8 +128,7 @@ def _held_out(points: Sequence[tuple[int, Figures]], known: Sequence[str]) -> Se
     blocks: list[Block] = [Figure("Held-out figures over training", text, panels, rows)]
     if len(points) > 1:
         blocks.append(before_and_after(points[0][1], points[-1][1], known, "Before and after"))
-    terms = [TERMS_OF_WORDS[words_of(name)] for name in known]
-    return Section("On held-out text", blocks, [*terms, "95% interval"])
+    return Section("On held-out text", blocks)
 
 
 def _loss(steps: Sequence[Mapping[str, Any]]) -> Section:
@@ -139,10 +137,8 @@ def _loss(steps: Sequence[Mapping[str, Any]]) -> Section:
     rows: list[Line] = []
     for part in parts:
         row: Line = {"curve": "loss", "step": part[-1]["step"], "seconds": part[-1]["elapsed_s"]}
-        row |= {"loss": _mean(part, "loss")}
-        if size > 1:
-            losses = [one["loss"] for one in part]
-            row |= {"loss_low": min(losses), "loss_high": max(losses)}
+        losses = [one["loss"] for one in part]
+        row["loss"] = losses[0] if size == 1 else _range(losses)
         row |= {"gradient norm": _mean(part, "gradient_norm")}
         row |= {"learning rate": part[-1].get("learning_rate")}
         rows.append(row | {"tokens per s": _mean(part, "tokens_per_s")})
@@ -160,7 +156,12 @@ def _loss(steps: Sequence[Mapping[str, Any]]) -> Section:
         ),
         plotted(title, means, rows, charts.curves, "step", more, **small),
     ]
-    return Section("Loss", blocks, ("loss",))
+    return Section("Loss", blocks)
+
+
+def _range(losses: Sequence[float]) -> Interval:
+    """Their mean, from the least to the largest."""
+    return Interval(sum(losses) / len(losses), min(losses), max(losses))
 
 
 def _mean(part: Sequence[Mapping[str, Any]], name: str) -> float | None:
@@ -226,7 +227,7 @@ def _case(where: str, rows: Sequence[Row]) -> Section:
         title = f"Gain over the initial draft: {where}"
         text = "Of the last draft of each run, on the same texts. Right of 1 the draft is better."
         blocks.append(plotted(title, text, ends, charts.intervals, "run", "gain", by="gamma"))
-    return Section(where, blocks, ("95% interval",))
+    return Section(where, blocks)
 
 
 def _line(run: str, row: Row) -> Line:

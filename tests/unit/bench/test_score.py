@@ -23,8 +23,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_servers, "_RETRIES", 0)
-    monkeypatch.setattr(text_servers, "_FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr(text_servers, "_PAUSE_S", 0.02)
 
 
 def task(folder: Path, metric: str = "rouge1") -> dict[str, Any]:

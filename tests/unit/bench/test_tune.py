@@ -20,6 +20,7 @@ from paceline.cli.tables import printed
 from paceline.config import load_config, validate
 from paceline.core.rules import Chow, Lenient, Lossless, TokenV3
 from paceline.core.sampling import SamplingParams
+from paceline.data.input_checks import InputChecks
 from paceline.decode import AutoregressiveDecoder
 from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative
 from paceline.errors import ConfigError, InputNote, ModelLoadError, NotReachedError, UsageError
@@ -159,6 +160,16 @@ def test_too_few_examples_of_the_task_are_known_before_a_model_is_loaded(
     nowhere = settings(folder, tmp_path, target="nowhere", quality_floor=0.9, num_confirmed=9)
     with pytest.raises(UsageError, match="has 12 distinct examples, 13 were requested"):
         tune(nowhere)
+
+
+def test_a_dry_run_asks_for_the_examples_to_choose_and_to_confirm(folder: Path, tmp_path: Path):
+    few = settings(folder, tmp_path, quality_floor=0.9, num_confirmed=9)
+    with pytest.raises(UsageError, match="has 12 distinct examples, 13 were requested"):
+        few.check(InputChecks())
+    bench = few.model_dump(include={"target", "draft", "task"})
+    skipping = BenchConfig(**bench, output=tmp_path / "bench", num_examples=6, skip_examples=7)
+    with pytest.raises(UsageError, match="has 12 distinct examples, 13 were requested"):
+        skipping.check(InputChecks())
 
 
 def test_a_candidate_that_fails_is_named_and_the_others_go_on(

@@ -5,7 +5,6 @@ import logging
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.table import Table
@@ -14,44 +13,16 @@ from paceline.cli import console
 from paceline.cli.streaming import read_prompt
 
 
-class Script:
-    """An event whose waiting is over at once, after telling the listener what comes next."""
-
-    def __init__(self, listener: console._OccasionalLines, told: list[tuple[Any, ...]]) -> None:
-        self.listener, self.told = listener, told
-        self.pauses: list[float] = []
-
-    def wait(self, pause: float) -> bool:
-        self.pauses.append(pause)
-        if len(self.pauses) > len(self.told):
-            return True
-        if self.told[len(self.pauses) - 1]:
-            self.listener(*self.told[len(self.pauses) - 1])
-        return False
-
-
-def test_a_file_gets_a_line_in_the_first_second_and_then_now_and_then(
-    capsys: pytest.CaptureFixture[str],
+def test_a_file_gets_a_line_at_once_and_then_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """Also while the work is busy and tells nothing new."""
-    lines = console._OccasionalLines()
-    script = Script(lines, [(), ("training", 30, 100, "loss 3"), (), ("training", 60, 100)])
-    lines._ended = script  # pyright: ignore[reportAttributeAccessIssue]
-    lines.run()
-    assert capsys.readouterr().err.splitlines() == [
-        "starting",
-        "training 30% loss 3",
-        "training 30% loss 3",
-        "training 60%",
-    ]
-    assert script.pauses == [console._FIRST_S, *[console._QUIET_S] * 4]
-    assert console._FIRST_S < 1
-
-
-def test_work_that_ends_prints_nothing_more(capsys: pytest.CaptureFixture[str]):
+    clock = iter([0.0, 0.0, 1.0, 31.0, 31.0])
+    monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
     with console.progress_bars() as progress:
-        progress("training", 1, 2)
-    assert capsys.readouterr().err == ""
+        progress("training", 30, 100, "loss 3")
+        progress("training", 40, 100)
+        progress("training", 60, 100)
+    assert capsys.readouterr().err.splitlines() == ["training 30% loss 3", "training 60%"]
 
 
 def test_a_warning_is_one_line_without_source(

@@ -7,7 +7,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.core.divergences import forward_kl, jsd, negative_log_acceptance, reverse_kl, tvd
+from paceline.core.divergences import (
+    Mean,
+    RuleLoss,
+    count_units,
+    forward_kl,
+    jsd,
+    negative_log_acceptance,
+    reverse_kl,
+    rule_loss,
+    token_weights,
+    tvd,
+)
+from paceline.core.rule_base import Rule
+from paceline.core.rules import Chow, Lenient, Lossless, Lossy, Opt, TokenV1, TokenV3
 
 Divergence = Callable[[Tensor, Tensor], Tensor]
 
@@ -213,3 +226,185 @@ def test_mass_that_underflows_counts_for_nothing():
     assert float(forward_kl(target, torch.tensor([0.0, -torch.inf]))) == 0
     rare = torch.tensor([0.0, -9.0]).log_softmax(-1)
     assert float(forward_kl(rare, torch.tensor([0.0, -torch.inf]))) == torch.inf
+
+
+# The one mean over losses, by hand on four sequences.
+
+
+LOSS = torch.tensor([[1.0, 2.0, 3.0], [10.0, 99.0, 99.0], [4.0, 6.0, 99.0], [99.0, 99.0, 99.0]])
+MASK = torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0], [0, 0, 0]])
+means = pytest.mark.parametrize("mean", ["sequence", "token"])
+
+
+def mean_of(loss: Tensor, mask: Tensor, mean: Mean, total: Tensor | float | None = None) -> Tensor:
+    """The weighted sum, as a step of training adds it up."""
+    return (loss * token_weights(mask, mean=mean, total=total)).sum()
+
+
+def test_the_sequence_mean_gives_every_sequence_one_voice():
+    # means 2, 10, 5; the empty sequence has none
+    assert float(mean_of(LOSS, MASK, "sequence")) == pytest.approx(17 / 3)
+
+
+def test_the_token_mean_gives_every_token_one_voice():
+    assert float(mean_of(LOSS, MASK, "token")) == pytest.approx(26 / 6)
+
+
+def test_units_are_tokens_or_sequences_that_have_a_token():
+    assert int(count_units(MASK, "token")) == 6
+    assert int(count_units(MASK, "sequence")) == 3
+
+
+@means
+@pytest.mark.parametrize("kind", [torch.bool, torch.int64, torch.float32])
+def test_any_kind_of_mask_means_the_same(mean: Mean, kind: torch.dtype):
+    assert mean_of(LOSS, MASK.to(kind), mean) == mean_of(LOSS, MASK, mean)
+
+
+@means
+def test_dropping_a_masked_column_changes_nothing(mean: Mean):
+    narrow = mean_of(LOSS[1:3, :2], MASK[1:3, :2], mean)
+    assert narrow == mean_of(LOSS[1:3], MASK[1:3], mean)
+
+
+# trl#6006: accumulation must not average the averages of uneven batches.
+@means
+@pytest.mark.parametrize("split", [1, 2, 3])
+def test_two_part_batches_with_the_total_of_the_step_make_one_whole_batch(mean: Mean, split: int):
+    whole_loss = LOSS.clone().requires_grad_()
+    whole = mean_of(whole_loss, MASK, mean)
+    whole.backward()
+    parts_loss = LOSS.clone().requires_grad_()
+    total = count_units(MASK, mean)
+    parts: list[Tensor] = []
+    for rows in (slice(None, split), slice(split, None)):
+        parts.append(mean_of(parts_loss[rows], MASK[rows], mean, total=total))
+        parts[-1].backward()
+    assert float(sum(part.detach() for part in parts)) == pytest.approx(float(whole.detach()))
+    assert whole_loss.grad is not None
+    assert parts_loss.grad is not None
+    assert torch.allclose(whole_loss.grad, parts_loss.grad, atol=1e-7)
+
+
+@means
+def test_the_total_may_be_a_plain_number(mean: Mean):
+    total = float(count_units(MASK, mean))
+    assert mean_of(LOSS, MASK, mean, total=total) == mean_of(LOSS, MASK, mean)
+
+
+@means
+def test_an_empty_part_of_a_step_adds_nothing(mean: Mean):
+    assert float(mean_of(LOSS[3:], MASK[3:], mean, total=5)) == 0
+
+
+@means
+def test_a_batch_with_every_position_masked_is_an_error(mean: Mean):
+    with pytest.raises(ValueError, match="every position is masked") as caught:
+        mean_of(LOSS, torch.zeros_like(MASK), mean)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match="every position is masked"):
+        mean_of(LOSS, MASK, mean, total=0)
+
+
+@means
+def test_weights_sum_to_one_over_a_batch_and_vanish_where_masked(mean: Mean):
+    weights = token_weights(MASK, mean=mean)
+    assert float(weights.sum()) == pytest.approx(1)
+    assert (weights[MASK == 0] == 0).all()
+
+
+# p = (.5 .3 .2), q = (.2 .3 .5)
+OF_TARGET = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).log()
+OF_DRAFT = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64).log()
+
+
+@pytest.mark.parametrize(
+    ("rule", "rejected"),
+    [
+        (Lossless(), 0.3),
+        # sum min(q, p / .5) = .2 + .3 + .4
+        (Lenient("linear", 0.5), 0.1),
+        # p / .25 is above q everywhere
+        (Lenient("square", 0.5), 0.0),
+        (Lossy(0.5), 0.1),
+        # max q = .5: not below 1 - .5, below 1 - .4
+        (Chow(0.5), 0.0),
+        (Chow(0.4), 0.3),
+        # .5 < .5 - alpha TVD only for a negative alpha
+        (Opt(0.1), 0.0),
+        (Opt(-0.1), 0.3),
+        # p < .5 gives up tokens 1 and 2, .8 of q: pi = (.2 + .4, .24, .16),
+        # min(pi, q) = .2 + .24 + .16
+        (TokenV3(0.0), 0.4),
+    ],
+)
+def test_what_a_rule_rejects_by_hand(rule: Rule, rejected: float):
+    assert float(rule_loss(rule, OF_TARGET, OF_DRAFT, "rejection")) == pytest.approx(rejected)
+    log = rule_loss(rule, OF_TARGET, OF_DRAFT, "negative_log_acceptance")
+    assert float(log) == pytest.approx(-torch.tensor(1 - rejected).log())
+
+
+def slopes(rule: Rule, target: Tensor, logits: Tensor, kind: RuleLoss) -> Tensor:
+    logits = logits.clone().requires_grad_()
+    rule_loss(rule, target, logits.log_softmax(-1), kind).sum().backward()
+    assert logits.grad is not None
+    return logits.grad
+
+
+def pair() -> tuple[Tensor, Tensor]:
+    rng = torch.Generator().manual_seed(0)
+    target, draft = (torch.randn(4, 6, generator=rng, dtype=torch.float64) for _ in range(2))
+    return target.log_softmax(-1), draft
+
+
+def test_under_the_lossless_rule_it_is_tvd_with_its_slope():
+    target, logits = pair()
+    logits.requires_grad_()
+    tvd(target, logits.log_softmax(-1)).sum().backward()
+    assert logits.grad is not None
+    got = slopes(Lossless(), target, logits.detach(), "rejection")
+    torch.testing.assert_close(got, logits.grad)
+
+
+@pytest.mark.parametrize("kind", ["rejection", "negative_log_acceptance"])
+@pytest.mark.parametrize(
+    "rule",
+    [Lenient("exponential", 0.6), Lossy(0.3), Chow(0.3), Opt(0.2), TokenV1(0.2), TokenV3(0.3)],
+    ids=lambda rule: rule.rule,
+)
+def test_slopes_are_those_of_small_steps(rule: Rule, kind: RuleLoss):
+    """Central differences; no logit here lies so near a decision that the step crosses it."""
+    target, logits = pair()
+    wanted, step = torch.zeros_like(logits), 1e-6
+    for index in range(logits.numel()):
+        sides = [logits.clone(), logits.clone()]
+        for side, sign in zip(sides, (1, -1), strict=True):
+            side.view(-1)[index] += sign * step
+        high, low = (rule_loss(rule, target, s.log_softmax(-1), kind).sum() for s in sides)
+        wanted.view(-1)[index] = (high - low) / (2 * step)
+    got = slopes(rule, target, logits, kind)
+    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-8)
+
+
+def test_where_a_rule_keeps_to_the_draft_nothing_is_asked_of_it():
+    target, logits = pair()
+    assert slopes(Chow(1.0), target, logits, "rejection").abs().max() < 1e-15
+    assert slopes(Chow(1.0), target, logits, "forward_kl").abs().max() < 1e-15
+    assert slopes(Chow(0.0), target, logits, "rejection").abs().max() > 0.01
+
+
+def test_forward_kl_aims_at_pi_as_it_is():
+    target, logits = pair()
+    rule = TokenV3(0.3)
+    pi = rule.pi(target.exp(), logits.softmax(-1))
+    logits.requires_grad_()
+    forward_kl(pi.log(), logits.log_softmax(-1)).sum().backward()
+    assert logits.grad is not None
+    torch.testing.assert_close(slopes(rule, target, logits.detach(), "forward_kl"), logits.grad)
+
+
+@pytest.mark.parametrize("rule", [Lossless(), Lenient("square", 0.5), Opt(0.1), TokenV3(0.2)])
+def test_tokens_without_mass_leave_slopes_finite(rule: Rule):
+    target = torch.tensor([[0.0, -60.0, -200.0, -torch.inf]]).log_softmax(-1)
+    logits = torch.tensor([[-300.0, 0.0, -95.0, -torch.inf]])
+    assert slopes(rule, target, logits, "rejection").isfinite().all()

@@ -1,9 +1,7 @@
 """The G-test that `verify` rests on."""
 
 # T positions, V vocabulary
-import math
 
-import numpy as np
 import pytest
 import torch
 from scipy import stats as scipy_stats
@@ -11,8 +9,6 @@ from scipy import stats as scipy_stats
 from paceline.core.goodness_of_fit import (
     equal_mass_cells,
     g_test,
-    mass_in_cells,
-    tokens_to_reject,
 )
 from paceline.errors import UsageError
 
@@ -71,56 +67,3 @@ def test_text_of_the_draft_is_caught():
     tokens = torch.multinomial(q, 1, generator=rng).squeeze(-1)
     cells, _ = equal_mass_cells(p.repeat(100, 1), q, tokens, 16, rng=rng)
     assert g_test(torch.bincount(cells, minlength=16))[1] < 1e-4
-
-
-def test_the_mass_of_a_distribution_in_the_cells_is_counted_by_hand():
-    """q/p is 3, 1 and 1/3, in the order b, a, c: a border at 1/2 divides a in the middle."""
-    p = torch.tensor([[0.6, 0.2, 0.2]])
-    q = torch.tensor([[0.3, 0.6, 0.1]])
-    # b has [0, 0.2), a [0.2, 0.8), c [0.8, 1]; a has half of its 0.3 below 0.5
-    assert mass_in_cells(p, q, 2)[0].tolist() == pytest.approx([0.75, 0.25])
-    assert mass_in_cells(p, p, 5)[0].tolist() == pytest.approx([0.2] * 5)
-
-
-def test_the_mass_in_the_cells_is_the_frequency_of_drawn_tokens():
-    """n = 200,000 tokens of each of two contexts; 6 standard errors."""
-    rng = torch.Generator().manual_seed(2)
-    p, q = (torch.randn(2, 9, generator=rng).mul(2).softmax(-1) for _ in range(2))
-    num = 200_000
-    for p_V, q_V in zip(p, q, strict=True):
-        tokens = torch.multinomial(q_V, num, replacement=True, generator=rng)
-        rows = (row.expand(num, -1) for row in (p_V, q_V))
-        cells, _ = equal_mass_cells(*rows, tokens, 4, rng=rng)
-        counted = torch.bincount(cells, minlength=4) / num
-        expected = mass_in_cells(p_V[None], q_V[None], 4)[0]
-        assert (counted - expected).abs().max() < 6 * 0.5 / num**0.5
-
-
-@pytest.mark.parametrize(("num_cells", "shift"), [(2, 0.02), (16, 0.01), (300, 0.001)])
-def test_the_tokens_to_reject_give_the_power_by_scipy(num_cells, shift):
-    shares = torch.full((num_cells,), 1 / num_cells, dtype=torch.float64)
-    shares[0] += shift
-    shares[-1] -= shift
-    tokens = tokens_to_reject(shares, 1e-4, 0.9)
-    noncentrality = 2 * tokens * float((shares * (shares * num_cells).log()).sum())
-    least = scipy_stats.chi2.isf(1e-4, num_cells - 1)
-    power = scipy_stats.ncx2.sf(least, num_cells - 1, noncentrality)
-    assert power == pytest.approx(0.9, abs=1e-4)
-
-
-def test_texts_of_this_length_are_rejected_as_often_as_said():
-    """600 multinomial draws: 0.8 within 4 standard errors. Half of the tokens, a mutant: not."""
-    shares = np.array([0.28, 0.26, 0.24, 0.22])
-    tokens = tokens_to_reject(torch.tensor(shares), 1e-3, 0.8)
-    rng = np.random.default_rng(0)
-
-    def rejected(count: int) -> float:
-        counts = rng.multinomial(count, shares, size=600)
-        return float(np.mean([g_test(torch.tensor(row))[1] < 1e-3 for row in counts]))
-
-    assert abs(rejected(round(tokens)) - 0.8) < 4 * (0.16 / 600) ** 0.5
-    assert abs(rejected(round(tokens / 2)) - 0.8) > 4 * (0.16 / 600) ** 0.5
-
-
-def test_no_number_of_tokens_rejects_equal_shares():
-    assert tokens_to_reject(torch.full((16,), 1 / 16), 1e-4) == math.inf

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from paceline.core.backend import using
-from paceline.core.block import Drafted, Uniforms, Verified, verify
-from paceline.core.rule_base import with_bonus
+from paceline.core.block import Drafted, Uniforms, Verified, verify, verify_greedy
+from paceline.core.rule_base import Position, with_bonus
 from paceline.core.rules import (
     BiLDRule,
     Chow,
@@ -274,3 +274,89 @@ def rejects(rule: Rule, raw_mass: float) -> bool:
     half = torch.tensor([[0.5]])
     case = Case(torch.tensor([[1]]), torch.tensor([1]), one, 1 - one, half, half[0], raw, one)
     return verified(rule, case).num_accepted_B.item() == 0
+
+
+@pytest.mark.parametrize("gamma", [0, 1, 4])
+def test_greedy_verification_is_the_general_one_on_one_hot_distributions(gamma: int):
+    generator = torch.Generator().manual_seed(gamma)
+    best_BH = torch.randint(3, (200, gamma + 1), generator=generator)
+    drafted_BG = torch.randint(3, (200, gamma), generator=generator)
+    num_drafted_B = torch.randint(gamma + 1, (200,), generator=generator)
+    uniforms = torch.rand(200, gamma + 1, generator=generator, dtype=torch.float64)
+    wanted = verify(
+        Drafted(drafted_BG, torch.nn.functional.one_hot(drafted_BG, 3).float()),
+        num_drafted_B,
+        torch.nn.functional.one_hot(best_BH, 3).float(),
+        Lossless(),
+        Uniforms(uniforms[:, 1:], uniforms[:, 0]),
+    )
+    for got, expected in zip(
+        verify_greedy(drafted_BG, num_drafted_B, best_BH), wanted, strict=True
+    ):
+        assert torch.equal(got, expected)
+
+
+def test_what_lies_beyond_a_rows_own_draft_is_never_looked_at():
+    case = make_case(60, 4, 5, 1.0)
+    clean = verified(Lossless(), case)
+    broken = [part.clone() for part in case[:5] if part is not None]
+    drafted, _, draft, target, uniforms = broken
+    for row, count in enumerate(case.num_drafted_B.tolist()):
+        draft[row, count:] = math.nan
+        target[row, count + 1 :] = math.nan
+        drafted[row, count:] = 0
+        uniforms[row, count:] = 0
+    dirty = verified(Lossless(), Case(*broken, case.next_B))
+    assert all(torch.equal(*parts) for parts in zip(clean, dirty, strict=True))
+
+
+def test_the_inputs_stay_as_they_were():
+    case = make_case(20, 3, 4, 1.0)
+    before = [part.clone() for part in case[:6] if part is not None]
+    verified(Lossless(), case)
+    assert all(torch.equal(now, then) for now, then in zip(case[:6], before, strict=True))
+
+
+# transformers#28508: equal distributions leave no residual, and never NaN.
+def test_equal_distributions_are_kept_whole_whatever_the_uniforms():
+    case = make_case(50, 4, 8, 1.0)
+    same = case._replace(
+        target_BHV=case.draft_BHV,
+        num_drafted_B=torch.full((50,), 4),
+        accept_BG=torch.full((50, 4), 1 - 2**-53, dtype=torch.float64),
+    )
+    assert (verified(Lossless(), same).num_accepted_B == 4).all()
+
+
+class RecoversFromConfidences(Rule):
+    """Keeps a quarter of every token's drafts; recovers from what the untempered models say."""
+
+    uses_confidence = True
+
+    def accept_at(self, at: Position) -> Tensor:
+        return torch.full_like(at.target, 0.25)
+
+    def residual_at(self, at: Position) -> Tensor:
+        return 0.5 * at.target_raw + 0.5 * at.draft_raw
+
+
+def test_a_residual_that_uses_confidences_is_given_the_untempered_distributions_of_its_position():
+    """On a grid of uniforms. Position 1 of two rejects; its raw rows mix to (0.1, 0.2, 0.7)."""
+    rows, other = 1000, [0.8, 0.1, 0.1]
+    target_raw = torch.tensor([other, [0.2, 0.3, 0.5], other]).expand(rows, 3, 3)
+    draft_raw = torch.tensor([other, [0.0, 0.1, 0.9]]).expand(rows, 2, 3)
+    verdict = verify(
+        Drafted(
+            torch.zeros(rows, 2, dtype=torch.int64), torch.full((rows, 2, 3), 1 / 3), draft_raw
+        ),
+        torch.full((rows,), 2),
+        torch.full((rows, 3, 3), 1 / 3),
+        RecoversFromConfidences(),
+        Uniforms(
+            torch.tensor([0.2, 0.3]).expand(rows, 2),
+            (torch.arange(rows, dtype=torch.float64) + 0.5) / rows,
+        ),
+        target_raw,
+    )
+    assert verdict.num_accepted_B.tolist() == [1] * rows
+    assert verdict.next_tokens_B.bincount().tolist() == [100, 200, 700]

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from paceline.data.chats import AnswerEnd
 from paceline.data.examples import Example, Lengths, build_examples, record_examples
 from paceline.data.prompts import CorpusConfig, Record, read_records
-from paceline.data.tokens import encode_prompts
+from paceline.data.tokens import AnswerEnd, encode_prompts
 from paceline.errors import PromptError
 from support.texts import (
     CALL,

@@ -120,17 +120,22 @@ def test_a_server_that_does_not_start_is_one_line(
         generate_data(config(folder, tmp_path / "run", writer=missing))
 
 
+PROCESSED = ["--logprobs-mode", "processed_logprobs"]
+
+
 @pytest.mark.parametrize(
     ("engine", "says"),
     [
         ({"engine": "transformers"}, "give vllm, sglang or llamacpp without url"),
         ({"engine": "vllm", "url": "http://127.0.0.1:1"}, "set writer.kind to openai"),
         ({"engine": "vllm", "draft": "d"}, "writer.engine.draft is not used"),
+        ({"engine": "vllm", "options": PROCESSED}, "after temperature and filters"),
     ],
 )
 def test_what_is_no_server_to_start_is_one_line(tmp_path: Path, engine: dict[str, Any], says: str):
+    writer = {"kind": "engine", "engine": engine, "top_logprobs": 3}
     with pytest.raises(ConfigError, match=re.escape(says)):
-        config(tmp_path, tmp_path, writer={"kind": "engine", "engine": engine})
+        config(tmp_path, tmp_path, writer=writer)
 
 
 def test_servers_end_with_their_client_even_if_that_is_killed(tmp_path: Path):

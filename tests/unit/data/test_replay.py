@@ -16,10 +16,8 @@ from paceline.data.sources import (
     Shard,
     TextBatch,
 )
-from paceline.models import prepare_for_decoding
 from paceline.models.contract import Texts
-from paceline.models.hf.base import HfModel, Sessions, recorded_hidden_states
-from paceline.models.llama.packing import can_pack
+from paceline.models.hf.base import HfModel, Sessions
 from support.models import tiny_model
 
 _LENGTHS = (2, 5, 3, 7, 4, 6, 2, 3)
@@ -89,21 +87,6 @@ def test_the_states_are_those_of_a_pass_over_the_whole_text(
         prompt = next(e for e in examples() if e.tokens[0] == row.tokens[0])
         assert row.trained_from == (1 if train_prompts else len(prompt.tokens))
     assert len(lengths) > 3, "some texts ended early"
-
-
-@pytest.mark.skipif(not can_pack(), reason="FBGEMM only")
-@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
-def test_packed_models_tell_their_states_too(architecture: str):
-    model = prepare_for_decoding(tiny_model(architecture), "packed_fp16")
-    session = model.start_session()
-    with recorded_hidden_states(model) as recorded:
-        session.prefill([[5, 6, 7], [8]])
-        session.extend(torch.tensor([[9], [10]]))
-    session.extend(torch.tensor([[11], [12]]))
-    assert [tuple(states.shape) for states in recorded] == [(2, 3, 32), (2, 1, 32)]
-    wanted_TD = model.hidden(Texts(torch.tensor([[5, 6, 7, 9]])))[0]
-    torch.testing.assert_close(recorded[0][0], wanted_TD[:3], rtol=0.02, atol=0.02)
-    torch.testing.assert_close(recorded[1][0], wanted_TD[3:], rtol=0.02, atol=0.02)
 
 
 def test_a_round_that_is_written_in_parts_is_the_same_round(monkeypatch: pytest.MonkeyPatch):
@@ -223,7 +206,7 @@ def test_other_seeds_and_other_rounds_write_other_text():
     assert not set(first) & set(again)
 
 
-def test_progress_is_told_token_by_token():
+def test_progress_is_told_batch_by_batch():
     told: list[tuple[float, float]] = []
 
     def listen(stage: str, done: float, total: float, note: str = "") -> None:
@@ -232,4 +215,4 @@ def test_progress_is_told_token_by_token():
     source = rounds()
     source.progress = listen
     source.next_batch()
-    assert told == [(done, 6) for done in range(1, 7)]
+    assert told == [(4, 4)]

@@ -2,14 +2,16 @@
 
 import itertools
 from collections.abc import Sequence
+from unittest.mock import Mock
 
 import pytest
 import torch
 
-from paceline.core.rules import Lenient, Lossless, Lossy, Rule
+from paceline.core.rule_base import Bonus
+from paceline.core.rules import Chow, Lenient, Lossless, Lossy, Rule, TokenV3
 from paceline.core.sampling import SamplingParams
 from paceline.core.stats import DecodeStats
-from paceline.decode import AutoregressiveDecoder, Generation, SpeculativeDecoder
+from paceline.decode import AutoregressiveDecoder, Generation, SpeculativeDecoder, speculative
 from paceline.errors import UsageError
 from support.fakes import TableModel, TableSession
 
@@ -310,3 +312,33 @@ def test_the_penalty_follows_every_drafted_token():
     )
     assert generation.tokens == [0, 1, 2, 3, 5, 6, 7, 8]
     assert generation.stats.acceptance_rate == 1.0
+
+
+def test_streamed_blocks_are_those_of_generate_with_the_targets_bonus():
+    target, draft = pair()
+    decoder = SpeculativeDecoder(target, draft, TokenV3(0.5), 3, bonus="target")
+    for seed in range(20):
+        (whole,) = decoder.generate(PROMPTS[1:2], 12, seed=seed, eos_token_ids=[])
+        blocks = list(decoder.stream(PROMPTS[1], 12, seed=seed, eos_token_ids=[]))
+        assert [token for block in blocks for token in block.tokens] == whole.tokens
+        assert blocks[0].num_drafted == 0
+        assert whole.stats.num_prefill_tokens == 1
+
+
+@pytest.mark.parametrize(("bonus", "more"), [("rule", 1), ("target", 0)])
+def test_the_draft_makes_no_pass_behind_its_last_token(
+    bonus: Bonus, more: int, monkeypatch: pytest.MonkeyPatch
+):
+    drawn = Mock(wraps=speculative.draw)
+    monkeypatch.setattr(speculative, "draw", drawn)
+    target, draft = pair()
+    decoder = SpeculativeDecoder(target, draft, Chow(0.52), 2, bonus=bonus)
+    decoder.generate(PROMPTS[1:2], 13, eos_token_ids=[])
+    plans = [call.args[1].plan for call in drawn.call_args_list]
+    assert [plan.num_passes - plan.num_tokens for plan in plans] == [more] * len(plans)
+
+
+def test_another_bonus_is_refused():
+    target, draft = pair()
+    with pytest.raises(UsageError, match="bonus must be 'rule' or 'target', got 'draft'"):
+        SpeculativeDecoder(target, draft, bonus="draft")  # pyright: ignore[reportArgumentType]

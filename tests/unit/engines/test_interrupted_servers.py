@@ -19,7 +19,6 @@ def test_ctrl_c_ends_the_wait_for_a_server_in_one_line():
         from paceline.engines import text_servers
         from paceline.train.loop import StopRequest
 
-        text_servers._RETRIES = 0
         waits = threading.Event()  # set by the warning that the server is not there
         warnings.showwarning = lambda *_, **__: waits.set()
         # a process in the background of a shell, and its children, ignore Ctrl-C

@@ -4,25 +4,19 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from paceline.config import apply_override
-from paceline.engines.assisted import Transformers
 from paceline.engines.commands import EngineChoice
-from paceline.engines.kinds import KINDS, EngineKind, EngineName, RuleServer, names_of, text_form
-from paceline.engines.servers import LlamaServer, SglangServer, VllmServer
+from paceline.engines.contract import Engine
+from paceline.engines.kinds import KINDS, EngineName, RuleServer, names_of
+from paceline.engines.servers import Server
 
 kinds = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
 @kinds
-def test_an_engine_is_a_server_with_a_program_or_runs_in_this_process(kind: EngineKind):
-    assert (kind.connect is None) == (kind.load is not None) == (not kind.program)
-    assert (kind.code is None) == (not kind.in_process)
+def test_an_engine_is_a_server_with_a_program_or_runs_in_this_process(kind: type[Engine]):
+    assert kind.in_process or (issubclass(kind, Server) and kind.program)
     assert kind.reasons
     assert kind.advice
-
-
-def test_every_client_has_the_name_of_an_engine():
-    clients = (VllmServer, SglangServer, LlamaServer, Transformers)
-    assert [client.name for client in clients] == list(KINDS)
 
 
 def test_configurations_accept_these_engines_alone():
@@ -38,15 +32,6 @@ def test_configurations_accept_these_engines_alone():
 def test_sentences_name_the_engines_with_a_property():
     assert names_of(lambda kind: not kind.in_process) == "vllm, sglang or llamacpp"
     assert names_of(lambda kind: kind.loads_gguf) == "llamacpp"
-
-
-@pytest.mark.parametrize(
-    ("server", "path"),
-    [("vllm 0.32.0", "/v1/completions"), ("llama.cpp b1-abc", "/completion"), ("", None)],
-)
-def test_a_server_is_asked_in_the_form_of_its_program(server: str, path: str | None):
-    form = text_form(server)
-    assert (None if form is None else form.path) == path
 
 
 def test_an_engine_may_be_given_by_its_name():

@@ -1,14 +1,11 @@
 """Layouts of vLLM's samplers: ragged and mixed batches, greedy requests, seeds, invalid drafts."""
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
 from paceline.core.rules import Lossless, Rule, TokenV3
-from paceline.engines.vllm_rules import rejection_sample_v1, rejection_sample_v2
+from paceline.engines.vllm_rules import rejection_sample
 
 V = 7
 COUNTS = [2, 0, 3, 1, 3, 0]
@@ -21,7 +18,7 @@ def logits(*shape: int, seed: int = 0) -> Tensor:
 
 
 class Requests:
-    """Six requests, with their rows in the order of the first runner."""
+    """Six requests and the rows of their drafts."""
 
     def __init__(self, *, all_greedy: bool = False) -> None:
         self.target = logits(sum(COUNTS), V)
@@ -32,25 +29,9 @@ class Requests:
         lucky = torch.tensor([1, 0, 1, 1, 0, 1, 1, 1, 1], dtype=torch.bool)
         self.drafted = torch.where(lucky, self.target.argmax(-1), guesses).to(torch.int32)
         self.temperature = torch.tensor([0.0] * 6 if all_greedy else TEMPERATURES)
-        self.all_greedy = all_greedy
 
-    def first(self, rule: Rule, generators: dict[int, Any] | None = None) -> list[list[int]]:
-        settings = SimpleNamespace(
-            temperature=None if self.all_greedy else self.temperature,
-            all_greedy=self.all_greedy,
-            generators=generators or {},
-        )
-        probs = None if self.all_greedy else self.draft.softmax(-1)
-        sums = torch.tensor(COUNTS, dtype=torch.int32).cumsum(0)
-        tokens = rejection_sample_v1(
-            rule, self.drafted, COUNTS, 3, sums, probs, self.target, self.bonus, settings
-        )
-        assert tokens.dtype == torch.int32
-        assert tokens.shape == (6, 4)
-        return shortened(tokens)
-
-    def second(self, rule: Rule, seeds: Tensor, keep: list[int] | None = None) -> list[list[int]]:
-        """The same rows with a bonus row behind each request's; request i is at place 9 - i."""
+    def judged(self, rule: Rule, seeds: Tensor, keep: list[int] | None = None) -> list[list[int]]:
+        """Each request's rows with a bonus row behind them; request i is at place 9 - i."""
         keep = list(range(6)) if keep is None else keep
         rows, sampled, places, steps, pos = [], [], [], [], []
         draft = torch.zeros(10, 3, V)
@@ -68,7 +49,7 @@ class Requests:
         temperature = torch.zeros(10)
         temperature[[9 - request for request in range(6)]] = self.temperature
         bounds = torch.tensor([0, *[COUNTS[request] + 1 for request in keep]]).cumsum(0)
-        tokens, counts = rejection_sample_v2(
+        tokens, counts = rejection_sample(
             rule,
             torch.cat(rows),
             draft,
@@ -111,8 +92,7 @@ def shortened(tokens: Tensor) -> list[list[int]]:
 def test_greedy_requests_follow_the_targets_argmax(rule: Rule):
     requests = Requests(all_greedy=True)
     wanted = [requests.greedy(request) for request in range(6)]
-    assert requests.first(rule) == wanted
-    assert requests.second(rule, torch.arange(10)) == wanted
+    assert requests.judged(rule, torch.arange(10)) == wanted
     assert len({len(text) for text in wanted}) > 2
 
 
@@ -120,54 +100,31 @@ def test_greedy_requests_follow_the_targets_argmax(rule: Rule):
 def test_greedy_requests_in_a_mixed_batch_do_too(rule: Rule):
     requests = Requests()
     greedy = [request for request in range(6) if TEMPERATURES[request] == 0]
-    for found in (requests.first(rule), requests.second(rule, torch.arange(10))):
-        for request in greedy:
-            assert found[request] == requests.greedy(request)
-        for request, text in enumerate(found):
-            assert 1 <= len(text) <= COUNTS[request] + 1
-            if not COUNTS[request]:
-                assert text == [int(requests.bonus[request])]
+    found = requests.judged(rule, torch.arange(10))
+    for request in greedy:
+        assert found[request] == requests.greedy(request)
+    for request, text in enumerate(found):
+        assert 1 <= len(text) <= COUNTS[request] + 1
+        if not COUNTS[request]:
+            assert text == [int(requests.bonus[request])]
 
 
-def test_a_step_without_drafts_gives_the_bonus_tokens():
-    settings = SimpleNamespace(temperature=torch.ones(2), all_greedy=False, generators={})
-    bonus = torch.tensor([[3], [4]], dtype=torch.int32)
-    none = torch.zeros(0, dtype=torch.int32)
-    tokens = rejection_sample_v1(
-        Lossless(), none, [0, 0], 0, torch.zeros(2), None, torch.zeros(0, V), bonus, settings
-    )
-    assert tokens.tolist() == [[3], [4]]
-
-
-def test_a_request_of_the_second_runner_depends_on_its_own_seed_and_rows_alone():
+def test_a_request_depends_on_its_own_seed_and_rows_alone():
     requests = Requests()
     seeds = torch.arange(10) * 7919
-    together = requests.second(TokenV3(alpha=0.5), seeds)
+    together = requests.judged(TokenV3(alpha=0.5), seeds)
     for request in range(6):
-        assert requests.second(TokenV3(alpha=0.5), seeds, [request]) == [together[request]]
-    assert requests.second(TokenV3(alpha=0.5), seeds, [4, 2]) == [together[4], together[2]]
-    others = [requests.second(TokenV3(alpha=0.5), seeds + n)[2] for n in range(1, 20)]
+        assert requests.judged(TokenV3(alpha=0.5), seeds, [request]) == [together[request]]
+    assert requests.judged(TokenV3(alpha=0.5), seeds, [4, 2]) == [together[4], together[2]]
+    others = [requests.judged(TokenV3(alpha=0.5), seeds + n)[2] for n in range(1, 20)]
     assert len({tuple(text) for text in [together[2], *others]}) > 2
-
-
-def test_a_request_of_the_first_runner_with_a_seed_gives_the_same_tokens():
-    requests = Requests()
-    texts = []
-    for number in range(20):
-        torch.manual_seed(number)
-        generators = {2: torch.Generator().manual_seed(5)}
-        texts.append(requests.first(Lossless(), generators)[2])
-    assert all(text == texts[0] for text in texts)
-    torch.manual_seed(0)
-    free = [requests.first(Lossless())[2] for _ in range(20)]
-    assert any(text != free[0] for text in free)
 
 
 def of_one_request(target: Tensor, draft: Tensor, given: list[int]) -> tuple[Tensor, Tensor]:
     """Tokens and counts of a request with one drafted token."""
     numbers = ([0, 2], [7, 8], [0, 0], [0, 1])
     settings = (torch.tensor(given), *map(torch.tensor, numbers), torch.ones(1), torch.tensor([11]))
-    return rejection_sample_v2(Lossless(), target, draft, *settings, 1)
+    return rejection_sample(Lossless(), target, draft, *settings, 1)
 
 
 def test_a_draft_that_is_not_valid_is_rejected_and_replaced_by_a_token_of_the_target():

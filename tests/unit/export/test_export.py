@@ -499,14 +499,16 @@ def test_transformers_reads_from_the_drafts_own_settings(folder: Path, tmp_path:
 
 def test_the_best_gamma_is_that_of_the_measurement(folder: Path, tmp_path: Path, greedy: Path):
     values = json.loads(greedy.read_text())
-    expected = (
-        values["best_gamma"]
-        or max(values["gammas"], key=lambda row: row["expected_speedup"])["gamma"]
-    )
+    blocks = [
+        (figures["expected_speedup"]["value"], row["setting"]["gamma"])
+        for row, figures in zip(values["rows"], values["figures"], strict=True)
+        if "gamma" in row["setting"]
+    ]
+    expected = values["best_gamma"] or max(blocks)[1]
     text = command(folder, tmp_path / "v", "vllm", measurement=str(greedy))
     assert json.loads(shlex.split(text)[-1])["num_speculative_tokens"] == expected
     card = (tmp_path / "v" / "README.md").read_text()
-    assert f"{values['acceptance']['greedy_draft_acceptance']['value']:.3f}" in card
+    assert f"{values['figures'][0]['greedy_draft_acceptance']['value']:.3f}" in card
     assert values["verdict"]["reason"] in card
 
 

@@ -10,7 +10,7 @@ import torch
 from paceline.measure import latency
 from paceline.measure.latency import PassCosts, candidates, num_choosing
 from paceline.measure.measurement import MeasureConfig, Measurement, measure_models
-from paceline.measure.results import gamma_of, of_trial
+from paceline.measure.results import gamma_of
 from paceline.results import FIGURES
 from support.fakes import TableModel
 from support.results import gamma_row
@@ -87,7 +87,8 @@ def test_a_wrong_prediction_is_put_right_by_timing(monkeypatch: pytest.MonkeyPat
     found = clock.measure()
     assert found.requests is not None
     best, chosen = expected_best(found), gamma_of(found.requests)
-    tried = {gamma_of(row): of_trial(row)["tokens_per_s"] for row in found.tried}
+    rate = FIGURES["decoding_tokens_per_s"]
+    tried = {gamma_of(row): rate.value(row) for row in found.tried}
     assert chosen < best
     assert tried[chosen] > tried[best]
     gains = found.figure("speedup", found.requests).value > 1
@@ -116,7 +117,7 @@ def test_requests_that_chose_are_not_among_those_that_are_reported(monkeypatch: 
     found = clock.measure(timed_prompts=16)
     assert found.requests is not None
     assert len(found.requests.units) == 12
-    assert [of_trial(row)["num_requests"] for row in found.tried] == [4, 4, 2]
+    assert [row.totals["num_requests"] for row in found.tried] == [4, 4, 2]
     # 3 + 3 + 2 + 2 to choose, then 12 pairs: two more than 16 pairs take
     assert len(asked) == 34
     assert {gamma for gamma, _, _ in asked[10:]} == {0, gamma_of(found.requests)}

@@ -30,17 +30,17 @@ def test_scores_of_every_draft_are_those_of_a_pass_of_its_own(architecture: str,
 
 def test_the_target_processes_each_text_once(monkeypatch: pytest.MonkeyPatch):
     target, draft = tiny_pair()
+    kept = KeptStates(target)  # compares the head with that of transformers
     passes: list[int] = []
-    hidden = HfModel.hidden
+    hidden = type(target).hidden
 
     def counted(self: HfModel, batch: object) -> torch.Tensor:
-        passes.append(1)
+        passes.extend([1] * (self is target))
         return hidden(self, batch)  # pyright: ignore[reportArgumentType]
 
-    monkeypatch.setattr(HfModel, "hidden", counted)
+    monkeypatch.setattr(type(target), "hidden", counted)
     monkeypatch.setattr("paceline.measure.acceptance._MOST_LOGITS", 0)  # four texts in a batch
     monkeypatch.setattr("paceline.measure.acceptance._MOST_LOGITS_CUDA", 0)
-    kept = KeptStates(target)
     for _ in range(2):
         score_texts(PairTexts(target, draft, PROMPTS, TEXTS, SAMPLING), target_logits=kept)
         assert len(passes) == 2

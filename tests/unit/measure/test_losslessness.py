@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy import stats as scipy_stats
 
 from paceline.cli.result_tables import losslessness_lines
 from paceline.core.rules import Lenient, Lossless
@@ -15,7 +14,6 @@ from paceline.measure.losslessness import (
     KeepsHalfOfTheRejected,
     Models,
     VerifyConfig,
-    check_distribution,
     check_greedy,
     first_split,
     kept_tokens,
@@ -88,60 +86,8 @@ def test_a_draft_equal_to_its_target_leaves_the_self_test_undecided():
     model = TableModel.random(8, 2, seed=1)
     report = verify_models(model, model, PROMPTS, _config(self_test=True))
     assert not report.passed
-    assert (report.word, report.exit_code, report.prompts_to_catch) == ("UNDECIDED", 3, None)
-    assert "almost equal to its target" in list(losslessness_lines(report))[-1]
-
-
-def _close(part: float) -> TableModel:
-    """A draft with this part of another model's probabilities in those of the target."""
-    target, other = (model._log_probs.exp() for model in _models())
-    return TableModel((1 - part) * target + part * other)
-
-
-@pytest.mark.slow
-def test_the_shares_of_the_broken_rule_are_those_of_its_tokens():
-    """n = 37,800 tokens in 16 cells; fails once in 10,000 seeds.
-
-    The mutant takes bonus tokens for drafted ones.
-    """
-    target, draft = _models()
-    config, rule = _config(batch_size=600), KeepsHalfOfTheRejected()
-    check = check_distribution(Models(target, draft, target), PROMPTS * 20, config, rule)
-    assert check.broken_shares is not None
-    counts, shares = np.array(check.cell_counts), np.array(check.broken_shares)
-    # drafted is below 1, so dividing the shift by it gives that of the mutant; at most 0.9 here
-    mutant = 1 / 16 + (shares - 1 / 16) / 0.9
-    right, wrong = (
-        scipy_stats.power_divergence(counts, counts.sum() * of, lambda_="log-likelihood").pvalue
-        for of in (shares, mutant)
-    )
-    assert right > 1e-4 > wrong
-
-
-@pytest.mark.slow
-def test_as_many_prompts_as_undecided_names_catch_the_broken_rule():
-    """Of 20 runs of probability 0.95, 13 or fewer are caught once in 30,000 seeds.
-
-    The mutant, half of the prompts, is caught with 0.38: in 14 of 20 runs or more once in 270.
-    """
-    target, other = _models()
-    mixed = 0.75 * target._log_probs.exp() + 0.25 * other._log_probs.exp()
-    pair = target, TableModel(mixed)
-    report = verify_models(*pair, PROMPTS[:15], _config(self_test=True))
     assert (report.word, report.exit_code) == ("UNDECIDED", 3)
-    needed = report.prompts_to_catch
-    assert needed is not None
-    assert f"--num-prompts {needed}" in list(losslessness_lines(report))[-1]
-
-    def caught(count: int) -> int:
-        models, rule = Models(*pair, target), KeepsHalfOfTheRejected()
-        configs = [_config(batch_size=count, seed=1000 * seed) for seed in range(1, 21)]
-        prompts = (PROMPTS * 10)[:count]
-        checks = [check_distribution(models, prompts, each, rule) for each in configs]
-        return sum(not check.passed for check in checks)
-
-    assert caught(needed) > 13
-    assert caught(needed // 2) <= 13
+    assert "almost equal to its target" in list(losslessness_lines(report))[-1]
 
 
 @pytest.mark.slow

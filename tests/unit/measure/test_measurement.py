@@ -2,6 +2,7 @@
 
 import html
 import json
+import math
 import re
 
 import numpy as np
@@ -20,9 +21,9 @@ from paceline.measure.analysis import analyze_rules
 from paceline.measure.latency import PairedTimes, PassTimer, time_pairs
 from paceline.measure.measurement import MeasureConfig, measure_models
 from paceline.measure.results import gamma_of, num_tokens
-from paceline.measure.verdict import decide
+from paceline.measure.verdict import decide_served
 from paceline.progress import silent
-from paceline.results import FIGURES, Row, Source
+from paceline.results import FIGURES, Row, Source, frame_of
 from support.fakes import TableModel
 from support.results import gamma_row
 
@@ -153,63 +154,72 @@ def test_the_figures_of_a_measurement_are_ratios_of_the_sums_of_its_rows():
     found = json.loads(made.model_dump_json())
     text, *blocks, _, _, timed = found["rows"]
     sums = {name: np.array(values) for name, values in text["sums"].items()}
+    of_texts, *of_blocks, _, _, of_requests = (
+        {name: figure["value"] for name, figure in figures.items()} for figures in found["figures"]
+    )
     for figure, name in {
         "expected_acceptance": "acceptance",
         "greedy_draft_acceptance": "greedy_acceptance",
         "greedy_agreement": "agreement",
     }.items():
-        expected = sums[name].sum() / sums["tokens"].sum()
-        assert found["acceptance"][figure]["value"] == pytest.approx(expected)
+        assert of_texts[figure] == pytest.approx(sums[name].sum() / sums["tokens"].sum())
     assert text["units"] == list(range(12))
-    assert text["totals"]["cost_ratio"] == pytest.approx(found["cost"]["cost_ratio"])
     assert "gamma" not in text["setting"]
-    for row, figures in zip(blocks, found["gammas"], strict=True):
+    for row, figures in zip(blocks, of_blocks, strict=True):
         gamma, totals = row["setting"]["gamma"], row["totals"]
         tau = np.sum(row["sums"]["emitted"]) / np.sum(row["sums"]["calls"])
-        assert (figures["gamma"], figures["block_efficiency"]) == (gamma, pytest.approx(tau))
+        assert figures["block_efficiency"] == pytest.approx(tau)
         ratio = row["setting"]["parameter_ratio"]
         assert figures["mbsu"] == pytest.approx(tau / (ratio * gamma + 1))
-        passes = found["cost"]["draft_pass_s"] / found["cost"]["target_pass_s"] * gamma + 1
+        passes = text["totals"]["draft_pass_s"] / text["totals"]["target_pass_s"] * gamma + 1
         assert figures["predicted_speedup"] == pytest.approx(tau / passes)
         part = totals["drafted_per_block"] / gamma
         block = 1 + part * (totals["block_cost_ratio"] - 1)
         block += part * gamma * totals["drafting_cost_ratio"]
         assert figures["expected_speedup"] == pytest.approx(tau / block)
-    speed = found["speed"]
-    assert timed["setting"]["gamma"] == speed["gamma"]
-    assert timed["units"] == list(range(12 - speed["num_requests"], 12))
+    gamma, count = timed["setting"]["gamma"], len(timed["units"])
+    assert timed["units"] == list(range(12 - count, 12))
     each = {name: np.array(values) for name, values in timed["sums"].items()}
     per_token = each["target_seconds"].sum() / each["target_tokens"].sum()
     speedup = per_token * each["tokens"].sum() / each["seconds"].sum()
-    assert speed["speedup"]["value"] == pytest.approx(speedup)
+    assert of_requests["speedup"] == pytest.approx(speedup)
     after = (each["target_seconds"] - each["target_first_seconds"]).sum()
     after /= (each["target_tokens"] - each["target_first_tokens"]).sum()
     after *= (each["tokens"] - each["first_tokens"]).sum()
     after /= (each["seconds"] - each["first_seconds"]).sum()
-    assert speed["decoding_speedup"]["value"] == pytest.approx(after)
-    assert speed["baseline_tokens_per_s"] == pytest.approx(1 / per_token)
-    assert speed["block_efficiency"] == pytest.approx(each["emitted"].sum() / each["calls"].sum())
+    assert of_requests["decoding_speedup"] == pytest.approx(after)
+    assert of_requests["target_tokens_per_s"] == pytest.approx(1 / per_token)
+    tau = each["emitted"].sum() / each["calls"].sum()
+    assert of_requests["block_efficiency"] == pytest.approx(tau)
     kept = (each["examined"] - each["rejected"]).sum() / each["examined"].sum()
-    assert speed["acceptance_rate"] == pytest.approx(kept)
-    at = {row["gamma"]: row["block_efficiency"] for row in found["gammas"]}[speed["gamma"]]
-    predicted = at / (timed["totals"]["cost_ratio"] * speed["gamma"] + 1)
-    assert speed["predicted_speedup"] == pytest.approx(predicted)
-    assert speed["measured_over_predicted"] == pytest.approx(after / predicted)
-    reachable = speed["block_efficiency"] / (timed["totals"]["cost_ratio"] * speed["gamma"] + 1)
-    assert speed["engine_efficiency"] == pytest.approx(after / reachable)
+    assert of_requests["acceptance_rate"] == pytest.approx(kept)
+    blocks_s = timed["totals"]["cost_ratio"] * gamma + 1
+    assert of_requests["predicted_speedup"] == pytest.approx(tau / blocks_s)
+    assert of_requests["engine_efficiency"] == pytest.approx(after / (tau / blocks_s))
+    scored = timed["totals"]["scored_block_efficiency"] / blocks_s
+    assert of_requests["measured_over_predicted"] == pytest.approx(after / scored)
 
 
-def test_the_bounds_of_a_measurement_are_those_of_its_rows():
-    found = _measured(max_new_tokens=10, timed_prompts=9)
+@pytest.mark.parametrize("timed_prompts", [0, 9])
+def test_a_figure_has_one_interval_in_json_frames_and_the_verdict(timed_prompts: int):
+    """The expected speedup had two, with and without the error of the costs; the seed mattered."""
+    found = _measured(max_new_tokens=10, timed_prompts=timed_prompts, seed=3)
     shown = json.loads(found.model_dump_json())
-    text, *_, timed = type(found).model_validate(shown).rows
-    for row, part, figure in (
-        (text, "acceptance", "expected_acceptance"),
-        (timed, "speed", "speedup"),
-        (timed, "speed", "decoding_speedup"),
-    ):
-        interval = FIGURES[figure].measure(row, seed=found.config.seed)
-        assert shown[part][figure] == interval._asdict()
+    frame = frame_of(found.rows)
+    for number, (row, figures) in enumerate(zip(found.rows, shown["figures"], strict=True)):
+        for name, figure in figures.items():
+            line = frame.iloc[number]
+            parts = {"value": line[name], "low": line[f"{name}_low"], "high": line[f"{name}_high"]}
+            known = {part: end for part, end in parts.items() if math.isfinite(end)}
+            assert figure == pytest.approx(dict.fromkeys(parts) | known)
+            assert FIGURES[name].measure(row).as_object() == figure
+    judged = found.figure("speedup", found.requests) if timed_prompts else found.expected
+    assert judged is not None
+    assert f"{judged.value:.2f}x ({judged.low:.2f} to {judged.high:.2f})" in found.verdict.reason
+    if not timed_prompts:
+        row = next(row for row in found.blocks if gamma_of(row) == found.verdict.gamma)
+        assert row.bounds["block_cost"][0] < row.totals["block_cost"]
+        assert judged == FIGURES["expected_speedup"].measure(row)
 
 
 def _timed(temperature):
@@ -310,10 +320,9 @@ def test_passes_are_timed_as_blocks_make_them(monkeypatch: pytest.MonkeyPatch, t
     assert costs.block_cost(5) == pytest.approx(5 * costs.cost_ratio + 1)
 
 
-def _verdict(low, high, alpha=0.5, num_requests=8):
-    acceptance, speedup = Interval(alpha, alpha - 0.05, alpha + 0.05), (low + high) / 2
-    best = gamma_row(2, break_even_acceptance=0.3)
-    return decide(acceptance, best, Interval(speedup, low, high), num_requests)
+def _verdict(low, high, num_requests=8):
+    speedup = Interval((low + high) / 2, low, high)
+    return decide_served(speedup, gamma_row(2, count=num_requests), "vllm")
 
 
 def test_an_undecided_verdict_is_neither_go_nor_no_go():
@@ -321,8 +330,8 @@ def test_an_undecided_verdict_is_neither_go_nor_no_go():
     for count in (1, 7):
         few = _verdict(1.2, 1.3, num_requests=count)
         assert (few.go, few.decided, few.exit_code) == (False, False, 3)
-        assert str(few).startswith("TOO FEW: measured 1.25x at gamma 2 on ")
-        assert "set timed_prompts=8 or more" in few.reason
+        assert str(few).startswith("TOO FEW: measured 1.25x in vllm at gamma 2 on ")
+        assert "set num_prompts=8 or more" in few.reason
         assert "\n" not in few.reason
     assert "on 1 request," in _verdict(1.2, 1.3, num_requests=1).reason
     assert _verdict(1.2, 1.3, num_requests=8).decided
@@ -395,13 +404,6 @@ def test_the_gamma_that_is_recommended_for_short_answers_is_the_cheapest_one(
         assert 10 / seconds[gamma_of(row)] == pytest.approx(expected, rel=0.08)
     if max_new_tokens == 40:
         assert seconds[8] > 1.1 * seconds[found.best_gamma]
-
-
-def test_the_reason_names_measurement_and_break_even_in_one_line():
-    reason = _verdict(0.5, 0.7, alpha=0.1).reason
-    assert "measured 0.60x" in reason
-    assert "acceptance 0.100 is below the break-even 0.300" in reason
-    assert "\n" not in reason
 
 
 def test_texts_that_fit_are_scored_beside_one_that_is_longer():

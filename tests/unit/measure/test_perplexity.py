@@ -98,13 +98,6 @@ def test_tokens_that_the_model_may_not_write_have_the_probability_of_its_softmax
     assert found.nats == pytest.approx(wanted, rel=1e-5)
 
 
-def test_documents_that_are_divided_into_windows_are_counted(folder: Path, tmp_path: Path):
-    context = json.loads((folder / "target" / "config.json").read_text())["max_position_embeddings"]
-    rows = [{"tokens": [5, 9] * (size // 2)} for size in (context, context + 2)]
-    with pytest.warns(UserWarning, match=f"^1 of 2 documents .* the context of {context} tokens"):
-        perplexity(settings(folder, write(tmp_path / "a.jsonl", *rows)))
-
-
 def test_bytes_are_those_of_all_tokens_but_the_first(folder: Path, tmp_path: Path):
     tokenizer: Any = load_model(folder / "target", "float32", "cpu").tokenizer
     text = "the cät sat"

@@ -5,7 +5,7 @@ import torch
 
 from paceline.core.text_scores import TextScores
 from paceline.engines.contract import Conventions
-from paceline.engines.servers import LlamaServer
+from paceline.engines.llamacpp import LlamaServer
 from paceline.measure.agreement import predicted_counts
 
 

@@ -105,7 +105,7 @@ def test_a_text_that_ends_at_once_has_no_blocks(
 
     def complete(body: dict[str, Any]) -> tuple[int, Any]:
         if known.setdefault(tuple(body["prompt"]), len(known)) == place:
-            return 200, {"tokens": [1]}
+            return 200, {"content": "", "tokens": [1], "stop_type": "eos"}
         return routes["/completion"](body)
 
     with serving(routes | {"/completion": complete}) as url:
@@ -120,7 +120,9 @@ def test_a_text_that_ends_at_once_has_no_blocks(
 def test_texts_that_all_end_at_once_are_one_line(
     folder: Path, pair: tuple[CausalModel, CausalModel]
 ):
-    routes = llamacpp_routes(*pair, GAMMA) | {"/completion": lambda _: (200, {"tokens": [1]})}
+    routes = llamacpp_routes(*pair, GAMMA) | {
+        "/completion": lambda _: (200, {"content": "", "tokens": [1], "stop_type": "eos"})
+    }
     with serving(routes) as url, pytest.raises(UsageError, match="every text has 1 token"):
         measure_served(config(folder, {"engine": "llamacpp", "url": url}))
 

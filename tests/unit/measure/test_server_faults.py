@@ -19,6 +19,9 @@ def pair(folder: Path) -> tuple[CausalModel, CausalModel]:
     return write_near_pair(folder)
 
 
+ENDED = {"text": "...", "finish_reason": "length"}
+
+
 def broken(folder: Path, routes: dict[str, Route], **changes: Any) -> str:
     """The one line that a server's fault becomes."""
     with (
@@ -49,7 +52,9 @@ def test_every_fault_of_a_server_is_one_line(
     assert "the API key is wrong or missing" in broken(
         folder, right, key="secret", api_key_env="MY_KEY"
     )
-    short = right | {"/v1/completions": lambda _: (200, {"choices": [{"token_ids": [5, 6]}]})}
+    short = right | {
+        "/v1/completions": lambda _: (200, {"choices": [{**ENDED, "token_ids": [5, 6]}]})
+    }
     assert "generated 2 tokens where 24 were requested" in broken(folder, short)
     assert "answered 404" in broken(folder, {})
 

@@ -1,34 +1,36 @@
 """Servers that are started in turn: how often, in which order, and what is asked of each."""
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from scipy import stats
 
 from paceline.core.bootstrap import Interval
 from paceline.core.sampling import SamplingParams
 from paceline.engines.client import Client
-from paceline.engines.commands import EngineChoice, Setup
-from paceline.engines.contract import Engine, Request, Served, together
+from paceline.engines.commands import EngineChoice
+from paceline.engines.contract import Engine, Request, Served, Setup, together
 from paceline.engines.process import connect
-from paceline.engines.servers import VllmServer
+from paceline.engines.vllm import VllmServer
 from paceline.measure import served_runs
+from paceline.measure.engine_costs import Starts, over_starts
 from paceline.measure.served import ServedMeasurement, measure_served
-from paceline.measure.served_runs import Answers
-from paceline.measure.starts import Starts, spread_of, turns
+from paceline.measure.served_runs import Answers, num_passes
 from paceline.models import CausalModel
 from paceline.progress import Progress
 from support.engines import (
     GAMMA,
     Speculating,
+    costs_of,
     llamacpp_routes,
     served_config,
     serving,
     sglang_routes,
+    step,
     vllm_routes,
     write_near_pair,
 )
@@ -99,22 +101,22 @@ def test_each_side_is_started_twice_in_turn_and_answers_half_of_the_requests_eac
     """The default asks for one request more per side than one start does: its warm-up."""
     said: list[str] = []
     found = measured(folder, said)
-    assert [gamma for gamma, _ in servers] == [GAMMA, 0, 0, GAMMA]
+    assert [gamma for gamma, _ in servers] == [GAMMA, 0, GAMMA, 0]
     even, odd = [0, *range(0, 12, 2)], [1, *range(1, 12, 2)]
     assert [asked for _, asked in servers] == [even, even, odd, odd]
-    assert (found.starts.number, found.starts.freedom) == (2, 2)
-    assert "contain the variation between starts" in found.starts.words
+    assert found.starts.number == 2
+    assert "the intervals of seconds leave out (3 starts have it)" in found.starts.words
     assert found.agreement.num_different == 0, "answers are in the order of the requests"
     assert found.speed is not None
     assert found.speed.num_equal == 12
+    assert len(found.speed.speedup_by_start) == 2
     assert "starting servers 0/4 0 s" in said
-    assert "starting servers 4/4 0 s" in said
+    assert any(line.startswith("starting servers 4/4") for line in said)
     twice = sum(len(asked) for _, asked in servers)
     servers.clear()
     once = measured(folder, starts=1)
     assert [gamma for gamma, _ in servers] == [GAMMA, 0]
     assert twice == sum(len(asked) for _, asked in servers) + 2
-    assert once.starts.freedom == 0
     assert "is not in the intervals" in once.starts.words
 
 
@@ -126,14 +128,13 @@ def test_costs_of_two_starts_take_as_many_requests_as_of_one(
     for starts in (1, 2):
         found = measured(folder, write_costs=costs, starts=starts)
         configurations = [GAMMA, 0, 1]
-        wanted = configurations if starts == 1 else [*configurations, *configurations[::-1]]
-        assert [gamma for gamma, _ in servers] == wanted
+        assert [gamma for gamma, _ in servers] == configurations * starts
         sizes.append(sum(len(asked) for _, asked in servers))
         servers.clear()
         assert found.costs is not None
         assert [len(one.seconds_by_start) for one in found.costs.steps] == [starts] * 3
         assert found.costs.starts == found.starts
-        assert found.starts.freedom == 3 * (starts - 1)
+        assert found.starts.number == starts
     assert sizes[1] == sizes[0] + 2, "a warm-up request more with the draft, and without"
 
 
@@ -143,36 +144,39 @@ def test_counts_without_seconds_need_one_start(folder: Path, servers: Started):
     assert found.starts.number == 1
 
 
-def test_the_variation_between_starts_is_pooled_and_added_by_students_t():
-    """By hand: variances 0.02, the mean of 0.08 and 0, and 0; three degrees of freedom."""
-    logs = {0: [[0.0, 0.2]], 1: [[0.0, 0.4], [3.0, 3.0]], 3: [[1.0, 1.0]]}
-    found = spread_of(logs, 2, 7.0)
-    assert found.deviation**2 == pytest.approx((0.02 + 0.04 + 0) / 3)
-    assert (found.freedom, found.seconds) == (3, 7.0)
-    more = float(stats.t.ppf(0.975, 3)) * found.deviation
-    low, high = (0.01**2 + more**2) ** 0.5, (0.02**2 + more**2) ** 0.5
-    wide = found.widen(Interval(2.0, 2.0 * 0.99004983, 2.0 * 1.02020134), 2)
-    assert wide.low == pytest.approx(2 * 2.718281828**-low, rel=1e-6)
-    assert wide.high == pytest.approx(2 * 2.718281828**high, rel=1e-6)
-    assert Starts(number=1).widen(wide, 2) == wide
-    unknown = Interval(2.0, 0.0, float("inf"))
-    assert found.widen(unknown, 1) == unknown
+def test_from_three_starts_on_the_interval_of_the_speedup_is_over_them(
+    folder: Path, servers: Started
+):
+    found = measured(folder, starts=3)
+    assert [gamma for gamma, _ in servers] == [GAMMA, 0] * 3
+    assert found.speed is not None
+    logs = np.log(found.speed.speedup_by_start)
+    half = stats.t.ppf(0.975, 2) * logs.std(ddof=1) / 3**0.5
+    value, low, high = found.speed.speedup
+    assert (low, high) == pytest.approx((value * np.exp(-half), value * np.exp(half)))
+    assert "intervals of seconds are over starts" in found.starts.words
 
 
-def test_turns_go_there_and_back():
-    assert list(turns([3, 0, 1], 2)) == [(0, 3), (0, 0), (0, 1), (1, 1), (1, 0), (1, 3)]
+def test_an_interval_over_starts_is_students_t_of_the_logarithms():
+    by_start = [1.0, 1.1, 1.3]
+    found = over_starts(Interval(2.0, 1.9, 2.1), by_start)
+    logs = np.log(by_start)
+    half = stats.t.ppf(0.975, 2) * logs.std(ddof=1) / 3**0.5
+    assert found == pytest.approx((2.0, 2 * np.exp(-half), 2 * np.exp(half)))
+    assert over_starts(Interval(2.0, 1.9, 2.1), by_start[:2]) == Interval(2.0, 1.9, 2.1)
 
 
-@pytest.mark.parametrize("confidence", [0.95, 0.99, 0.993])
-def test_at_another_confidence_both_parts_of_an_interval_grow_by_their_own_quantiles(confidence):
-    """Two starts of two configurations: t of 2 degrees of freedom grows faster than z."""
-    starts = Starts(number=2, deviation=0.05, freedom=2)
-    within = Interval(1.0, math.exp(-0.03), math.exp(0.03))
-    found = starts.at(starts.widen(within, 1), confidence)
-    z = stats.norm.ppf((1 + confidence) / 2) / stats.norm.ppf(0.975)
-    t = stats.t.ppf((1 + confidence) / 2, 2)
-    half = math.hypot(0.03 * z, t * 0.05 / 2**0.5)
-    assert (math.log(found.high), math.log(found.low)) == pytest.approx((half, -half))
+def test_a_block_over_a_step_has_the_error_of_the_starts_ratios():
+    """A start that is slow as a whole slows both."""
+    plain, block = [0.010, 0.011, 0.012], [0.015, 0.0165, 0.018]
+    steps = [
+        step(gamma, seconds[0]).model_copy(update={"seconds_by_start": seconds})
+        for gamma, seconds in ((0, plain), (2, block))
+    ]
+    costs = costs_of(*steps, starts=Starts(number=3))
+    assert costs.step_costs([2], 1).errors[2] == pytest.approx((1, 1, 1))
+    once = costs_of(step(0, 0.01), step(2, 0.015)).step_costs([2], 1)
+    assert once.errors[2] == pytest.approx((1, 0.9 / 1.1, 1.1 / 0.9))
 
 
 @pytest.mark.parametrize("engine", ["vllm", "llamacpp", "sglang"])
@@ -194,6 +198,4 @@ def test_lengths_of_answers_without_a_draft_are_no_variation_between_starts(
     ]
     first, second = ([len(one.tokens) for one in start.values()] for start in timed)
     assert first != second
-    logs = Answers(server, timed).logs()
-    assert logs == pytest.approx([math.log(0.01)] * 2)
-    assert spread_of({0: [logs]}, 2, 0.0).deviation == pytest.approx(0, abs=1e-9)
+    assert Answers(server, timed).seconds_per(num_passes) == pytest.approx([0.01] * 2)

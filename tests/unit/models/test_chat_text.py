@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from paceline.data.chats import chat_answer
 from paceline.data.prompts import Record
+from paceline.data.tokens import chat_answer
 from paceline.environment import begin
 from paceline.errors import InputNote, PromptError
 from paceline.models.chat_text import chat_prompt

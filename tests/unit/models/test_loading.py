@@ -214,7 +214,6 @@ def test_rope_that_moves_old_positions_stops_at_its_first_context(model_director
 def test_a_hub_model_is_found_in_the_hub_cache_without_a_network_and_without_a_word(
     model_directory: Path, tmp_path: Path
 ):
-    """Nor does torch say that its packed products are deprecated, as it does once a process."""
     snapshot = tmp_path / "hub" / "models--someone--tiny" / "snapshots" / ("0" * 40)
     shutil.copytree(model_directory, snapshot)
     (snapshot / "draft_vocabulary.json").write_text('{"tokens": [5, 9]}')
@@ -223,9 +222,7 @@ def test_a_hub_model_is_found_in_the_hub_cache_without_a_network_and_without_a_w
     (refs / "main").write_text("0" * 40)
     script = (
         "from paceline.models import load_model; m = load_model('someone/tiny'); "
-        "print(m.vocab_size, m.draft_vocabulary.tolist(), m.tokenizer.decode([5, 6])); "
-        "from paceline.models.llama.packing import Packer, can_pack; import torch; "
-        "can_pack() and Packer(1e-3)([torch.nn.Linear(8, 8).half().float()])(torch.ones(1, 8))"
+        "print(m.vocab_size, m.draft_vocabulary.tolist(), m.tokenizer.decode([5, 6]))"
     )
     environment = os.environ | {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(

@@ -21,7 +21,7 @@ from paceline.models.admission.trial import play
 from paceline.models.drafts.layers import subset_layers
 from paceline.models.hf.base import recorded_hidden_states
 from paceline.models.hf.spreading import SHARE, num_bytes
-from paceline.models.prepare import prepare_for_training, training_writer, with_cuda_graphs
+from paceline.models.prepare import training_writer, with_cuda_graphs
 from paceline.models.recorded.fixed_pass import can_record
 from support.devices import NamedDevices, device_of, halves, put, spread
 from support.models import tiny_hf, tiny_model
@@ -180,13 +180,12 @@ def test_hooks_without_several_devices_are_left_alone(architecture: str):
 def check_unprepared(model: HfModel) -> None:
     """No faster pass is made of the model, and no draft of its layers."""
     prepare: list[Callable[[HfModel], HfModel]] = [
-        *(prepare_for_decoding, prepare_for_training, training_writer, with_cuda_graphs)
+        *(prepare_for_decoding, training_writer, with_cuda_graphs)
     ]
     assert all(make(model) is model for make in prepare)
     assert not can_record(model)
-    for weights in ("int8", "packed_fp16"):
-        with pytest.raises(UsageError, match=f"{weights} weights need"):
-            prepare_for_decoding(model, weights)
+    with pytest.raises(UsageError, match="int8 weights need"):
+        prepare_for_decoding(model, "int8")
     with pytest.raises(UnsupportedModelError, match="spread over several devices"):
         subset_layers(model, [0])
 

@@ -10,7 +10,6 @@ from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import SlowerWarning
 from paceline.models import HfModel, prepare_for_decoding, t5, wrap_model
 from paceline.models.hf.base import recorded_hidden_states
-from paceline.models.llama.packing import can_pack, merged_product
 from paceline.models.prepare import training_writer
 from paceline.models.t5 import T5Pass
 from support.models import tiny_hf, tiny_model
@@ -21,7 +20,7 @@ SOURCES = [[5, 9, 12, 40, 33, 8, 7], [30], [4, 17, 22]]
 
 def fused(architecture: str, draft_vocabulary: torch.Tensor | None = None) -> HfModel:
     hf = tiny_hf(architecture)
-    decoder = T5Pass(hf, merged_product, draft_vocabulary)
+    decoder = T5Pass(hf, draft_vocabulary)
     return wrap_model(hf, draft_vocabulary=draft_vocabulary).decoding_with(decoder)
 
 
@@ -64,7 +63,6 @@ def test_only_tokens_of_the_draft_vocabulary_have_logits():
     assert (got != -torch.inf).sum() == got[..., allowed].numel()
 
 
-@pytest.mark.skipif(not can_pack(), reason="FBGEMM packs weights on x86 only")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("architecture", [*T5_LIKE, "mt5"])
 def test_prepared_models_use_it_and_speculate_losslessly(architecture: str, dtype: torch.dtype):
@@ -77,7 +75,6 @@ def test_prepared_models_use_it_and_speculate_losslessly(architecture: str, dtyp
     assert [one.tokens for one in ours] == [one.tokens for one in plain]
 
 
-@pytest.mark.skipif(not can_pack(), reason="FBGEMM packs weights on x86 only")
 def test_a_pass_that_differs_from_transformers_is_not_used(monkeypatch: pytest.MonkeyPatch):
     causal: Any = t5.Positions.causal
     monkeypatch.setattr(t5.Positions, "causal", lambda *given: 3 * causal(*given))

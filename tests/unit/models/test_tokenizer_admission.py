@@ -1,7 +1,6 @@
-"""Tokenizers read texts as their files say, by plain `tokenizers` and `sentencepiece`."""
+"""Tokenizers read texts as their files say, by plain `tokenizers`."""
 
 import importlib
-import io
 import json
 import re
 import warnings
@@ -11,15 +10,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from tokenizers import (
-    AddedToken,
     Regex,
     Tokenizer,
     decoders,
     models,
     normalizers,
-    processors,
     trainers,
 )
 from tokenizers import pre_tokenizers as pre
@@ -27,9 +23,7 @@ from tokenizers.models import WordLevel
 from transformers import NllbTokenizer
 
 from paceline.models.admission import results
-from paceline.models.admission.tokenizer import check_tokenizer
 from paceline.models.loading import load_tokenizer
-from paceline.records import cache_root
 from support.checkpoints import edit, fails
 from support.texts import byte_level, spaces, unigram, word_piece
 
@@ -154,33 +148,11 @@ def test_the_ids_are_those_of_tokenizer_json_whatever_the_class_makes_of_it(
     tokenizer, said = _load(folder)
     _assert_reads(tokenizer, plain)
     assert tokenizer.eos_token == "<s>"
-    check = check_tokenizer(folder, tokenizer)
-    assert check.num_differing > 0
-    assert check.transformers_class is not None
-    assert f"transformers' {check.transformers_class}" in said[0]
-    first = check.example
-    assert first is not None
-    assert first.reference == tuple(plain.encode(first.text, add_special_tokens=False).ids)
-    assert repr(first.text) in said[0]
+    assert re.search("^.*: tokenizer.json gives '.*' the .*, transformers' .* is used", said[0])
     again, repeated = _load(folder)  # from the cache
     _assert_reads(again, plain)
     assert type(again) is type(tokenizer)
     assert (again.special_tokens_map, repeated) == (tokenizer.special_tokens_map, said)
-    assert check_tokenizer(folder, again) == check
-
-
-@pytest.mark.parametrize("model_type", ["starcoder2", "llama", "phi"])
-def test_parts_of_the_file_are_used_though_no_compared_text_differs(
-    model_type: str, tmp_path: Path
-):
-    plain = _trained(pre.Split("~z", "isolated"), ["~~z~ a~z"] * 9)
-    before = "~~~z"
-    folder = _directory(tmp_path, model_type, plain, {"tokenizer_class": "GPT2Tokenizer"} | TOKENS)
-    for _ in range(2):  # from the cache, too
-        tokenizer, said = _load(folder)
-        assert tokenizer(before)["input_ids"] == plain.encode(before).ids
-        assert (check_tokenizer(folder, tokenizer).used, said) == ("parts", [])
-        _assert_reads(tokenizer, plain)
 
 
 def test_languages_stay_with_the_parts_of_the_file(tmp_path: Path):
@@ -203,11 +175,6 @@ def test_a_tokenizer_that_reads_as_its_file_is_silent(name: str, tmp_path: Path)
     tokenizer, said = _load(_directory(tmp_path, model_type, plain, settings | TOKENS))
     _assert_reads(tokenizer, plain)
     assert said == []
-    check = check_tokenizer(tmp_path, tokenizer)
-    # transformers' GPT-2 and Llama set parts of their model that these files leave out
-    used = "parts" if name in ("GPT-2", "Llama") else "class"
-    assert (check.reference, check.used, check.num_differing) == ("tokenizer.json", used, 0)
-    assert check.num_probes > 20
 
 
 def test_special_tokens_that_only_the_class_knows_are_kept(tmp_path: Path):
@@ -223,7 +190,7 @@ def test_the_second_load_compares_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     folder = _directory(tmp_path, "llama", _digits(), {"tokenizer_class": "GPT2Tokenizer"} | TOKENS)
     _load(folder)
     monkeypatch.setattr(results, "_known", {})  # as in another process
-    compare = "paceline.models.admission.tokenizer.find_reference"
+    compare = "paceline.models.admission.tokenizer.TokenizerFile"
     monkeypatch.setattr(compare, lambda _: pytest.fail("compared again"))
     _load(folder)
     with (folder / "tokenizer_config.json").open("a") as stream:
@@ -239,73 +206,6 @@ def test_a_cache_that_cannot_be_used_is_no_fault(tmp_path: Path, monkeypatch: py
     place.write_text("a file where the cache should be")
     monkeypatch.setenv("PACELINE_CACHE", str(place))
     _assert_reads(_load(folder)[0], plain)
-    place.unlink()
-    monkeypatch.setattr(results, "_known", {})  # as in another process
-    _load(folder)
-    (kept,) = (cache_root() / "admission").iterdir()
-    for damaged in ("{damaged", '{"used": 3}', "[1]"):
-        kept.write_text(damaged)
-        monkeypatch.setattr(results, "_known", {})
-        _assert_reads(_load(folder)[0], plain)
-
-
-def _pieces(path: Path, **settings: Any) -> Any:
-    out = io.BytesIO()
-    sentences = ["the cat sat 123456 times and 2024 2025"] * 9
-    SentencePieceTrainer.train(
-        sentence_iterator=iter(sentences),
-        model_writer=out,
-        minloglevel=2,
-        hard_vocab_limit=False,
-        **settings,
-    )
-    path.write_bytes(out.getvalue())
-    return SentencePieceProcessor(model_proto=out.getvalue())
-
-
-def test_a_sentencepiece_model_is_compared_with_sentencepiece(tmp_path: Path):
-    settings = {"tokenizer_class": "T5Tokenizer", "extra_ids": 0}
-    folder = _directory(tmp_path, "t5", None, settings)
-    special = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
-    plain = _pieces(folder / "spiece.model", vocab_size=40, model_type="unigram", **special)
-    tokenizer, said = _load(folder)
-    for text in ("the cat 2024", "a  b   "):
-        found = tokenizer(text, add_special_tokens=False)["input_ids"]
-        assert found == plain.encode(text)
-    check = check_tokenizer(folder, tokenizer)
-    assert (check.reference, check.num_differing, said) == ("spiece.model", 0, [])
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (
-            {"added_tokens_decoder": {"900": {"content": "<far>", "special": True}}},
-            "gives '<far>' the id 900, but it is read as",
-        ),
-        ({"eos_token": "<end>"}, "1 tokens beyond the model's .* '<end>'"),
-        ({"add_bos_token": True}, "add_bos_token: true, but tokenizer.json adds none"),
-        ({"add_eos_token": True}, "add_eos_token: true, but tokenizer.json adds none"),
-    ],
-)
-def test_files_that_contradict_each_other_are_named(change: Any, said: str, tmp_path: Path):
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast"} | TOKENS | {"eos_token": "<e>"}
-    plain = _digits()
-    plain.add_special_tokens(["<e>"])
-    _directory(tmp_path, "llama", plain, settings)
-    assert _load(tmp_path)[1] == []
-    _directory(tmp_path, "llama", plain, settings | change)
-    assert any(re.search(said, message) for message in _load(tmp_path)[1])
-
-
-def test_a_beginning_of_text_in_one_file_alone_is_named(tmp_path: Path):
-    plain = _digits()
-    start = plain.token_to_id("<s>")
-    plain.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", start)])
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": False} | TOKENS
-    with pytest.warns(UserWarning, match="add_bos_token: false, but tokenizer.json adds one"):
-        tokenizer = load_alone(_directory(tmp_path, "llama", plain, settings))
-    assert tokenizer("a")["input_ids"] == plain.encode("a").ids
 
 
 def test_a_class_that_cannot_be_built_leaves_the_file(tmp_path: Path):
@@ -331,30 +231,6 @@ def test_a_vocabulary_of_other_words_than_english_is_read(words: str, tmp_path: 
     settings = {"tokenizer_class": "PreTrainedTokenizerFast"} | TOKENS
     tokenizer = load_alone(_directory(tmp_path, "llama", plain, settings))
     assert tokenizer(words)["input_ids"] == plain.encode(words).ids == [2, 3, 4][: len(known) - 2]
-
-
-@pytest.mark.parametrize("place", ["../other/tokenizer.4.json", "{}/other/tokenizer.4.json"])
-def test_a_tokenizer_names_no_file_outside_of_its_directory(place: str, tmp_path: Path):
-    for name in ("other", "model"):
-        (tmp_path / name).mkdir()
-    _digits().save(str(tmp_path / "other/tokenizer.4.json"))
-    settings = {"fast_tokenizer_files": [place.format(tmp_path)]} | TOKENS
-    folder = _directory(tmp_path / "model", "llama", _bytes(), settings)
-    fails(folder, "is not a file in its directory", load=load_alone)
-
-
-def test_every_added_token_is_compared(tmp_path: Path):
-    """transformers adds the tokens of tokenizer_config.json with the flags in that file."""
-    plain = _digits()
-    plain.add_tokens([AddedToken("<far>", rstrip=True, normalized=False)])
-    number = plain.token_to_id("<far>")
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast"} | TOKENS
-    _directory(tmp_path, "llama", plain, settings)
-    assert _load(tmp_path)[1] == []
-    flags = {"content": "<far>", "rstrip": False, "normalized": False}
-    _directory(tmp_path, "llama", plain, settings | {"added_tokens_decoder": {str(number): flags}})
-    with pytest.warns(UserWarning, match="gives 'a<far>b <far> c' the tokens .* which is used"):
-        load_alone(tmp_path)
 
 
 @pytest.mark.parametrize("language", ["eng_Latn", "deu_Latn"])

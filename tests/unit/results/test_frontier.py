@@ -5,13 +5,12 @@ import math
 import pytest
 import torch
 
-from paceline.core.bootstrap import Interval, ratio_of_ratios_interval
+from paceline.core.bootstrap import Interval, ratio_interval
 from paceline.core.rules import Chow, Diff, Lenient, Lossless, Lossy, Opt
 from paceline.decode.draft_policies import Adaptive, Confident
 from paceline.decode.strategies import Oracle, ResponseByResponse, Speculative, TokenByToken
 from paceline.errors import UsageError
 from paceline.results.frontier import Frontier
-from paceline.rng import named_generator
 from support.results import ALONE, example, row, steady
 
 THREE = row(ALONE, [example(0.5), example(1.0), example(0.0)])
@@ -161,7 +160,7 @@ def test_the_interval_of_a_speedup_is_that_of_the_sums_over_examples():
     names = ("target_seconds", "target_tokens", "seconds", "tokens")
     parts = [torch.tensor(cell.sums[name]) for name in names]
     over, under = (parts[0], parts[1]), (parts[2], parts[3])
-    expected = ratio_of_ratios_interval(over, under, rng=named_generator(0, "bootstrap"))
+    expected = ratio_interval(over, under[::-1])
     assert found == pytest.approx(expected)
 
 
@@ -240,3 +239,10 @@ def test_families_are_the_cells_of_one_curve():
         "chow": 2,
         "diff": 1,
     }
+
+
+def test_a_figure_that_is_no_ratio_has_no_resamples():
+    """It was 1 in every one of them."""
+    cell = steady(Chow(0.2))
+    with pytest.raises(UsageError, match="relative_latency is no ratio of sums"):
+        Frontier([steady(ALONE), cell]).value("relative_latency", cell)

@@ -155,13 +155,24 @@ def test_rows_that_cannot_be_written_leave_the_old_file_and_nothing_else(
     assert list(tmp_path.iterdir()) == [file]
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
-def test_a_torn_file_is_one_line(tmp_path: Path, name: str):
-    write_rows(tmp_path / name, ROWS)
-    whole = (tmp_path / name).read_bytes()
-    (tmp_path / name).write_bytes(whole[:-20])
+def test_a_row_that_a_killed_process_did_not_finish_is_left_out(tmp_path: Path):
+    file = tmp_path / "rows.jsonl"
+    write_rows(file, ROWS)
+    whole = file.read_bytes()
+    for torn in (20, 1):
+        file.write_bytes(whole[:-torn])
+        assert len(read_rows(file)) == len(ROWS) - (torn > 1)
+    file.write_bytes(whole[:20] + b"\n" + whole)
     with pytest.raises(UsageError, match="is not a file of result rows"):
-        read_rows(tmp_path / name)
+        read_rows(file)
+
+
+def test_a_torn_compressed_file_is_one_line(tmp_path: Path):
+    file = tmp_path / "rows.jsonl.gz"
+    write_rows(file, ROWS)
+    file.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(UsageError, match="is not a file of result rows"):
+        read_rows(file)
     with pytest.raises(UsageError, match="no result rows at"):
         read_rows(tmp_path / "none.jsonl")
 
@@ -178,6 +189,6 @@ def test_a_damaged_compressed_file_is_one_line(tmp_path: Path):
 @pytest.mark.parametrize("line", ["[" * 5000, '{"a": ' + "9" * 5000 + "}"])
 def test_a_line_that_python_cannot_read_is_one_line(tmp_path: Path, line: str):
     file = tmp_path / "rows.jsonl"
-    file.write_text(line)
+    file.write_text(f"{line}\n")
     with pytest.raises(UsageError, match="is not a file of result rows"):
         read_rows(file)

@@ -100,13 +100,7 @@ ADAMW = {"kind": "adamw"}
         ({"optimizer": {"kind": "adamw", "warmup_steps": 101}}, "more than num_steps"),
         ({"recipe": "seq_kd", "draft_fraction": 0.5}, "that the draft generated"),
         ({"recipe": "gkd", "finish": {"objective": "cross_entropy"}}, "that the draft generated"),
-        ({"target_rounds": {"rows": 32}}, "target_rounds is set, but no text is the target"),
-        ({"recipe": "gkd", "target_rounds": {"rows": 32}}, "but no text is the target's"),
         ({"evaluation": {"sampling": {"repetition_penalty": 1.2}}}, "repetition_penalty must be 1"),
-        (
-            {"fixed_fraction": 0, "data": {"train": "x.jsonl", "keep_states_gb": 1}},
-            "fixed_fraction is 0, so no text is used again",
-        ),
         ({"lmbda": 0.5}, "lmbda"),
         ({"finish": {"objective": []}}, r"finish\.objective"),
         ({"finish": {"objective": "tvd", "begin": 0.25, "end": 0.2}}, r"end 0\.2 must be above"),

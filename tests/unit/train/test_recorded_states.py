@@ -130,7 +130,6 @@ def test_records_that_cannot_be_used_are_one_line(folder: Path, tmp_path: Path):
     ("changes", "says"),
     [
         ({"fixed_fraction": 0.5}, "fixed_fraction below 1 needs the whole target"),
-        ({"objective": "cross_entropy"}, "the objective does not read the target"),
         ({"shard": ["target"]}, "shard of the target needs the whole target"),
     ],
 )

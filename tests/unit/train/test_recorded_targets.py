@@ -198,7 +198,6 @@ def test_another_tokenizer_is_one_line(folder: Path, tmp_path: Path):
         run(folder, tmp_path / "run", "few", target=str(tmp_path / "other"), objective="top_k_tail")
 
 
-@pytest.mark.filterwarnings("ignore:.*the tokenizer has 1 tokens beyond the model")
 def test_a_token_beyond_the_last_logit_is_no_difference(folder: Path, tmp_path: Path):
     """As the padding token that copies of Llama 2 add to their tokenizer alone."""
     shutil.copytree(folder / "draft", tmp_path / "draft")

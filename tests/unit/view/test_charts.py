@@ -1,5 +1,6 @@
 """Specifications of charts: what is drawn, and what is left out where it is unknown."""
 
+import math
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -7,19 +8,20 @@ from typing import Any
 
 import pytest
 
+from paceline.core.bootstrap import Interval
 from paceline.results import FIGURES
 from paceline.view import charts
 from paceline.view.charts import Axis
-from paceline.view.page import Panel
+from paceline.view.page import Panel, number
 
 X, Y = Axis("x", "cost"), Axis("y", "quality")
 ROWS = [
-    {"x": 1.0, "x_low": 0.9, "x_high": 1.1, "y": 2.0, "y_low": 1.0, "y_high": 3.0, "g": "one"},
-    {"x": 2.0, "x_low": None, "x_high": None, "y": 1.0, "y_low": 0.5, "y_high": 1.5, "g": "two"},
+    {"x": Interval(1.0, 0.9, 1.1), "y": Interval(2.0, 1.0, 3.0), "g": "one"},
+    {"x": Interval(2.0, math.nan, math.nan), "y": Interval(1.0, 0.5, 1.5), "g": "two"},
 ]
-EXACT = [{name: one[name] for name in one if name not in ("x_low", "x_high")} for one in ROWS]
+EXACT = [one | {"x": number(one, "x")} for one in ROWS]
 UNKNOWN = [{"x": 1.0, "y": 2.0, "g": "one"}, {"x": 2.0, "y": float("nan"), "g": "one"}]
-SIDES = [{"n": name, "x": 1.0, "x_low": 0.5, "x_high": 1.5} for name in ("a", "b")]
+SIDES = [{"n": name, "x": Interval(1.0, 0.5, 1.5)} for name in ("a", "b")]
 
 
 @pytest.mark.parametrize(
@@ -54,9 +56,12 @@ def test_groups_keep_colour_and_shape_when_some_are_absent():
 
 
 def test_a_chart_keeps_the_columns_that_it_draws_with_four_digits():
-    rows = [one | {"x": one["x"] / 3, "detail": "l", "more": 1.0, "not drawn": 2.0} for one in ROWS]
+    rows = [
+        one | {"x": number(one, "x") / 3, "detail": "l", "more": 1.0, "not drawn": 2.0}
+        for one in ROWS
+    ]
     chart = charts.frontier(rows, X, Y, "g", labels=["more"], detail="detail")
-    names = {"x", "x_low", "x_high", "y", "y_low", "y_high", "g", "more", "detail", "place"}
+    names = {"x", "y", "y_low", "y_high", "g", "more", "detail", "place"}
     assert set(chart["data"]["values"][0]) == names
     assert [row["x"] for row in chart["data"]["values"]] == [0.3333, 0.6667]
 
@@ -72,26 +77,10 @@ def test_the_diagonal_spans_both_figures():
     assert chart["layer"][0]["data"]["values"] == [{"at": 1.0}, {"at": 2.0}]
 
 
-def test_an_empirical_distribution_ends_at_one_and_keeps_the_ends_of_a_large_sample():
-    rows = charts.dominance_rows({"a": [3.0, 1.0, 2.0], "b": [5.0]}, "time", "side")
-    assert [(row["side"], row["time"], row["share"]) for row in rows] == [
-        ("a", 1.0, pytest.approx(1 / 3)),
-        ("a", 2.0, pytest.approx(2 / 3)),
-        *(("a", 3.0, 1.0), ("b", 5.0, 1.0)),
-    ]
-    many = charts.dominance_rows({"a": [float(n) for n in range(1, 1001)]}, "time", "side")
-    assert len(many) == 200
-    assert (many[0]["time"], many[-1]["time"], many[-1]["share"]) == (5.0, 1000.0, 1.0)
-
-
-def test_the_axis_of_a_figure_is_that_of_the_registry_by_its_name_or_words():
-    for column in ("block_efficiency", "tokens per target call"):
-        axis = charts.axis_of(column)
-        assert (axis.field, axis.title) == (
-            "tokens per target call",
-            "tokens per target call (tau)",
-        )
-        assert axis.format == FIGURES["block_efficiency"].format
+def test_the_axis_of_a_figure_is_that_of_the_registry():
+    axis = charts.axis_of("block_efficiency")
+    assert (axis.field, axis.title) == ("block_efficiency", "tokens per target call (tau)")
+    assert axis.format == FIGURES["block_efficiency"].format
     known = {name: charts.axis_of(name).at for name in ("speedup", "quality", "gain")}
     assert known == {"speedup": 1.0, "quality": None, "gain": 1.0}
     assert charts.axis_of("step").title == "optimizer step"
@@ -99,7 +88,7 @@ def test_the_axis_of_a_figure_is_that_of_the_registry_by_its_name_or_words():
 
 
 def test_a_figure_has_a_chart_for_each_value_of_a_column_with_the_same_colours():
-    figure = charts.plotted("Title", "Text.", ROWS, charts.points, X, Y, group="g", by="x")
+    figure = charts.plotted("Title", "Text.", EXACT, charts.points, X, Y, group="g", by="x")
     assert [panel.title for panel in figure.panels] == ["x 1.0", "x 2.0"]
     drawn = [panel.chart["data"]["values"] for panel in figure.panels]
     assert [[row["y"] for row in rows] for rows in drawn] == [[2.0], [1.0]]

@@ -111,14 +111,6 @@ def test_values_that_no_command_writes_are_one_line(kind: str, tmp_path: Path):
         file.write_text(old)
 
 
-def test_a_value_of_another_kind_is_named_with_what_python_says(tmp_path: Path):
-    run = reports.RUNS["decode"](tmp_path / "run")
-    run.write_text(json.dumps(json.loads(run.read_text()) | {"stats": [1]}))
-    shown = CliRunner().invoke(app, ["report", str(run)])
-    assert isinstance(shown.exception, UsageError)
-    assert f"{run} holds values that Paceline does not write (TypeError: " in str(shown.exception)
-
-
 def test_only_a_report_is_replaced_by_a_report(tmp_path: Path):
     run = reports.losslessness(tmp_path)
     page = run.with_suffix(".html")

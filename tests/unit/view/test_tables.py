@@ -31,16 +31,12 @@ def printed_lines(table: Table, width: int) -> list[str]:
 
 def test_a_line_has_the_settings_and_figures_that_are_named_with_their_intervals():
     rows = [row(1), row(2)]
-    found = table_of(rows, ("draft", "gamma", "task"), ("block_efficiency", "quality"), seed=3)
+    found = table_of(rows, ("draft", "gamma", "task"), ("block_efficiency", "quality"))
     for line, one in zip(found.rows, rows, strict=True):
         value = sum(map(float, one.sums["emitted"])) / sum(map(float, one.sums["calls"]))  # pyright: ignore
-        _, low, high = FIGURES["block_efficiency"].measure(one, seed=3)
-        assert list(line) == [
-            *("draft", "gamma", "tokens per target call"),
-            *("tokens per target call_low", "tokens per target call_high"),
-        ]
-        assert list(line.values())[:2] == ["small", one.setting["gamma"]]
-        assert list(line.values())[2:] == [pytest.approx(value), low, high]
+        tau = FIGURES["block_efficiency"].measure(one)
+        assert line == {"draft": "small", "gamma": one.setting["gamma"], "block_efficiency": tau}
+        assert tau.value == pytest.approx(value)
 
 
 def test_lines_of_rows_take_figures_from_a_measure_and_leave_out_what_no_row_has():
@@ -51,8 +47,8 @@ def test_lines_of_rows_take_figures_from_a_measure_and_leave_out_what_no_row_has
     figures = ("quality", "block_efficiency")
     found = lines_of([row(1), row(2)], ("gamma", "task"), figures, measure=measure)
     assert found == [
-        {"gamma": 1, "quality": 1.0, "quality_low": 0.0, "quality_high": 2.0},
-        {"gamma": 2, "quality": 2.0, "quality_low": 1.0, "quality_high": 3.0},
+        {"gamma": 1, "quality": Interval(1.0, 0.0, 2.0)},
+        {"gamma": 2, "quality": Interval(2.0, 1.0, 3.0)},
     ]
 
 

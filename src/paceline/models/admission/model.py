@@ -7,7 +7,6 @@ cache by configuration, files and versions, so that the second load of a model s
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -19,13 +18,11 @@ from paceline.models.admission.trial import (
     FAULTS,
     Comparison,
     fault_of,
-    plain_logits,
     play,
     play_briefly,
 )
 from paceline.models.admission.twin import VOCABULARY, tiny_twin
-from paceline.models.contract import pad
-from paceline.models.hf.base import evaluating, rolls_back, warn_of_slower
+from paceline.models.hf.base import rolls_back, warn_of_slower
 from paceline.models.hf.causal import CausalModel
 from paceline.models.hf.seq2seq import Seq2SeqModel
 from paceline.models.hf.spreading import is_spread
@@ -39,14 +36,11 @@ if TYPE_CHECKING:
 
 EXACT = 0.01
 """Tolerance for passes in float32, in standard deviations of the logits."""
-OF_TWIN = 0.002
-"""The same for the tiny twin, whose differences are below 0.0001 if a pass is right."""
+OF_TWIN = 0.008
+"""The same for the tiny twin. If a pass is right, its differences are below 0.0001, or below 0.006
+where rounding grows as in Gemma 3n and Zamba; Doge's wrong choices of keys change it by 0.014."""
 ROUNDED = 0.5
 """Tolerance if a pass rounds to 16 bits; wrong tokens or positions change logits by more than 1."""
-
-
-_EXACT_FIRST = (torch.float64, torch.float32)
-_ATTENDED = 20  # tokens of the text that is read with two kinds of attention
 
 
 class Admission(NamedTuple):
@@ -58,20 +52,18 @@ class Admission(NamedTuple):
             if no twin of this architecture can be built.
         difference: The largest difference on two short texts, with the model's own weights.
         num_positions: Compared positions, of both.
-        attention: The attention of transformers that was chosen instead of the model's, or None.
     """
 
     sessions: Sessions
     twin: float | None
     difference: float
     num_positions: int
-    attention: str | None = None
 
 
 def admit(model: HfModel, files: str | None = None) -> Admission:
     """Compare the model's sessions with transformers and choose the kind that agrees.
 
-    Sets `model.sessions` and, where only eager attention is causal, the attention of `model.hf`.
+    Sets `model.sessions`.
 
     Args:
         model: A wrapped model.
@@ -85,8 +77,6 @@ def admit(model: HfModel, files: str | None = None) -> Admission:
     found = Admission(**known) if known else _compared(model)
     if known is None and key is not None:
         remember(key, found._asdict())
-    if found.attention is not None:
-        _attend(model.hf, found.attention)
     model.sessions = found.sessions
     return found
 
@@ -98,23 +88,15 @@ def _place(model: HfModel) -> tuple[str, str]:
 
 
 def _compared(model: HfModel) -> Admission:
-    """The model's admission; a model that is refused keeps its attention and its sessions."""
-    attention, sessions = _attention_of(model.hf), model.sessions
+    """The model's admission; a model that is refused keeps its sessions."""
+    sessions = model.sessions
     try:
         twin = twin_admission(model) or Admission("batch", None, 0.0, 0)
-        if twin.attention is not None:
-            _attend(model.hf, twin.attention)
         own = _first_that_agrees(model, play_briefly, tolerance_for(model.dtype), twin.sessions)
     except BaseException:
-        if attention is not None and _attention_of(model.hf) != attention:
-            _attend(model.hf, attention)
         model.sessions = sessions
         raise
-    return own._replace(
-        twin=twin.twin,
-        num_positions=own.num_positions + twin.num_positions,
-        attention=own.attention or twin.attention,
-    )
+    return own._replace(twin=twin.twin, num_positions=own.num_positions + twin.num_positions)
 
 
 def twin_admission(model: HfModel) -> Admission | None:
@@ -123,27 +105,18 @@ def twin_admission(model: HfModel) -> Admission | None:
     known = recall(key)
     if known is not None:
         return Admission(**known)
-    found = Admission("batch", 0.0, 0.0, 0)
-    for seed in (0, 1):  # Doge chooses keys, and only some weights show that a choice is wrong
-        twin = twin_of(model, seed)
-        if twin is None:
-            return None
-        if found.attention is not None:
-            _attend(twin.hf, found.attention)
-        elif _attention_differs(twin):
-            found = found._replace(attention="eager")
-        again = _exactly(twin, found.sessions)
-        largest = max(found.difference, again.difference)
-        positions = found.num_positions + again.num_positions
-        attention = found.attention or again.attention
-        found = Admission(again.sessions, largest, largest, positions, attention)
+    twin = twin_of(model)
+    if twin is None:
+        return None
+    found = _first_that_agrees(twin, play, OF_TWIN, "batch")
+    found = found._replace(twin=found.difference)
     remember(key, found._asdict())
     return found
 
 
-def twin_of(model: HfModel, seed: int = 0) -> HfModel | None:
+def twin_of(model: HfModel) -> HfModel | None:
     """The tiny twin of a model, wrapped, with its kind of sessions; None if it cannot be built."""
-    hf = tiny_twin(model.hf, seed=seed)
+    hf = tiny_twin(model.hf, seed=1)  # Doge chooses keys, and weights 0 hide that a choice is wrong
     if hf is None:
         return None
     if model.decoder_prompt is None:
@@ -200,30 +173,6 @@ def faster(
     return prepared
 
 
-def hidden_states_fault(model: HfModel, ready: HfModel) -> str | None:
-    """What is wrong with the hidden states of `ready`, in words; None if they are those of `model`.
-
-    Both are encoder-decoders.
-    """
-    first, second, third = (token % model.vocab_size for token in (7, 11, 5))
-    assert model.decoder_prompt is not None, "a decoder-only model has no sources"
-    texts = pad([[*model.decoder_prompt, *new] for new in ([first, second], [third])])
-    assert texts.attention_BT is not None, "one of the texts is padded"
-    kept_BT = texts.attention_BT.bool()
-    batch = texts._replace(source=pad([[first], [second, third, first]])).to(model.device)
-
-    def compare() -> Comparison:
-        found = Comparison()
-        with torch.inference_mode(), evaluating(model.hf):
-            wanted_TD, got_TD = (
-                hidden(batch)[kept_BT].float() for hidden in (model.plain_hidden, ready.hidden)
-            )
-        found.add(wanted_TD, got_TD, "")
-        return found
-
-    return fault_of("hidden states", compare, tolerance_for(model.dtype))
-
-
 def _checked(key: str | None, check: Callable[[], str | None], tolerance: float) -> str | None:
     """The fault that a check finds. It does not run if it found none before under this key."""
     if key is not None and recall(key) is not None:
@@ -265,28 +214,21 @@ def _fault_of(prepared: HfModel, trial: Callable[..., Comparison], tolerance: fl
 def _first_that_agrees(
     model: HfModel, trial: Callable[..., Comparison], tolerance: float, first: Sessions
 ) -> Admission:
-    """Try sessions from `first` on, then the same with eager attention."""
+    """Try sessions from `first` on."""
     faults: list[str] = []
     kinds = list(model.session_kinds)
-    current = _attention_of(model.hf)
-    for attention in (None, "eager"):
-        if attention is not None and (current == attention or not _attend(model.hf, attention)):
-            break
-        for kind in kinds[kinds.index(first) :]:
-            try:
-                model.sessions = kind
-                result = trial(model, rollback=rolls_back(kind))
-            except (torch.OutOfMemoryError, ModelLoadError):
-                raise
-            except FAULTS as error:
-                faults.append(first_line(error))
-                continue
-            if result.largest <= tolerance:
-                if attention is not None:
-                    other = "token by token, so tokens see later ones"
-                    _warn_of_attention(model, str(current), other)
-                return Admission(kind, None, result.largest, result.num_positions, attention)
-            faults.append(f"logits differ by {result.largest:.2g} deviations {result.where}")
+    for kind in kinds[kinds.index(first) :]:
+        try:
+            model.sessions = kind
+            result = trial(model, rollback=rolls_back(kind))
+        except (torch.OutOfMemoryError, ModelLoadError):
+            raise
+        except FAULTS as error:
+            faults.append(first_line(error))
+            continue
+        if result.largest <= tolerance:
+            return Admission(kind, None, result.largest, result.num_positions)
+        faults.append(f"logits differ by {result.largest:.2g} deviations {result.where}")
     raise UnsupportedModelError(
         f"{model.hf.config.model_type} cannot be decoded: its sessions do not give the logits of "
         f"transformers' pass over the whole text ({faults[-1]}); choose a causal language model, "
@@ -294,81 +236,5 @@ def _first_that_agrees(
     )
 
 
-def _exactly(twin: HfModel, first: Sessions) -> Admission:
-    """`_first_that_agrees` in float64, or in float32 where that fails or needs slower sessions.
-
-    Some models, such as Gemma 3n, make rounding a thousand times larger.
-    """
-    kinds = list(twin.session_kinds)
-    attention = _attention_of(twin.hf)
-    found: list[Admission] = []
-    fault: PacelineError | None = None
-    for dtype in _EXACT_FIRST:
-        cast("Any", twin.hf).to(dtype)
-        try:
-            result = _first_that_agrees(twin, play, OF_TWIN, first)
-        except (ModelLoadError, UnsupportedModelError) as error:  # ProphetNet overflows in float64
-            fault = error
-        else:
-            if result.sessions == first:
-                return result
-            found.append(result)
-        if attention is not None:
-            _attend(twin.hf, attention)
-    if fault is not None and not found:
-        raise fault
-    return min(found, key=lambda result: kinds.index(result.sessions))
-
-
-def _attention_differs(twin: HfModel) -> bool:
-    """Choose eager attention, with a warning, if the twin's own gives other logits.
-
-    SDPA of transformers 5.20 and earlier ignores the cap of Gemma 2's attention without a word.
-    """
-    current = _attention_of(twin.hf)
-    if current in (None, "eager"):
-        return False
-    text = list(range(4, 4 + min(_ATTENDED, twin.max_length or _ATTENDED)))
-    for dtype in _EXACT_FIRST:
-        cast("Any", twin.hf).to(dtype)
-        comparison = Comparison()
-        try:
-            own_TV = plain_logits(twin, text, [5, 9, 7])
-            if not _attend(twin.hf, "eager"):
-                return False
-            comparison.add(plain_logits(twin, text, [5, 9, 7]), own_TV, "", of_session=False)
-        except (*FAULTS, ModelLoadError):  # the sessions will show it
-            _attend(twin.hf, str(current))
-            continue
-        if comparison.largest > OF_TWIN:
-            _warn_of_attention(twin, str(current), "with eager attention")
-            return True
-        break
-    _attend(twin.hf, str(current))
-    return False
-
-
 def tolerance_for(dtype: torch.dtype) -> float:
     return EXACT if dtype == torch.float32 else ROUNDED
-
-
-def _attention_of(hf: Any) -> str | None:
-    return getattr(hf.config, "_attn_implementation", None)
-
-
-def _attend(hf: Any, attention: str) -> bool:
-    """Change the model's attention; False if it has no other."""
-    try:
-        hf.set_attn_implementation(attention)
-    except (AttributeError, ImportError, ValueError):
-        return False
-    return True
-
-
-def _warn_of_attention(model: HfModel, current: str, other: str) -> None:
-    warnings.warn(
-        f"with {current} attention, transformers {transformers.__version__} gives other logits for "
-        f"this {model.hf.config.model_type} than {other}; eager attention is used instead, which "
-        "is slower",
-        stacklevel=6,
-    )

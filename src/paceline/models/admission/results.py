@@ -24,6 +24,8 @@ from paceline.processor import level
 if TYPE_CHECKING:
     from paceline.models.hf.base import HfModel
 
+_CODE = ("admission/model.py", "admission/trial.py", "admission/twin.py", "contract.py", "t5.py")
+_CODE += ("hf/*.py", "llama/*.py", "recorded/*.py", "prepare.py")
 _known: dict[str, dict[str, Any]] = {}
 
 
@@ -47,10 +49,9 @@ def key_of(model: HfModel, *facts: str) -> str:
 
 @functools.cache
 def _code() -> str:
-    """Hash of the code that reads models."""
-    package = Path(__file__).parents[2]
-    found = [*package.glob("models/**/*.py"), *package.glob("core/*.py")]
-    files = sorted([*found, *package.glob("native/*.[chp]*")])
+    """Hash of the trials and of the passes that they compare; the C library's name has its own."""
+    models = Path(__file__).parents[1]
+    files = sorted(file for part in _CODE for file in models.glob(part))
     return short_hash(file.read_bytes() for file in files)
 
 

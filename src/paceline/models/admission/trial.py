@@ -8,17 +8,14 @@ Shape suffixes: N new tokens, T text, V vocabulary.
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook
 
 from paceline.errors import ModelLoadError, PacelineError, first_line
-from paceline.models.contract import Texts
 from paceline.models.hf.base import evaluating
 from paceline.rng import named_generator
 
@@ -67,13 +64,11 @@ class Comparison:
             allowed_V[model.banned_K[model.banned_K < model.vocab_size]] = False
         return cls(allowed_V=allowed_V)
 
-    def add(
-        self, wanted_NV: Tensor, got_NV: Tensor, where: str, *, of_session: bool = True
-    ) -> None:
-        """Compare logits; those that are not of a session exclude no token."""
+    def add(self, wanted_NV: Tensor, got_NV: Tensor, where: str) -> None:
+        """Compare logits of the same positions."""
         got_NV = got_NV.to(wanted_NV.device)
         known = got_NV != -torch.inf
-        allowed_V = self.allowed_V if of_session else None
+        allowed_V = self.allowed_V
         if allowed_V is not None and not torch.equal(known, allowed_V.expand_as(known)):
             self.largest, self.where = torch.inf, f"in the tokens that are possible, {where}"
             return
@@ -169,20 +164,14 @@ class _Game:
 
 
 @torch.inference_mode()
-def plain_logits(
-    model: HfModel, text: Sequence[int], source: Sequence[int], *, masked: bool = False
-) -> Tensor:
+def plain_logits(model: HfModel, text: Sequence[int], source: Sequence[int]) -> Tensor:
     """Logits of transformers after each token of a text, without a cache, [T, V].
-
-    `masked` gives it an attention mask of ones.
 
     Raises:
         ModelLoadError: They are not finite; it names the first module whose output is not.
     """
     start = model.decoder_prompt or ()
     batch = model.trial_batch(list(text)[len(start) :], source or (1,))
-    if masked:
-        batch = Texts(batch.tokens_BT, torch.ones_like(batch.tokens_BT), batch.source)
     with evaluating(model.hf):
         logits_TV = model.plain_logits(batch)[0, :, : model.vocab_size].float()
     if bool(logits_TV.isfinite().all()):
@@ -247,7 +236,6 @@ def play(model: HfModel, *, rollback: bool = True) -> Comparison:
     game.extend(5)
     if not rollback:
         game.extend(6)
-    _check_reference(game)
     return comparison
 
 
@@ -285,32 +273,3 @@ def _compare_at(
 ) -> None:
     for wanted_TV, got_NV, end in zip(wanted, logits, ends, strict=True):
         comparison.add(wanted_TV[end - len(got_NV) : end], got_NV.float(), where)
-
-
-def _check_reference(game: _Game) -> None:
-    """Compare the reference with itself: without a text's end, and as generate() reads a text."""
-    model, add = game.model, partial(game.comparison.add, of_session=False)
-    for text, source in zip(game.texts, game.sources, strict=True):
-        whole_TV = plain_logits(model, text, source)
-        begin_TV = plain_logits(model, text[: len(text) // 2 + 1], source)
-        where = "as transformers reads the beginning of a text without its end"
-        add(whole_TV[: len(begin_TV)], begin_TV, where)
-        where = "as transformers reads a text with an attention mask of ones, as generate() does"
-        add(whole_TV, plain_logits(model, text, source, masked=True), where)
-    if model.decoder_prompt is None:
-        _check_positions(game, max(game.texts, key=len))
-
-
-def _check_positions(game: _Game, text: list[int]) -> None:
-    """RoBERTa numbers tokens from 2 on, and generate() gives it positions from 0 on."""
-    hf: Any = game.model.hf
-    if "position_ids" not in inspect.signature(hf.forward).parameters:
-        return
-    tokens_1T = torch.tensor([text], device=game.model.device)
-    masked = {"attention_mask": torch.ones_like(tokens_1T)}
-    positions = hf._prepare_position_ids_for_generation(tokens_1T, masked)
-    logits = hf(tokens_1T, **masked, position_ids=positions, use_cache=False).logits
-    placed_TV = logits[0, :, : game.model.vocab_size].float()
-    wanted_TV = plain_logits(game.model, text, [])
-    where = "with the positions that generate() gives to a text"
-    game.comparison.add(wanted_TV, placed_TV, where, of_session=False)

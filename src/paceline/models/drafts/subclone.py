@@ -25,7 +25,7 @@ from paceline.errors import UnsupportedModelError, UsageError
 from paceline.models.drafts.scratch import new_like
 from paceline.models.hf.architectures import is_tied
 from paceline.models.hf.base import HfModel, evaluating
-from paceline.models.llama.forward import LlamaDecoder
+from paceline.models.llama.cpu_weights import is_llama_like
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence
@@ -58,7 +58,7 @@ def width_of(model: HfModel) -> Width:
         UnsupportedModelError: The model is of another kind.
     """
     config: Any = model.hf.config
-    if not LlamaDecoder.supports(model.hf):
+    if not is_llama_like(model.hf):
         raise UnsupportedModelError(
             f"{config.model_type} is not Llama-like, so it cannot be made narrower; use a subset "
             "of its layers"

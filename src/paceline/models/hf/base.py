@@ -67,18 +67,16 @@ class HfModel(ABC):
         hf: The transformers model.
         decoder: The forward pass of sessions.
         draft_vocabulary: The only tokens that sessions may sample, most likely first, [K]; None for
-            all. It also makes the head of Llama-like models smaller.
+            all. It also makes the head of the compiled pass smaller.
         banned_K: Tokens that the generation config forbids, [K], or None. Sessions give them the
             logit -inf, `head` a probability of 0; `plain_logits` and the checks of faster
             passes do not.
-        states: Faster code for `hidden`, or None.
         sessions: The key of `session_kinds` that gives transformers' logits; see admission/.
         files: Fingerprint of the files that the weights come from; None: not known.
     """
 
     files: str | None = None
     sessions: Sessions = "batch"
-    states: Callable[[Batch], Tensor] | None = None
 
     plain_pass: ClassVar[Callable[..., ForwardPass]]
     """The forward pass of transformers, given a model and a draft vocabulary or None."""
@@ -157,13 +155,9 @@ class HfModel(ABC):
             raise unknown_map(self.hf)
         return self._projection
 
+    @abstractmethod
     def hidden(self, batch: Batch) -> Tensor:
         """Final hidden states, scaled for `head`, [B, T, D]. Differentiable."""
-        return self.plain_hidden(batch) if self.states is None else self.states(batch)
-
-    @abstractmethod
-    def plain_hidden(self, batch: Batch) -> Tensor:
-        """`hidden` by the modules of transformers."""
 
     @abstractmethod
     def plain_logits(self, batch: Batch) -> Tensor:
@@ -183,12 +177,6 @@ class HfModel(ABC):
         model = copy.copy(self)
         model.decoder, model._start = decoder, start
         model.files = None
-        return model
-
-    def reading_with(self, states: Callable[[Batch], Tensor]) -> Self:
-        """The same model with other code for `hidden`."""
-        model = copy.copy(self)
-        model.states, model.files = states, None
         return model
 
     def without_draft_vocabulary(self) -> Self:
@@ -219,7 +207,7 @@ class HfModel(ABC):
         batch = self.trial_batch([token % self.vocab_size for token in (1, 7, 11, 5)])
         head, projection = self._head, self._projection
         with torch.inference_mode(), evaluating(self.hf):
-            hidden = self.plain_hidden(batch)
+            hidden = self.hidden(batch)
             largest = projection._replace(cap=None).logits(hidden).float().abs().amax(-1, True)
             factors = torch.exp2((_SATURATING / largest.clamp(min=1)).log2().round())
             factors[:, ::2] = 1

@@ -32,14 +32,15 @@ class RoomyCache(Cache):
         plan: Data that a forward pass keeps between calls.
     """
 
-    def __init__(self) -> None:
-        super().__init__(layer_class_to_replicate=RoomyLayer)
+    def __init__(self, kind: type[RoomyLayer] | None = None) -> None:
+        self._kind = kind or RoomyLayer
+        super().__init__(layer_class_to_replicate=self._kind)
         self.ends: list[int] | None = None
         self.plan: Any = None
 
     def layer(self, index: int) -> RoomyLayer:
         while len(self.layers) <= index:
-            self.layers.append(RoomyLayer())
+            self.layers.append(self._kind())
         return self.layers[index]  # pyright: ignore[reportReturnType]
 
     def ends_of(self, batch: int) -> list[int]:

@@ -141,7 +141,7 @@ class CausalModel(HfModel):
         ),
     }
 
-    def plain_hidden(self, batch: Batch) -> Tensor:
+    def hidden(self, batch: Batch) -> Tensor:
         hidden_BTD = body_of(self.hf)(
             input_ids=batch.tokens_BT, attention_mask=batch.attention_BT, use_cache=False
         ).last_hidden_state

@@ -187,7 +187,7 @@ class Seq2SeqModel(HfModel):
         head = super()._projection
         return head if bias_1V is None else head._replace(bias_V=bias_1V[0])
 
-    def plain_hidden(self, batch: Batch) -> Tensor:
+    def hidden(self, batch: Batch) -> Tensor:
         assert batch.source is not None, "a batch of an encoder-decoder has sources"
         hidden_BTD = body_of(self.hf)(
             input_ids=batch.tokens_BT,

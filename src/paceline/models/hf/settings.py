@@ -85,8 +85,7 @@ def unused_settings(hf: PreTrainedModel) -> dict[str, Any]:
     given = {
         name: value
         for name, value in generation.to_diff_dict().items()
-        if name not in _APPLIED and not name.startswith(_OF_DRAFTS_AND_RESULTS)
-        if value and value != neutral.get(name)
+        if name not in _APPLIED and value and value != neutral.get(name)
     }
     # banned tokens are applied, longer sequences are not
     if not any(len(each) > 1 for each in given.get("bad_words_ids", ())):
@@ -99,8 +98,12 @@ def unused_settings(hf: PreTrainedModel) -> dict[str, Any]:
 
 
 def warn_of_unused(hf: PreTrainedModel, stacklevel: int) -> None:
-    """Warn once about settings that are not applied."""
-    unused = unused_settings(hf)
+    """Warn once about settings that are not applied and that change texts."""
+    unused = {
+        name: value
+        for name, value in unused_settings(hf).items()
+        if not name.startswith(_OF_DRAFTS_AND_RESULTS)
+    }
     if not unused:
         return
     advice = ""

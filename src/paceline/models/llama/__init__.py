@@ -1,9 +1,7 @@
-"""Fast forward passes for Llama-like models.
+"""Fast forward passes for Llama-like models on a CPU.
 
-packing.py        16-bit weights for processors without 16-bit arithmetic, for any model
 int8.py           8-bit weights for drafts
 cpu_weights.py    copies the weights into the layout of native/transformer.c
 cpu.py            the compiled forward pass (native/transformer.c) for few tokens
 cpu_session.py    sessions that use the compiled pass and serve whole blocks
-forward.py        the forward pass in PyTorch, with fused projections
 """

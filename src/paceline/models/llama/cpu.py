@@ -1,7 +1,7 @@
 """The compiled forward pass (native/transformer.c) of a Llama-like model over few tokens.
 
-It needs a C compiler with OpenMP, and matrices that bfloat16 represents exactly or that are already
-rounded to 8 bits. Otherwise PyTorch is used.
+It needs a C compiler with OpenMP or paceline-kernels, and matrices that bfloat16 represents exactly
+or that are already rounded to 8 bits. Otherwise the modules of transformers are used.
 
 Shape suffixes: B batch, N new tokens, D hidden, S head size.
 """
@@ -50,9 +50,10 @@ class _Plan:
         self.buffers = (self.layers[0].buffers, self.layers[-1].buffers)
 
     def fits(self, count: int) -> bool:
-        """True if the buffers were not reallocated and have space for `count` more columns."""
+        """True if buffers and threads are the same, with space for `count` more columns."""
         first, last = self.layers[0], self.layers[-1]  # all layers are reallocated together
         same = first.buffers is self.buffers[0] and last.buffers is self.buffers[1]
+        same = same and self.this_pass.threads == torch.get_num_threads()
         return same and first.width + count <= self.this_pass.columns
 
     def prepare(
@@ -94,7 +95,7 @@ class NativeLlama:
 
     Attributes:
         vocab_size: Width of the logits.
-        most_tokens: Maximum tokens of a pass; beyond, PyTorch is as fast or faster.
+        most_tokens: Maximum tokens of a pass; beyond, transformers is as fast or faster.
         listeners: Called with the final hidden states of every pass, [B, N, D].
     """
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.core.rules import Lossless
-from paceline.models.hf.causal import CausalSession
+from paceline.models.hf.cache import RoomyCache, RoomyLayer
+from paceline.models.hf.causal import CausalSession, HfDecoder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
+    from transformers import PreTrainedModel
 
     from paceline.core.block import Drafted, DrawRequest, VerifiedRows, VerifyRequest
     from paceline.core.sampling import SamplingParams
@@ -18,11 +20,42 @@ if TYPE_CHECKING:
     from paceline.models.llama.cpu import NativeLlama
 
 
+class PromptPass(HfDecoder):
+    """The pass of transformers for many tokens; its listeners hear the compiled pass, too."""
+
+    def __init__(
+        self, hf: PreTrainedModel, draft_vocabulary: Tensor | None, native: NativeLlama
+    ) -> None:
+        super().__init__(hf, draft_vocabulary)
+        self.native = native
+
+    def listen(self, listener: Callable[[Tensor], None]) -> Callable[[], None]:
+        remove = super().listen(listener)
+        self.native.listeners.append(listener)
+
+        def stop() -> None:
+            remove()
+            self.native.listeners.remove(listener)
+
+        return stop
+
+
+class FloatLayer(RoomyLayer):
+    """Keeps keys and values in float32, as the compiled pass does, also of a bfloat16 model."""
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *_args: Any, **_kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        keys, values = super().update(key_states.float(), value_states.float())
+        return keys.to(key_states.dtype), values.to(value_states.dtype)
+
+
 class CompiledSession(CausalSession):
     """A `CausalSession` that uses the compiled pass for few tokens."""
 
     def __init__(self, model: HfModel, native: NativeLlama) -> None:
         super().__init__(model)
+        self.cache = RoomyCache(FloatLayer)
         self._native = native
 
     def take_draw(self, request: DrawRequest) -> Drafted | None:

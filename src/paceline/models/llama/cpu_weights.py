@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _PART = 4096  # rows converted at a time: a multiple of the packing block size of every library
+_ARCHITECTURES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})  # angles depend on position only
 
 
@@ -121,6 +122,10 @@ class NativeWeights:
         """The tensor's address, valid while this object lives."""
         self._held.append(tensor.contiguous())
         return self._held[-1].data_ptr()
+
+
+def is_llama_like(hf: PreTrainedModel) -> bool:
+    return hf.config.model_type in _ARCHITECTURES and hf.config.hidden_act == "silu"
 
 
 def can_copy(hf: PreTrainedModel, *, int8: bool = False, in_training: bool = False) -> bool:

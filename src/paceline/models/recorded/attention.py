@@ -28,16 +28,13 @@ def mask_of(
     batch_size: int,
     q_length: int,
     kv_length: int,
-    q_offset: Tensor | int,
+    q_offset: Tensor,
     mask_function: Callable[..., Tensor],
     dtype: torch.dtype,
     device: torch.device,
-    attention_mask: Tensor | None = None,
     **_unused: Any,
 ) -> Tensor:
     """Additive mask [B, 1, N, W]; row b begins at column q_offset[b], [B, 1].
-
-    Sources of an encoder-decoder have no offsets; `attention_mask` [B, W] hides their padding.
 
     The lowest finite number stands for hidden columns, so that rows of the buffer that hold no text
     stay finite.
@@ -49,8 +46,6 @@ def mask_of(
     seen = mask_function(
         rows_B[:, None, None, None], heads, queries_BN[:, None, :, None], columns_W
     )
-    if attention_mask is not None and not isinstance(q_offset, torch.Tensor):
-        seen = seen & (attention_mask[:, None, None] != 0)
     shown = torch.zeros((), dtype=dtype, device=device)
     mask = torch.where(seen, shown, torch.finfo(dtype).min)
     torch._dynamo.maybe_mark_dynamic(mask, 3)  # as the buffers, whose columns it masks
@@ -67,7 +62,6 @@ def attend(
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    position_bias: Tensor | None = None,
     **_unused: Any,
 ) -> tuple[Tensor, None]:
     """Attention of query [B, H, N, D] over key and value [B, K, W, D] -> [B, N, H, D].
@@ -76,8 +70,6 @@ def attend(
     """
     batch, heads, count, size = query.shape
     scale = size**-0.5 if scaling is None else scaling
-    if position_bias is not None:
-        attention_mask = attention_mask + position_bias
     if count > _FEW_TOKENS and softcap is None and s_aux is None:
         mixed = F.scaled_dot_product_attention(
             query, key, value, attention_mask, scale=scale, enable_gqa=heads > key.shape[1]

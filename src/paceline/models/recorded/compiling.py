@@ -25,7 +25,7 @@ from paceline.models.hf.architectures import (
     set_number,
 )
 from paceline.models.hf.base import warn_of_slower
-from paceline.models.recorded.fixed_cache import FixedCache, WithSources
+from paceline.models.recorded.fixed_cache import FixedCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -156,9 +156,6 @@ def _with_own_layer(
     """The inputs of a layer with its own part of the cache."""
 
     def own(value: Any) -> Any:
-        if isinstance(value, WithSources):
-            parts = value.self_attention_cache, value.cross_attention_cache
-            return WithSources(*(_OwnLayer(part.layers[index]) for part in parts))
         # layers that read the keys of an earlier layer have none in the cache
         if isinstance(value, FixedCache) and index < len(value.layers):
             return _OwnLayer(value.layers[index])

@@ -2,7 +2,7 @@
 
 A rollback only reduces lengths: columns beyond them are masked, and the next tokens overwrite them.
 
-Shape suffixes: B buffer rows, N new tokens, W columns, S source columns, K key heads, D head size.
+Shape suffixes: B buffer rows, N new tokens, W columns, K key heads, D head size.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
+from transformers.cache_utils import Cache, CacheLayerMixin
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -75,7 +75,6 @@ class FixedCache(Cache):
 
     Attributes:
         ones_BW: An attention mask that hides nothing, for models that compute positions from it.
-        sources: What the decoder of an encoder-decoder sees of its sources; else None.
     """
 
     layers: list[FixedLayer]  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -86,24 +85,20 @@ class FixedCache(Cache):
         num_rows: int,
         num_columns: int,
         recordings: Recordings,
-        sources: FixedSources | None = None,
     ) -> None:
         """`samples`: any keys and values of each layer, for their shapes."""
         self.num_rows, self.num_columns = num_rows, num_columns
         self.recordings = recordings
-        self.sources = sources
-        super().__init__(layers=_layers(samples, num_rows, num_columns))
+
+        def buffer(sample: Tensor) -> Tensor:
+            # zeros, because unused columns are masked but must be finite
+            made = sample.new_zeros(num_rows, sample.shape[1], num_columns, sample.shape[3])
+            torch._dynamo.maybe_mark_dynamic(made, 2)  # one compiled function for all widths
+            return made
+
+        super().__init__(layers=[FixedLayer(*map(buffer, sample)) for sample in samples])
         device = self.layers[0].keys.device
         self.ones_BW = torch.ones(num_rows, num_columns, dtype=torch.int64, device=device)
-
-    @property
-    def num_sources(self) -> int:
-        return 0 if self.sources is None else self.sources.attention_BS.shape[1]
-
-    @property
-    def whole(self) -> Cache:
-        """The cache as its model expects it."""
-        return self if self.sources is None else WithSources(self, self.sources)
 
     def place(self, columns_BN: Tensor | None) -> None:
         """Set `FixedLayer.columns_BN` of all layers."""
@@ -123,57 +118,3 @@ class FixedCache(Cache):
         for mine, theirs in zip(self.layers, other.layers, strict=True):
             keys, values = (part[source, :, :width] for part in (theirs.keys, theirs.values))
             mine.write(goal, keys, values)
-        if self.sources is not None and other.sources is not None:
-            self.sources.copy_rows(other.sources, source, goal)
-
-
-class FixedSources(Cache):
-    """Keys and values of encoded sources, from the first column of each row.
-
-    Attributes:
-        attention_BS: 1 = token, 0 = padding.
-    """
-
-    layers: list[FixedLayer]  # pyright: ignore[reportIncompatibleVariableOverride]
-
-    def __init__(
-        self, samples: Iterable[tuple[Tensor, Tensor]], num_rows: int, num_columns: int
-    ) -> None:
-        super().__init__(layers=_layers(samples, num_rows, num_columns))
-        device = self.layers[0].keys.device
-        self.attention_BS = torch.zeros(num_rows, num_columns, dtype=torch.int64, device=device)
-
-    def fill(self, layers: Iterable[Any], attention_BS: Tensor) -> None:
-        """Store sources in the first rows; `layers` have `keys` and `values`."""
-        rows, width = attention_BS.shape
-        self.attention_BS[:rows] = 0
-        self.attention_BS[:rows, :width] = attention_BS
-        for mine, given in zip(self.layers, layers, strict=True):
-            mine.write(slice(rows), given.keys, given.values)
-
-    def copy_rows(self, other: FixedSources, rows_R: Tensor, own_rows_R: Tensor) -> None:
-        """Copy rows of other sources, which have at most as many columns (may be these)."""
-        width = other.attention_BS.shape[1]
-        copied_RS = other.attention_BS[rows_R]
-        self.attention_BS[own_rows_R] = 0
-        self.attention_BS[own_rows_R, :width] = copied_RS
-        for mine, theirs in zip(self.layers, other.layers, strict=True):
-            mine.write(own_rows_R, theirs.keys[rows_R], theirs.values[rows_R])
-
-
-class WithSources(EncoderDecoderCache):
-    """The cache of a decoder, and the keys and values of its sources, which are not made anew."""
-
-    def __init__(self, own: Any, sources: Any) -> None:
-        self.self_attention_cache, self.cross_attention_cache = own, sources
-        self.is_updated = dict.fromkeys(range(len(sources.layers)), True)
-
-
-def _layers(samples: Iterable[tuple[Tensor, Tensor]], num_rows: int, num_columns: int) -> list[Any]:
-    def buffer(sample: Tensor) -> Tensor:
-        # zeros, because unused columns are masked but must be finite
-        made = sample.new_zeros(num_rows, sample.shape[1], num_columns, sample.shape[3])
-        torch._dynamo.maybe_mark_dynamic(made, 2)  # one compiled function for all widths
-        return made
-
-    return [FixedLayer(*map(buffer, sample)) for sample in samples]

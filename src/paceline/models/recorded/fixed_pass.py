@@ -4,7 +4,7 @@ The pass runs a copy of the model that shares all weights. In the copy, products
 are one product, and attention is that of attention.py. All layers of one kind share one compiled
 function, so compiling takes seconds and not minutes. Prompts are processed by the model itself.
 
-Shape suffixes: B rows, N new tokens, S source, D hidden, U lengths, V vocabulary.
+Shape suffixes: B rows, N new tokens, U lengths, V vocabulary.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,43 +19,39 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
 from paceline.core.sampling import spread
-from paceline.models.contract import Texts
 from paceline.models.hf.architectures import ropes_of
 from paceline.models.hf.base import evaluating
 from paceline.models.hf.cache import cache_argument
 from paceline.models.hf.draft_vocabulary import head_of
 from paceline.models.hf.positions import at_positions, takes_positions
-from paceline.models.hf.seq2seq import EncoderOutput, Seq2SeqCache
 from paceline.models.hf.spreading import is_spread
-from paceline.models.llama.packing import merged_product
 from paceline.models.recorded import attention
 from paceline.models.recorded.compiling import CompiledModules
-from paceline.models.recorded.fixed_cache import FixedCache, FixedSources
+from paceline.models.recorded.fixed_cache import FixedCache
+from paceline.models.recorded.merging import merged_product
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
     from transformers import PreTrainedModel
 
-    from paceline.models.contract import Batch
     from paceline.models.hf.base import HfModel
     from paceline.models.hf.cache import RoomyCache
     from paceline.models.recorded.recorder import Recordings
 
-_TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("q", "k", "v"))
+_TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Linear layers of one module that get the same input, in the order of their calls."""
-_READS_SOURCES = re.compile("enc|cross", re.IGNORECASE)
-"""How names of attention begin whose keys and values are those of another text."""
 
 
 def can_record(model: HfModel) -> bool:
-    """Whether passes of this model may be recorded: its sessions roll back all rows together.
+    """Whether passes may be recorded: of a decoder-only model whose rows roll back together.
 
     Rotary angles that depend on the length are computed by the host. A graph is on one device.
     """
     text = model.hf.config.get_text_config(decoder=True)
     lengths = any(rope.get("rope_type") in ("dynamic", "longrope") for rope in ropes_of(text))
-    return model.sessions == "batch" and not lengths and not is_spread(model.hf)
+    decoder_only = model.decoder_prompt is None
+    return decoder_only and model.sessions == "batch" and not lengths and not is_spread(model.hf)
 
 
 class FixedPass:
@@ -79,9 +74,7 @@ class FixedPass:
         self._banned_K = model.banned_K
         self._num_logits = len(head_of(model.hf).weight)
         self._cache_argument = cache_argument(model.hf)
-        self._has_sources = model.decoder_prompt is not None
-        positions = "decoder_position_ids" if self._has_sources else "position_ids"
-        self._positions = positions if takes_positions(model.hf, positions) else None
+        self._takes_positions = takes_positions(model.hf, "position_ids")
         self.reads_counts = _reads_counts(model.hf)
         self._copy = _working_copy(model.hf, model.draft_vocabulary)
         self.modules = CompiledModules(self._copy, compiles=compiled)
@@ -90,10 +83,6 @@ class FixedPass:
         self, tokens_BN: Tensor, cache: RoomyCache, ends_B: Tensor | None, keep: int
     ) -> Tensor:
         return self._plain(tokens_BN, cache, ends_B, keep)
-
-    def encode(self, source: Batch) -> Tensor:
-        """As that of `Seq2SeqPass`."""
-        return self._plain.encode(source)
 
     def listen(self, listener: Callable[[Tensor], None]) -> Callable[[], None]:
         self.listening += 1
@@ -105,12 +94,8 @@ class FixedPass:
 
         return stop
 
-    def new_cache(
-        self, num_rows: int, num_columns: int, recordings: Recordings, num_sources: int = 0
-    ) -> FixedCache:
-        own, *others = self._samples
-        sources = FixedSources(others[0], num_rows, num_sources) if others else None
-        return FixedCache(own, num_rows, num_columns, recordings, sources)
+    def new_cache(self, num_rows: int, num_columns: int, recordings: Recordings) -> FixedCache:
+        return FixedCache(self._samples, num_rows, num_columns, recordings)
 
     def logits(
         self, cache: FixedCache, tokens_BN: Tensor, lengths_B: Tensor, *, few: bool = True
@@ -128,28 +113,15 @@ class FixedPass:
             cache.place(columns_BN)
             with evaluating(self._copy), self._placed(columns_BN) as places:
                 return self._copy(
+                    input_ids=tokens_BN,
+                    attention_mask=cache.ones_BW,
                     use_cache=True,
-                    **self._inputs(tokens_BN, cache),
-                    **{self._cache_argument: cache.whole},
+                    **{self._cache_argument: cache},
                     **places,
                 ).logits
 
         rows, count = tokens_BN.shape
         return self._possible(self.modules.run(run, (rows, count)) if few else run())
-
-    def _inputs(self, tokens_BN: Tensor, cache: FixedCache) -> dict[str, Any]:
-        """Tokens and masks; of an encoder's output, only the shape is needed."""
-        sources = cache.sources
-        if sources is None:
-            return {"input_ids": tokens_BN, "attention_mask": cache.ones_BW}
-        size, first = self.hf.config.hidden_size, sources.layers[0].keys
-        states_BSD = first.new_zeros(1).expand(*sources.attention_BS.shape, size)
-        return {
-            "encoder_outputs": EncoderOutput(states_BSD),
-            "attention_mask": sources.attention_BS,
-            "decoder_input_ids": tokens_BN,
-            "decoder_attention_mask": cache.ones_BW,
-        }
 
     def logits_of_prompts(
         self, cache: FixedCache, tokens_BN: Tensor, lengths_U: Tensor, places_B: Tensor
@@ -182,24 +154,20 @@ class FixedPass:
     @contextlib.contextmanager
     def _placed(self, columns_BN: Tensor) -> Generator[dict[str, Tensor]]:
         """Arguments for positions; within this context, for models that have none."""
-        if self._positions is not None:
-            yield {self._positions: columns_BN}
+        if self._takes_positions:
+            yield {"position_ids": columns_BN}
             return
         with at_positions(self._copy.get_decoder(), columns_BN):
             yield {}
 
     @functools.cached_property
-    def _samples(self) -> list[list[tuple[Tensor, Tensor]]]:
-        """Keys and values of one token in each layer; then those of one token of a source."""
+    def _samples(self) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of one token in each layer."""
         token = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
         cache: Any = DynamicCache()
-        caches = [cache]
         with torch.inference_mode(), evaluating(self.hf):
-            if self._has_sources:
-                cache = Seq2SeqCache(cache, self.encode(Texts(token)))
-                caches.append(cache.cross_attention_cache)
             self._plain(token, cache, None, 1)
-        return [[(layer.keys, layer.values) for layer in each.layers] for each in caches]
+        return [(layer.keys, layer.values) for layer in cache.layers]
 
 
 class _First(nn.Module):
@@ -254,35 +222,16 @@ def _working_copy(hf: PreTrainedModel, draft_vocabulary: Tensor | None) -> Any:
     attention.register()
     shared = {id(tensor): tensor for tensor in (*hf.parameters(), *hf.buffers())}
     made: Any = copy.deepcopy(hf, shared)  # pyright: ignore[reportArgumentType]
-    for path, module in list(made.named_modules()):
+    for module in list(made.modules()):
         if hasattr(module, "config"):
             module.config._attn_implementation = attention.NAME
-        if hasattr(module, "compute_bias"):
-            module.compute_bias = functools.partial(_bias_by_row, module.compute_bias)
         for names in _TOGETHER:
             layers = [getattr(module, name, None) for name in names]
-            reads_sources = _READS_SOURCES.match(path.rpartition(".")[2])
-            if all(type(layer) is nn.Linear for layer in layers) and not reads_sources:
+            if all(type(layer) is nn.Linear for layer in layers):
                 first = _First(layers)
                 parts = [first, *(_Later(first, index) for index in range(len(names) - 1))]
                 for name, part in zip(names, parts, strict=True):
                     setattr(module, name, part)
     if draft_vocabulary is not None:
         made.set_output_embeddings(head_of(hf, draft_vocabulary))
-        if hasattr(hf, "final_logits_bias"):
-            made.final_logits_bias = made.final_logits_bias[:, draft_vocabulary]
     return made
-
-
-def _bias_by_row(
-    bias: Callable[..., Tensor],
-    query_length: int,
-    key_length: int,
-    device: torch.device | None = None,
-    past_seen_tokens: Tensor | int = 0,
-) -> Tensor:
-    """T5's bias for relative positions of rows with `past_seen_tokens` [B, 1] -> [B, H, N, W]."""
-    if not isinstance(past_seen_tokens, Tensor):
-        return bias(query_length, key_length, device, past_seen_tokens)
-    of_row = functools.partial(bias, query_length, key_length, device)
-    return torch.vmap(lambda seen: of_row(seen)[0])(past_seen_tokens[:, 0])

@@ -19,7 +19,6 @@ from paceline.core.block import Drafted, Uniforms, VerifiedRows, draw_ahead, ver
 from paceline.core.rule_base import is_capturable
 from paceline.core.sampling import as_list
 from paceline.models.contract import ModelSession
-from paceline.models.hf.seq2seq import Seq2SeqSession
 from paceline.models.recorded.recorder import Recorder, Recordings
 
 if TYPE_CHECKING:
@@ -28,14 +27,12 @@ if TYPE_CHECKING:
     from paceline.core.block import DrawPlan, DrawRequest, VerifyRequest
     from paceline.core.rule_base import Rule
     from paceline.core.sampling import SamplingParams
-    from paceline.models.hf.base import HfModel
     from paceline.models.recorded.fixed_cache import FixedCache
     from paceline.models.recorded.fixed_pass import FixedPass
 
     Read = Callable[[Tensor, Tensor], Tensor]
 
 _FEWEST_COLUMNS = 256
-_FEWEST_SOURCES = 64
 _MOST_IDLE = 8  # idle caches to keep for other sessions; their buffers take memory
 SPARE = 64  # extra columns after a prompt, so that short answers need no larger buffers
 _MOST_RECORDED = 16  # tokens of a recorded pass
@@ -63,25 +60,24 @@ class GraphCaches:
         self._idle: list[FixedCache] = []
 
     @torch.inference_mode()
-    def take(self, num_rows: int, num_columns: int, num_sources: int = 0) -> FixedCache:
+    def take(self, num_rows: int, num_columns: int) -> FixedCache:
         rows, columns = _power_of_two(num_rows), _power_of_two(num_columns, _FEWEST_COLUMNS)
-        sources = _power_of_two(num_sources, _FEWEST_SOURCES) if num_sources else 0
         for cache in self._idle:
-            if (cache.num_rows, cache.num_columns, cache.num_sources) == (rows, columns, sources):
+            if (cache.num_rows, cache.num_columns) == (rows, columns):
                 self._idle.remove(cache)
                 return cache
         try:
-            return self._new_cache(rows, columns, sources)
+            return self._new_cache(rows, columns)
         except torch.OutOfMemoryError:
             if not self._idle:
                 raise
         self._drop(len(self._idle))
         self._recorder = self._new_recorder()  # a pool may not be used after its last graph
         torch.cuda.empty_cache()
-        return self._new_cache(rows, columns, sources)
+        return self._new_cache(rows, columns)
 
-    def _new_cache(self, rows: int, columns: int, sources: int) -> FixedCache:
-        return self.passes.new_cache(rows, columns, Recordings(self._recorder), sources)
+    def _new_cache(self, rows: int, columns: int) -> FixedCache:
+        return self.passes.new_cache(rows, columns, Recordings(self._recorder))
 
     def give_back(self, caches: Sequence[FixedCache]) -> None:
         self._idle += caches
@@ -198,15 +194,12 @@ class GraphSession(ModelSession):
 
     @torch.inference_mode()
     def _refill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
-        fresh = self._fresh()
+        fresh = GraphSession(self._caches, self.vocab_size, self.max_length)
         logits_RV = fresh._prefill(prompts)
-        width = max(self._lengths_after(prompts))
-        cache = self._reserve(max(0, width - max(self.lengths)), fresh._held[0].num_sources)
+        width = max(map(len, prompts))
+        cache = self._reserve(max(0, width - max(self.lengths)))
         cache.copy_rows(fresh._held[0], range(len(rows)), width, rows)
         return logits_RV
-
-    def _fresh(self) -> GraphSession:
-        return GraphSession(self._caches, self.vocab_size, self.max_length)
 
     @torch.inference_mode()
     def _keep_rows(self, rows: Sequence[int]) -> None:
@@ -216,24 +209,22 @@ class GraphSession(ModelSession):
         else:
             cache.copy_rows(cache, rows, max(self.lengths))
 
-    def _hold(self, num_rows: int, num_columns: int, num_sources: int = 0) -> FixedCache:
-        self._held[:] = [self._caches.take(num_rows, num_columns, num_sources)]
+    def _hold(self, num_rows: int, num_columns: int) -> FixedCache:
+        self._held[:] = [self._caches.take(num_rows, num_columns)]
         return self._held[0]
 
-    def _reserve(self, count: int, num_sources: int = 0) -> FixedCache:
-        """The cache, with space for `count` more tokens and this many of a source in every row."""
+    def _reserve(self, count: int) -> FixedCache:
+        """The cache, with space for `count` more tokens in every row."""
         needed = max(self.lengths) + count
         if not self._held:
             return self._hold(len(self.lengths), needed + SPARE)
-        cache = self._held[0]
-        if needed > cache.num_columns or num_sources > cache.num_sources:
-            columns = max(needed, cache.num_columns)
-            self._move(range(len(self.lengths)), columns, num_sources)
+        if needed > self._held[0].num_columns:
+            self._move(range(len(self.lengths)), needed)
         return self._held[0]
 
-    def _move(self, rows: Sequence[int], num_columns: int, num_sources: int = 0) -> None:
+    def _move(self, rows: Sequence[int], num_columns: int) -> None:
         old = self._held[0]
-        new = self._hold(len(rows), num_columns, max(num_sources, old.num_sources))
+        new = self._hold(len(rows), num_columns)
         new.copy_rows(old, rows, max(self.lengths))
         self._caches.give_back([old])
 
@@ -245,38 +236,6 @@ class GraphSession(ModelSession):
         values = values.to(self._passes.device, non_blocking=True)
         spare = self._held[0].num_rows - len(values)
         return torch.cat([values, values[:1].expand(spare, *values.shape[1:])]) if spare else values
-
-
-class GraphSeq2SeqSession(GraphSession):
-    """A `GraphSession` whose prompts are encoder inputs; `lengths` count decoder tokens.
-
-    The encoder and the decoder prompt are read by transformers' modules, once per source.
-    """
-
-    def __init__(self, caches: GraphCaches, model: HfModel) -> None:
-        super().__init__(caches, model.vocab_size, model.max_length)
-        self._model = model
-
-    def _lengths_after(self, prompts: Sequence[Sequence[int]]) -> list[int]:
-        assert self._model.decoder_prompt is not None, "an encoder-decoder has a decoder prompt"
-        return [len(self._model.decoder_prompt)] * len(prompts)
-
-    @torch.inference_mode()
-    def _prefill(self, tokens: Sequence[Sequence[int]]) -> Tensor:
-        reading = Seq2SeqSession(self._model)
-        logits_BV = reading.prefill(tokens)
-        encoded, width = reading.pass_cache, max(reading.lengths)
-        attention_BS = encoded.attention
-        cache = self._hold(len(tokens), width + SPARE, attention_BS.shape[1])
-        assert cache.sources is not None, "the cache of an encoder-decoder has sources"
-        cache.sources.fill(encoded.cross_attention_cache.layers, attention_BS)
-        for index, mine in enumerate(cache.layers):
-            keys, values = (part[:, :, :width] for part in reading.cache.layer(index).buffers)
-            mine.write(slice(len(tokens)), keys, values)
-        return logits_BV
-
-    def _fresh(self) -> GraphSeq2SeqSession:
-        return GraphSeq2SeqSession(self._caches, self._model)
 
 
 def _filled(tokens: Sequence[Sequence[int]], width: int) -> Tensor:

@@ -23,11 +23,6 @@
   addEventListener("hashchange", reveal);
   reveal();
 
-  // A link to a term shows its definition.
-  for (const link of document.querySelectorAll('.note a[href^="#term-"]')) {
-    link.title = document.querySelector(`${link.hash} dd`).textContent;
-  }
-
   const unpacked = (id) => {
     const letters = atob(document.getElementById(id).textContent);
     const bytes = Uint8Array.from(letters, (letter) => letter.charCodeAt(0));

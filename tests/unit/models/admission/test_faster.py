@@ -13,15 +13,12 @@ from paceline.models.admission.model import EXACT
 from paceline.models.admission.trial import Comparison, play
 from paceline.models.hf.causal import CausalSession
 from paceline.models.llama.cpu import NativeLlama
-from paceline.models.llama.forward import LlamaDecoder
-from paceline.models.llama.packing import can_pack
 from paceline.models.prepare import training_writer, with_cuda_graphs
 from paceline.models.recorded.fixed_pass import FixedPass
 from paceline.models.recorded.session import GraphSession
 from paceline.native import compiled
 from support.models import tiny_hf
 
-packs = pytest.mark.skipif(not can_pack(), reason="FBGEMM is for x86 alone")
 has_compiler = pytest.mark.skipif(compiled() is None, reason="no C compiler with OpenMP")
 
 
@@ -44,33 +41,16 @@ def test_the_difference_is_counted_in_deviations_of_the_logits():
     assert difference(wanted, torch.full_like(wanted, torch.nan)) == torch.inf
 
 
-@packs
-@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
-def test_packed_weights_that_read_wrong_are_not_used(
-    architecture: str, monkeypatch: pytest.MonkeyPatch
+@has_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_compiled_pass_that_reads_wrong_is_not_used(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ):
-    model = in_16_bits(architecture)
+    model = in_16_bits("llama", dtype)
     assert prepare_for_decoding(model) is not model
-    parallel = "paceline.models.llama.packing._parallel"
-    monkeypatch.setattr("paceline.models.llama.packing._has_serial_kernel", lambda: False)
-    monkeypatch.setattr(parallel, lambda weight, _bias: lambda x: x @ weight.T * 1.1)
-    monkeypatch.setattr("paceline.models.llama.forward.can_copy", lambda *_, **__: False)
-    with pytest.warns(
-        SlowerWarning, match=f"packed weights gives logits that differ .* for this {architecture}"
-    ):
-        assert prepare_for_decoding(model) is model
-
-
-@packs
-def test_fused_layers_of_a_bfloat16_model_that_read_wrong_are_not_used(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    model = in_16_bits("llama", torch.bfloat16)
-    assert prepare_for_decoding(model) is not model
-    monkeypatch.setattr("paceline.models.llama.forward.can_copy", lambda *_, **__: False)
-    read = LlamaDecoder.__call__
-    monkeypatch.setattr(LlamaDecoder, "__call__", lambda *a: read(*a).roll(1, -1))
-    with pytest.warns(SlowerWarning, match="the fused pass gives logits that differ"):
+    read = NativeLlama.__call__
+    monkeypatch.setattr(NativeLlama, "__call__", lambda *a: read(*a).flip(-1))
+    with pytest.warns(SlowerWarning, match="the compiled pass gives logits that differ"):
         assert prepare_for_decoding(model) is model
 
 
@@ -93,7 +73,6 @@ def test_recorded_passes_that_cannot_be_recorded_are_not_used(monkeypatch: pytes
         assert with_cuda_graphs(model) is model
 
 
-@packs
 @has_compiler
 def test_a_copy_of_a_model_in_training_that_reads_wrong_is_not_used(
     monkeypatch: pytest.MonkeyPatch,
@@ -110,14 +89,13 @@ def test_a_copy_of_a_model_in_training_that_reads_wrong_is_not_used(
     assert torch.equal(writing.start_session().prefill([[5]]), wanted), "checked once, not again"
 
 
-@packs
+@has_compiler
 def test_float32_paths_are_far_inside_of_the_tolerance():
-    for architecture in ("llama", "gpt2", "qwen3"):
+    for architecture in ("llama", "t5", "qwen3"):
         model = prepare_for_decoding(in_16_bits(architecture))
         assert play(model).largest < EXACT / 10
 
 
-@packs
 @has_compiler
 def test_a_stale_window_in_the_configuration_is_caught_by_the_twin(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -130,9 +108,8 @@ def test_a_stale_window_in_the_configuration_is_caught_by_the_twin(
     assert prepare_for_decoding(model) is not model
     monkeypatch.setattr(results, "_known", {})
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "again"))
-    for module in ("forward", "cpu_weights"):
-        monkeypatch.setattr(
-            f"paceline.models.llama.{module}.window_of", lambda each: each.config.sliding_window
-        )
-    with pytest.warns(SlowerWarning, match="packed weights gives logits that differ"):
+    monkeypatch.setattr(
+        "paceline.models.llama.cpu_weights.window_of", lambda each: each.config.sliding_window
+    )
+    with pytest.warns(SlowerWarning, match="the compiled pass gives logits that differ"):
         assert prepare_for_decoding(model) is model

@@ -17,10 +17,6 @@ from transformers import (
     M2M100Config,
     PreTrainedConfig,
 )
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.gemma2.modeling_gemma2 import Gemma2PreTrainedModel
-from transformers.models.umt5.modeling_umt5 import UMT5Attention
 
 from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
@@ -93,7 +89,6 @@ def test_a_model_that_mixes_up_rows_of_a_batch_reads_them_one_by_one():
     assert [text.tokens for text in texts] == wanted
 
 
-@pytest.mark.filterwarnings("ignore:with sdpa attention")
 def test_a_model_whose_cache_gives_other_logits_is_refused():
     """Doge, in transformers 5.23: generate() gives other texts with its cache than without."""
     hf = random_model(DogeConfig(**SMALL, keep_window_size=4))
@@ -106,48 +101,6 @@ def test_a_model_whose_tokens_see_later_ones_is_refused():
     hf = BertLMHeadModel(BertConfig(**sizes)).eval()
     with pytest.raises(UnsupportedModelError, match=r"bert cannot be decoded.*causal"):
         wrap_model(hf)
-
-
-def test_attention_of_umt5_that_is_not_causal_is_replaced_with_a_warning():
-    """As for UMT5 under SDPA, where its decoder does not say that it is causal."""
-    hf = tiny_hf("umt5")
-    for part in hf.modules():
-        if isinstance(part, UMT5Attention):
-            part.is_causal = False
-    assert hf.config._attn_implementation == "sdpa"
-    with pytest.warns(UserWarning, match=r"with sdpa attention.*eager attention is used"):
-        model = wrap_model(hf, decoder_prompt=(2, 7, 9))
-    assert model.hf.config._attn_implementation == "eager"
-    whole = torch.tensor([[2, 7, 9, 4, 5]])
-    with torch.inference_mode():
-        got, begin = (
-            hf(input_ids=torch.tensor([[5, 6]]), decoder_input_ids=ids, use_cache=False).logits
-            for ids in (whole, whole[:, :3])
-        )
-    torch.testing.assert_close(got[:, :3], begin)
-
-
-def test_attention_that_ignores_a_cap_is_replaced_with_a_warning(monkeypatch: pytest.MonkeyPatch):
-    """As SDPA for Gemma 2 in transformers 5.20 and earlier."""
-
-    def without_cap(*given: Any, softcap: float | None = None, **others: Any) -> Any:
-        return sdpa_attention_forward(*given, **others)
-
-    monkeypatch.setattr(Gemma2PreTrainedModel, "_supports_sdpa", True)
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", without_cap)
-    hf = tiny_hf("gemma2", attn_logit_softcapping=0.01)
-    text = torch.tensor([[5, 9, 7, 30, 12, 8]])
-    with torch.inference_mode():
-        hf.set_attn_implementation("eager")
-        wanted = hf(text).logits
-        hf.set_attn_implementation("sdpa")
-        assert not torch.allclose(hf(text).logits, wanted)
-        with pytest.warns(UserWarning, match=r"with sdpa attention.*other.*with eager attention"):
-            model = wrap_model(hf)
-        torch.testing.assert_close(model.hf(text).logits, wanted)
-    again = tiny_hf("gemma2", attn_logit_softcapping=0.01)
-    again.set_attn_implementation("sdpa")
-    assert wrap_model(again).hf.config._attn_implementation == "eager", "as recalled"
 
 
 def test_a_hidden_state_outside_of_the_cache_is_refused_whatever_the_model_is_called():
@@ -222,14 +175,13 @@ def test_layers_of_a_kind_that_comes_late_are_in_the_twin():
     assert len(twin.model.layers) <= 8
 
 
-def test_a_refused_model_keeps_its_attention_and_its_modes():
+def test_a_refused_model_keeps_its_modes():
     hf = tiny_hf("llama").train()
     hf.model.layers[1].eval()
     before = [module.training for module in hf.modules()]
     hf.register_forward_pre_hook(lambda *_: hf.get_input_embeddings().weight.data.add_(0.5))
     with pytest.raises(UnsupportedModelError):
         wrap_model(hf)
-    assert hf.config._attn_implementation == "sdpa"
     assert [module.training for module in hf.modules()] == before
 
 

@@ -13,41 +13,27 @@ from paceline.models import prepare_for_decoding, wrap_model
 from paceline.models.hf.cache import RoomyCache
 from paceline.models.llama.cpu import NativeLlama
 from paceline.models.llama.cpu_weights import NativeWeights
-from paceline.models.llama.packing import can_pack
 from paceline.models.prepare import training_writer
 from paceline.native import compiled
 from support.models import TEXT, prepared, read, reader, tiny_hf
 
-pytestmark = pytest.mark.skipif(
-    not can_pack() or compiled() is None, reason="no C compiler with OpenMP"
-)
+pytestmark = pytest.mark.skipif(compiled() is None, reason="no C compiler with OpenMP")
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
-@pytest.mark.parametrize("bfloat16", [False, True])
 def test_a_model_in_bfloat16_reads_few_tokens_as_its_float32_copy_and_many_nearly_so(
-    architecture: str, monkeypatch: pytest.MonkeyPatch, *, bfloat16: bool
+    architecture: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """Whichever products of many rows are faster on the machine."""
-    monkeypatch.setenv("PACELINE_PRECISION", "bfloat16" if bfloat16 else "float32")
-    hf = tiny_hf(architecture, attention_bias=True) if architecture == "qwen3" else None
-    hf = (hf or tiny_hf(architecture)).bfloat16()
+    hf = tiny_hf(architecture).bfloat16()
     model, copy = prepare_for_decoding(wrap_model(hf)), prepared(architecture)
-    if architecture == "qwen3":  # a bias behind the attention: torch reads all of it
-        copy = prepare_for_decoding(wrap_model(deepcopy(hf).float()))
-    assert (reader(model) is None) == (architecture == "qwen3")
-    monkeypatch.setattr(reader(model) or copy, "most_tokens", 8, raising=False)
-    monkeypatch.setattr(reader(copy) or copy, "most_tokens", 8, raising=False)
-    few, many = ([TEXT[:5], TEXT[5:7]], [TEXT * 4])
-    wanted = read(copy, few)
-    if architecture == "qwen3" and bfloat16:
-        torch.testing.assert_close(read(model, few), wanted, rtol=0, atol=0.05 * wanted.abs().max())
-    else:
-        assert torch.equal(read(model, few), wanted)
-    got, wanted = read(model, many), read(copy, many)
-    assert got.dtype == torch.float32
-    close = 0.05 if bfloat16 else 1e-4
-    torch.testing.assert_close(got, wanted, rtol=0, atol=close * float(wanted.abs().max()))
+    for each in (model, copy):
+        monkeypatch.setattr(reader(each), "most_tokens", 8)
+    few, many, both = ([TEXT[:5], TEXT[5:7]], [TEXT * 4], [TEXT * 2, TEXT[:3], TEXT, TEXT[:2]])
+    assert torch.equal(read(model, few), read(copy, few))
+    for parts in (many, both):
+        got, wanted = read(model, parts), read(copy, parts)
+        assert got.dtype == torch.float32
+        torch.testing.assert_close(got, wanted, rtol=0, atol=0.05 * float(wanted.abs().max()))
     assert model.hf is hf
     assert hf.dtype == torch.bfloat16
 
@@ -67,7 +53,6 @@ def test_rounded_activations_move_logits_little(architecture: str):
 def test_a_model_in_training_writes_with_its_weights_as_they_are(architecture: str):
     hf = tiny_hf(architecture)
     writing = training_writer(wrap_model(hf))
-    uniforms = torch.rand(2, 20, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     prompts = [TEXT[:2], TEXT[3:6]]  # short enough for the compiled pass on every processor
     texts: list[list[list[int]]] = []
     for _ in range(2):
@@ -78,7 +63,7 @@ def test_a_model_in_training_writes_with_its_weights_as_they_are(architecture: s
         for sampling in (SamplingParams(), SamplingParams(top_k=5)):
             written, wanted = (
                 sample_completions(
-                    model, prompts, uniforms, sampling=sampling, eos_token_ids=[int(TEXT[3])]
+                    model, prompts, [3, 4], 20, sampling=sampling, eos_token_ids=[int(TEXT[3])]
                 )
                 for model in (writing, copy)
             )

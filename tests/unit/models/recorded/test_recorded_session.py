@@ -24,13 +24,11 @@ from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.decode.draft_policies import Confident
 from paceline.errors import SlowerWarning
 from paceline.models import CausalModel, wrap_model
-from paceline.models.contract import decoder_contexts
-from paceline.models.hf.seq2seq import Seq2SeqModel
 from paceline.models.prepare import with_cuda_graphs
 from paceline.models.recorded.fixed_pass import FixedPass
 from paceline.models.recorded.recorder import Recorder, Recording, Recordings
 from paceline.models.recorded.session import _draw, _judge
-from support.models import ENCODER_DECODERS, tiny_hf, tiny_model, tiny_pair
+from support.models import tiny_hf, tiny_model, tiny_pair
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,7 +83,7 @@ def test_blocks_give_the_text_that_they_give_elsewhere(rule: Rule, sampling: Sam
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["mistral", "qwen2", "qwen3", "t5", "bart"])
+@pytest.mark.parametrize("architecture", ["mistral", "qwen2", "qwen3"])
 @in_one_pass
 def test_so_do_other_architectures_and_drafts_that_stop_when_unsure(
     architecture: str, sampling: SamplingParams
@@ -122,7 +120,6 @@ def test_a_text_that_outgrows_its_room_moves_to_a_larger_one(monkeypatch: pytest
     ("architecture", "kept"),
     [
         *((name, None) for name in ("llama", "gemma3_text", "bloom", "qwen3_moe", "gpt_oss")),
-        *((name, None) for name in ("t5", "bart")),
         ("llama", 20),
         ("gpt2", 20),
     ],
@@ -137,15 +134,11 @@ def test_neither_half_of_a_block_asks_the_device(
     tokens = None if kept is None else torch.arange(kept, device="meta")
     with torch.inference_mode(), torch.device("meta"):
         hf = tiny_hf(architecture).to("meta")
-        has_sources = architecture in ENCODER_DECODERS
-        model = (
-            Seq2SeqModel(hf, decoder_prompt=(2,)) if has_sources else CausalModel(hf, None, tokens)
-        )
-        passes = FixedPass(model, compiled=False)
+        passes = FixedPass(CausalModel(hf, None, tokens), compiled=False)
         if passes.reads_counts:  # the model's own pass is not recorded
             hf.set_experts_implementation("batched_mm")
         recordings = Recordings(Recorder(passes.device, architecture))
-        cache = passes.new_cache(2, 256, recordings, 64 * has_sources)
+        cache = passes.new_cache(2, 256, recordings)
         read = functools.partial(passes.logits, cache)
         lengths, numbers = torch.zeros(2, dtype=torch.int64), torch.rand(2, 3, dtype=torch.float64)
         plan = DrawPlan(3, sampling, after_last=True, raw=True)
@@ -153,7 +146,7 @@ def test_neither_half_of_a_block_asks_the_device(
         chosen = () if sampling.greedy else (numbers,)
         drawn = _draw(read, plan, 60, unread, lengths, *chosen)
         assert drawn[0].shape == (2, 3)
-        if not (has_sources or passes.reads_counts):
+        if not passes.reads_counts:
             prompts = torch.zeros(2, 16, dtype=torch.int64)
             after = passes.logits_of_prompts(cache, prompts, lengths, torch.arange(2))
             assert after.shape == (2, 61)
@@ -208,7 +201,7 @@ def test_merged_weights_stay_the_models_own():
 
 def test_what_cannot_be_recorded_is_left_as_it_is():
     scaled = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-    others = {"mamba": {}, "llama": {"rope_parameters": scaled}}
+    others = {"mamba": {}, "t5": {}, "bart": {}, "llama": {"rope_parameters": scaled}}
     for architecture, changed in others.items():
         model = tiny_model(architecture, **changed)
         assert with_cuda_graphs(model) is model
@@ -246,9 +239,7 @@ def test_recorded_passes_give_the_text_of_plain_ones(rule: Rule, sampling: Sampl
 @pytest.mark.cuda
 @in_use
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:dynamo_pgo")  # from torch
-@pytest.mark.parametrize(
-    "architecture", ["llama", "gemma3_text", "gpt2", "bloom", "gpt_oss", "t5", "bart"]
-)
+@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "gpt2", "bloom", "gpt_oss"])
 def test_compiled_and_recorded_passes_give_the_text_of_generate(architecture: str):
     model = wrap_model(tiny_hf(architecture).to("cuda"))
     ready = with_cuda_graphs(model, compiled=True)
@@ -258,8 +249,7 @@ def test_compiled_and_recorded_passes_give_the_text_of_generate(architecture: st
     for prompt, text in zip(PROMPTS, texts, strict=True):
         tokens = torch.tensor([prompt], device="cuda")
         wanted = model.hf.generate(tokens, max_new_tokens=17, do_sample=False)[0]
-        (context,) = decoder_contexts(model, [prompt])
-        assert text.tokens == wanted[len(context) :].tolist()
+        assert text.tokens == wanted[len(prompt) :].tolist()
 
 
 @pytest.mark.cuda

@@ -1,0 +1,699 @@
+"""The text of every rule follows its law, at the borders of all its decisions (`borders.py`).
+
+400 paths a test, none of which the decoder may leave: no sampling, no false alarm. The rules take
+block lengths, orders of the models, kinds of bonus, backends and batches by turns. That faults are
+seen, also those of half a per cent, the mutants at the end show. That each stream is a stream of
+its own, and fresh, `test_distributions.py` samples.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import cycle, product
+from random import Random
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.core import block as core_block
+from paceline.core import sampling as core_sampling
+from paceline.core.backend import using
+from paceline.core.block import Drafted, VerifiedRows, verify, verify_block
+from paceline.core.rule_base import Bonus, Position
+from paceline.core.rules import (
+    BiLDRule,
+    Chow,
+    Lenient,
+    Lossless,
+    Lossy,
+    Opt,
+    Rule,
+    TokenV2,
+    capped_ratio,
+)
+from paceline.decode import (
+    Adaptive,
+    AutoregressiveDecoder,
+    BigLittleDecoder,
+    Confident,
+    OracleCascade,
+    SequenceCascade,
+    SpeculativeDecoder,
+    TokenCascade,
+    block,
+)
+from paceline.decode.decoder import Decoder
+from paceline.decode.draft_policies import DraftPolicy
+from paceline.decode.text import Text
+from paceline.models.contract import ModelSession
+from paceline.native.kernels import NativeBackend
+from support import exact
+from support.borders import Law, num_wrong, walk_while_sure, walk_whole, walks
+from support.fakes import TableModel, TableSession
+from support.rules import PYTORCH, THRESHOLDS, Pair, length, stating, table
+
+COUNT = 400
+CAUGHT = 4
+"""A mutant leaves at least so many paths."""
+PROMPTS = ((3, 1), (0,), (2,), (4, 4, 1))
+LOOSE: dict[str, tuple[Rule, exact.Vectors]] = {
+    str(rule): (rule, exact.near(vectors))
+    for rule, vectors in [
+        (Lossless(), exact.lossless),
+        (Lenient("linear", 0.3), exact.lenient("linear", 0.3)),
+        (Lenient("square", 0.6), exact.lenient("square", 0.6)),
+        (Lenient("exponential", 0.3), exact.lenient("exponential", 0.3)),
+        (Lossy(0.6), exact.lossy(0.6)),
+        (Lossy(0.5, 1.6), exact.lossy(0.5, 1.6)),
+        (Lossy(0.7, 0.4), exact.lossy(0.7, 0.4)),
+    ]
+}
+AT_0: dict[str, tuple[Rule, exact.Vectors]] = {
+    str(rule): (rule, lambda _p, q, p_raw, _q_raw, vectors=vectors: vectors(p_raw, q))
+    for rule, vectors in [
+        (Lenient("linear", 0.3), exact.lenient_at_0("linear", 0.3)),
+        (Lenient("square", 0.5), exact.lenient_at_0("square", 0.5)),
+        (Lenient("exponential", 0.4), exact.lenient_at_0("exponential", 0.4)),
+        (Lossy(0.6), exact.lossy_at_0(0.6)),
+        (Lossy(0.8, 1.6), exact.lossy_at_0(0.8)),
+    ]
+}
+AIMED: dict[str, tuple[Rule, exact.Aim]] = {
+    name: (stating(name, alpha), exact.AIMS[name](alpha)) for name, alpha in THRESHOLDS.items()
+}
+PLAIN = exact.Shaping()
+COOL = exact.Shaping(temperature=0.7)
+GREEDY = exact.Shaping(temperature=0)
+ALL = exact.Shaping(temperature=1.3, top_k=4, top_p=0.9, repetition_penalty=1.2)
+Shapings = tuple[exact.Shaping, exact.Shaping | None]
+"""How the target samples, and the draft; None: as the target."""
+SETTINGS: dict[str, Shapings] = {
+    "plain": (PLAIN, None),
+    "cool": (COOL, None),
+    "all": (ALL, None),
+    "greedy drafts": (PLAIN, GREEDY),
+    "other drafts": (ALL, exact.Shaping(temperature=0.6, top_p=0.8)),
+}
+MORE: dict[str, Shapings] = {
+    "top_k": (exact.Shaping(top_k=3), None),
+    "top_p": (exact.Shaping(temperature=0.7, top_p=0.85), None),
+    "penalty": (exact.Shaping(repetition_penalty=1.5), None),
+    "greedy at 0.7": (COOL, GREEDY),
+    "cold": (PLAIN, exact.Shaping(temperature=0.3)),
+    "hot": (COOL, exact.Shaping(temperature=1.5)),
+    "few": (PLAIN, exact.Shaping(top_k=2)),
+    "nucleus": (COOL, exact.Shaping(temperature=1.2, top_p=0.6)),
+    "whole under top-k": (exact.Shaping(top_k=3), PLAIN),
+    "greedy under a penalty": (exact.Shaping(repetition_penalty=1.5), GREEDY),
+}
+# the best token for the target, whatever the draft does; filters would leave it alone
+AT_TEMPERATURE_0: dict[str, Shapings] = {
+    "greedy": (GREEDY, PLAIN),
+    "greedy, penalty": (exact.Shaping(temperature=0, repetition_penalty=1.5), PLAIN),
+    "greedy, filters": (exact.Shaping(temperature=0, top_k=1, top_p=0.1), PLAIN),
+    "both greedy": (GREEDY, None),
+}
+POLICIES: dict[str, DraftPolicy] = {
+    "confident": Confident(0.4),
+    "adaptive": Adaptive(0.2, prior=0.5, prior_tokens=2),
+}
+# order of the models, bonus, backend, batch size
+WAYS: list[tuple[int, Bonus, Any, int | None]] = [
+    (1, "rule", PYTORCH, None),
+    (2, "target", NativeBackend(), None),
+    (1, "rule", NativeBackend(), 150),
+    (1, "target", PYTORCH, None),
+    (2, "rule", NativeBackend(), 90),
+    (1, "rule", NativeBackend(), None),
+]
+
+
+def law(
+    pair: Pair, name: str, gamma: int, bonus: Bonus = "rule", size: int | None = None
+) -> tuple[Rule, Law]:
+    """A rule by its name, and what its text follows."""
+    aim = None
+    if name in AIMED:
+        rule, aim = AIMED[name]
+        vectors = exact.aimed_vectors(aim)
+    else:
+        at_0 = pair.shaping.temperature == 0
+        rule, vectors = (AT_0 if at_0 else LOOSE)[name]
+    stated = Law(
+        pair.exact,
+        vectors,
+        gamma,
+        size or length(gamma),
+        aim if bonus == "rule" else None,
+        first_from_target=rule.exact or bonus == "target",
+    )
+    return rule, stated
+
+
+def wrong(
+    pair: Pair,
+    rule: Rule,
+    stated: Law,
+    bonus: Bonus = "rule",
+    batch_size: int | None = None,
+    kind: type[SpeculativeDecoder] = SpeculativeDecoder,
+    prompts: Sequence[tuple[int, ...]] = PROMPTS,
+) -> int:
+    decoder = kind(
+        *(pair.target, pair.draft, rule, stated.gamma, pair.sampling),
+        policy=stated.policy,
+        draft_sampling=pair.draft_sampling,
+        bonus=bonus,
+    )
+    return num_wrong(decoder, walks(stated, prompts, COUNT), batch_size)
+
+
+CASES = [
+    *product([*LOOSE, *AIMED], SETTINGS, (1, 4)),
+    *product([str(Lossless()), str(Lossy(0.6)), "chow"], MORE, (3,)),
+    *product(AT_0, AT_TEMPERATURE_0, (1, 3)),
+    *product(AIMED, ["greedy", "both greedy"], (3,)),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "gamma", "way"),
+    [(*case, way) for case, way in zip(CASES, cycle(WAYS), strict=False)],
+    ids=[f"{name}-{setting}-{gamma}" for name, setting, gamma in CASES],
+)
+def test_every_decision_of_a_text_is_the_rules(
+    name: str, setting: str, gamma: int, way: tuple[int, Bonus, Any, int | None]
+):
+    order, bonus, backend, batch_size = way
+    pair = Pair(order, *(SETTINGS | MORE | AT_TEMPERATURE_0)[setting])
+    rule, stated = law(pair, name, gamma, bonus)
+    with using(backend):
+        assert wrong(pair, rule, stated, bonus, batch_size) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "policy", "bonus"),
+    [
+        *product([str(Lossless()), "chow", "token_v2"], ["cool"], POLICIES, ["rule"]),
+        *product([str(Lossless())], ["cold", "greedy drafts", "nucleus"], ["confident"], ["rule"]),
+        *product(["chow", "opt", "token_v1", "diff"], ["greedy drafts"], ["confident"], ["rule"]),
+        *product([*LOOSE, "bild", "tuned", "token_v3"], ["cool"], ["confident"], ["target"]),
+    ],
+)
+def test_a_policy_changes_the_length_of_blocks_and_no_decision(
+    name: str, setting: str, policy: str, bonus: Bonus
+):
+    """Confidence is the untempered draft's, whatever it draws with."""
+    pair = Pair(1, *(SETTINGS | MORE)[setting])
+    rule, stated = law(pair, name, 4, bonus)
+    assert wrong(pair, rule, replace(stated, policy=POLICIES[policy]), bonus) == 0
+
+
+@pytest.mark.parametrize("name", [str(Lossless()), str(Lossy(0.5, 1.6)), "token_v3"])
+@pytest.mark.parametrize("size", [1, 12])
+def test_a_text_of_one_token_is_judged_too_and_a_long_one_to_its_end(name: str, size: int):
+    pair = Pair(1)
+    assert wrong(pair, *law(pair, name, 3, size=size), batch_size=90) == 0
+
+
+@pytest.mark.parametrize("setting", ["plain", "all"])
+def test_the_baseline_follows_the_target(setting: str):
+    pair = Pair(2, *SETTINGS[setting])
+    assert baseline(pair) == 0
+
+
+def baseline(pair: Pair) -> int:
+    stated = Law(pair.exact, exact.near(exact.lossless), gamma=0, length=4)
+    paths = walks(stated, PROMPTS, COUNT)
+    return num_wrong(AutoregressiveDecoder(pair.target, pair.sampling), paths)
+
+
+def at_the_border(name: str, kind: type[SpeculativeDecoder] = SpeculativeDecoder) -> int:
+    """The draft's context ends within the texts, and rows reach its end by turns."""
+    pair, room = Pair(1), len(PROMPTS[0]) + 4
+    pair.draft = TableModel(table(1, 2), max_length=room)
+    rule, stated = law(pair, name, 2, size=6)
+    return wrong(pair, rule, replace(stated, room=room), kind=kind)
+
+
+BORDER_RULES = [str(Lossless()), str(Lossy(0.6)), "chow", "token_v3", "tuned"]
+
+
+@pytest.mark.parametrize("name", BORDER_RULES)
+def test_beyond_the_drafts_context_every_token_follows_the_target(name: str):
+    assert at_the_border(name) == 0
+    assert at_the_border(name, DrawsANumberAgain) >= CAUGHT
+
+
+class DrawsANumberAgain(SpeculativeDecoder):
+    """Beyond the draft's context every token of a text is drawn with one number."""
+
+    def _verify(self, target: ModelSession, texts: Sequence[Text], *rest: Any) -> VerifiedRows:
+        streams = [text._choosing for text in texts if not self._drafts(text)]
+        numbers = [list(stream._drawn) for stream in streams]
+        found = super()._verify(target, texts, *rest)
+        for stream, drawn in zip(streams, numbers, strict=True):
+            stream._drawn = drawn or stream._drawn
+        return found
+
+
+@pytest.mark.parametrize("name", BORDER_RULES[2:])
+def test_a_rule_that_reads_an_emptied_draft_beside_others_is_caught(name: str):
+    def mutant(logits: Any, drafted: Any, num_drafted: Any, *rest: Any) -> Any:
+        return verify_block(logits, drafted, num_drafted.clamp(min=0), *rest)
+
+    with patch.object(block, "verify_block", mutant):
+        assert at_the_border(name) >= CAUGHT
+
+
+# Cascades that verify nothing
+
+
+def while_sure(decoder: Decoder, models: exact.Models, most: int, rollback: float | None) -> int:
+    rng, given = Random(0), {"sure": 0.4, "most": most, "rollback": rollback}
+    paths = [
+        walk_while_sure(models, PROMPTS[row % len(PROMPTS)], length(3), rng, **given)
+        for row in range(COUNT)
+    ]
+    return num_wrong(decoder, paths, batch_size=150)
+
+
+@pytest.mark.parametrize("setting", ["plain", "cool", "all"])
+@pytest.mark.parametrize("rollback", [None, 1.9])
+@pytest.mark.parametrize("most", [1, 3])
+def test_a_draft_that_writes_while_it_is_sure(setting: str, rollback: float | None, most: int):
+    """TokenCascade without, BiLD with rollback."""
+    pair = Pair(1, *SETTINGS[setting])
+    decoder: Decoder = (
+        TokenCascade(pair.target, pair.draft, 0.6, pair.sampling, most)
+        if rollback is None
+        else BigLittleDecoder(pair.target, pair.draft, 0.4, rollback, pair.sampling, most)
+    )
+    assert while_sure(decoder, pair.exact, most, rollback) == 0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        # asks the target one token late; keeps to the draft at a lower confidence; another bound of
+        # surprise; verifies nothing
+        lambda pair: BigLittleDecoder(pair.target, pair.draft, 0.4, 1.9, most_drafted=4),
+        lambda pair: BigLittleDecoder(pair.target, pair.draft, 0.3, 1.9, most_drafted=3),
+        lambda pair: BigLittleDecoder(pair.target, pair.draft, 0.4, 1.5, most_drafted=3),
+        lambda pair: TokenCascade(pair.target, pair.draft, 0.6, most_drafted=3),
+    ],
+)
+def test_a_broken_draft_that_writes_while_it_is_sure_is_caught(make: Callable[[Pair], Decoder]):
+    pair = Pair(1)
+    assert while_sure(make(pair), pair.exact, 3, 1.9) >= CAUGHT
+
+
+ORACLES = ["bild", "chow", "chow_log", "diff", "diff_log", "opt", "opt_log"]
+
+
+def oracle(pair: Pair, name: str, rule: Rule) -> int:
+    stated = Law(pair.exact, exact.near(exact.lossless), 0, 5, AIMED[name][1])
+    decoder = OracleCascade(pair.target, pair.draft, rule, pair.sampling)
+    return num_wrong(decoder, walks(stated, PROMPTS, COUNT), batch_size=150)
+
+
+@pytest.mark.parametrize("setting", ["cool", "all"])
+@pytest.mark.parametrize("name", ORACLES)
+def test_an_oracle_cascade_follows_the_rules_aim(name: str, setting: str):
+    pair = Pair(1, *SETTINGS[setting])
+    assert oracle(pair, name, AIMED[name][0]) == 0
+    assert oracle(pair, name, Chow(1.0)) >= CAUGHT
+
+
+def sequences(decoder: Decoder, models: exact.Models, alpha: float, *, normalise: bool) -> int:
+    rng, given = Random(0), {"alpha": alpha, "normalise": normalise}
+    paths = [
+        walk_whole(models, PROMPTS[row % len(PROMPTS)], 5, rng, **given) for row in range(COUNT)
+    ]
+    return num_wrong(decoder, paths, batch_size=150)
+
+
+@pytest.mark.parametrize("setting", ["cool", "all"])
+@pytest.mark.parametrize(("alpha", "normalise"), [(0.999, False), (0.75, True)])
+def test_a_sequence_cascade_keeps_probable_responses_and_lets_the_target_answer_the_rest(
+    alpha: float, setting: str, *, normalise: bool
+):
+    pair = Pair(1, *SETTINGS[setting])
+    make = partial(SequenceCascade, pair.target, pair.draft, sampling=pair.sampling)
+    found = make(alpha, normalise=normalise)
+    assert sequences(found, pair.exact, alpha, normalise=normalise) == 0
+    other = make(alpha, normalise=not normalise)
+    assert sequences(other, pair.exact, alpha, normalise=normalise) >= CAUGHT
+
+
+# Faults of a rule, each beside the law that it should follow
+
+
+class RecoversFromTarget(Lossless):
+    def residual_at(self, at: Position) -> Tensor:
+        return at.target
+
+
+class SoftmaxesTheResidual(Lossless):  # transformers#28508
+    def residual_at(self, at: Position) -> Tensor:
+        return (at.target - at.draft).clamp(min=0).softmax(-1)
+
+
+class AcceptsTheWrongWayRound(Lossless):
+    def accept_at(self, at: Position) -> Tensor:
+        return capped_ratio(at.draft, at.target)
+
+
+class AcceptsEverything(Lossless):
+    def accept_at(self, at: Position) -> Tensor:
+        return torch.ones_like(at.target)
+
+
+class AcceptsLess(Lossless):
+    """By half a per cent."""
+
+    def accept_at(self, at: Position) -> Tensor:
+        return 0.995 * super().accept_at(at)
+
+
+class ResidualOfLess(Lossless):
+    """p - 0.995 q."""
+
+    def residual_at(self, at: Position) -> Tensor:
+        left = (at.target - 0.995 * at.draft).clamp(min=0)
+        return left / left.sum(-1, keepdim=True)
+
+
+class ResidualWithTarget(Lossless):
+    """Half a per cent of p in it."""
+
+    def residual_at(self, at: Position) -> Tensor:
+        return 0.995 * super().residual_at(at) + 0.005 * at.target
+
+
+class BonusFromTarget(Chow):
+    """Takes the bonus from p, as a lossless rule does."""
+
+    def pi_at(self, at: Position) -> Tensor:
+        aim = super().pi_at(at)
+        return torch.cat([aim[:, :-1], at.target[:, -1:]], 1)
+
+
+class UntemperedLeftOut(Chow):
+    """Reads confidence from the proposal, at any temperature of it."""
+
+    def defers(self, at: Position) -> Tensor:
+        return super().defers(Position.of(at.target, at.draft))
+
+
+class ForgetsWhatWasGivenUp(TokenV2):
+    """Renormalises what is left of q, where eta p belongs."""
+
+    def pi_at(self, at: Position) -> Tensor:
+        lost = self.defers(Position.of(at.target, at.draft))
+        left = at.draft.masked_fill(lost, 0)
+        return left / left.sum(-1, keepdim=True).clamp(min=1e-9)
+
+
+class AimWithTarget(TokenV2):
+    """Half a per cent of p in it."""
+
+    def pi_at(self, at: Position) -> Tensor:
+        return 0.995 * super().pi_at(at) + 0.005 * at.target
+
+
+class SurpriseOfTheDraft(BiLDRule):
+    """D the other way round."""
+
+    def defers(self, at: Position) -> Tensor:
+        return super().defers(Position(at.draft, at.target, at.draft_raw, at.target_raw))
+
+
+class WeighsWithTwiceTheDistance(Opt):
+    """The L1 norm, where its half belongs."""
+
+    def defers(self, at: Position) -> Tensor:
+        return Opt(2 * self.alpha).defers(at)
+
+
+class UntunedAim(Lossy):
+    """The paper's aim with beta 1, normalised: not what the procedure makes."""
+
+    def pi_at(self, at: Position) -> Tensor:
+        kept = torch.minimum(at.draft, at.target / (1 - self.alpha))
+        aim = torch.maximum(kept, at.target)
+        return aim / aim.sum(-1, keepdim=True)
+
+
+class ComparesOneHot(Lenient):
+    """p at temperature 0 in place of p untempered."""
+
+    def accept_at(self, at: Position) -> Tensor:
+        return super().accept_at(Position.of(at.target, at.draft))
+
+
+class ComparesWithTheDraft(Lenient):
+    """f(p_raw) against max q."""
+
+    def accept_at(self, at: Position) -> Tensor:
+        return (self.relaxed(at.target_raw) >= at.draft.amax(-1, keepdim=True)).float()
+
+
+class LeavesOutLenience(Lenient):
+    """p_raw against its maximum: only ties are kept."""
+
+    def accept_at(self, at: Position) -> Tensor:
+        return (at.target_raw >= at.target_raw.amax(-1, keepdim=True)).float()
+
+
+class KeepsWithProbability(Lenient):
+    """min(1, f(p_raw) / max p_raw): a coin, where there is none."""
+
+    def accept_at(self, at: Position) -> Tensor:
+        peak = at.target_raw.amax(-1, keepdim=True)
+        return (self.relaxed(at.target_raw) / peak).clamp(max=1)
+
+
+class RecoversBySampling(Lenient):
+    def residual_at(self, at: Position) -> Tensor:
+        return at.target_raw
+
+
+class CutsBeforeItCompares(Lenient):
+    """The two best tokens alone: exponential lenience depends on the sum."""
+
+    def accept_at(self, at: Position) -> Tensor:
+        best = at.target_raw.topk(2).indices
+        raw = torch.zeros_like(at.target_raw).scatter(-1, best, at.target_raw.gather(-1, best))
+        raw = raw / raw.sum(-1, keepdim=True)
+        return (self.relaxed(raw) >= raw.amax(-1, keepdim=True)).float()
+
+
+LENIENT = str(Lenient("linear", 0.3))
+BROKEN: list[tuple[Rule, str, str]] = [
+    *product(
+        [RecoversFromTarget(), SoftmaxesTheResidual(), AcceptsTheWrongWayRound()],
+        [str(Lossless())],
+        ["plain"],
+    ),
+    (AcceptsEverything(), str(Lossless()), "plain"),
+    (AcceptsLess(), str(Lossless()), "plain"),
+    (ResidualOfLess(), str(Lossless()), "plain"),
+    (ResidualWithTarget(), str(Lossless()), "plain"),
+    # a rule that does another than it states
+    (Lossy(0.602), str(Lossy(0.6)), "plain"),
+    (Lossy(0.5, 1.0), str(Lossy(0.5, 1.6)), "plain"),
+    (Lossy(0.5, 1.608), str(Lossy(0.5, 1.6)), "plain"),
+    (Lenient("linear", 0.6), str(Lenient("square", 0.6)), "plain"),
+    (Lenient("square", 0.603), str(Lenient("square", 0.6)), "plain"),
+    (Lenient("square", 0.3), str(Lenient("exponential", 0.3)), "plain"),
+    (Lenient("exponential", 0.3015), str(Lenient("exponential", 0.3)), "plain"),
+    (Lossless(), str(Lossy(0.6)), "plain"),
+    (BonusFromTarget(0.52), "chow", "plain"),
+    (UntemperedLeftOut(0.52), "chow", "cool"),
+    (UntemperedLeftOut(0.52), "chow", "cold"),
+    (ForgetsWhatWasGivenUp(0.3), "token_v2", "plain"),
+    (AimWithTarget(0.3), "token_v2", "plain"),
+    (SurpriseOfTheDraft(1.9), "bild", "plain"),
+    (WeighsWithTwiceTheDistance(0.2), "opt", "plain"),
+    (UntunedAim(0.4, "tuned"), "tuned", "plain"),
+    (Lossy(0.402, "tuned"), "tuned", "plain"),
+    *product(
+        [
+            kind("linear", 0.3)
+            for kind in (
+                *(ComparesOneHot, ComparesWithTheDraft, LeavesOutLenience),
+                *(KeepsWithProbability, RecoversBySampling),
+            )
+        ],
+        [LENIENT],
+        ["greedy"],
+    ),
+    (Lenient("square", 0.3), LENIENT, "greedy"),
+    (Lenient("linear", 0.9), LENIENT, "greedy"),
+    (Lossy(0.3), LENIENT, "greedy"),
+    (CutsBeforeItCompares("exponential", 0.4), str(Lenient("exponential", 0.4)), "greedy"),
+]
+
+
+@pytest.mark.parametrize("gamma", [1, 4])
+@pytest.mark.parametrize(
+    ("mutant", "name", "setting"),
+    BROKEN,
+    ids=[f"{type(mutant).__name__} {mutant}" for mutant, *_ in BROKEN],
+)
+def test_a_broken_rule_is_caught(mutant: Rule, name: str, setting: str, gamma: int):
+    pair = Pair(1, *(SETTINGS | MORE | AT_TEMPERATURE_0)[setting])
+    _, stated = law(pair, name, gamma)
+    assert wrong(pair, mutant, stated) >= CAUGHT
+
+
+# Faults of a decoder
+
+
+class FirstFromTarget(SpeculativeDecoder):
+    """Takes the first token from the target's pass over the prompt."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.verifies_first = False
+
+
+class FirstFromTheRule(SpeculativeDecoder):
+    """Drafts the first token."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.verifies_first = True
+
+
+class BonusFromTheRule(SpeculativeDecoder):
+    """Takes the bonus token from pi, and the first from the target."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **(named | {"bonus": "rule"}))
+        self.verifies_first = False
+
+
+@pytest.mark.parametrize("name", AIMED)
+def test_a_bonus_or_a_first_token_that_is_not_the_laws_is_caught(name: str):
+    pair = Pair(1)
+    rule, stated = law(pair, name, 1)
+    assert wrong(pair, rule, stated, kind=FirstFromTarget) >= CAUGHT
+    rule, stated = law(pair, name, 1, "target")
+    for kind in (FirstFromTheRule, BonusFromTheRule):
+        assert wrong(pair, rule, stated, "target", kind=kind) >= CAUGHT
+    assert wrong(pair, rule, stated, "rule") >= CAUGHT
+
+
+def proposing(score: Callable[[Tensor, core_sampling.SamplingParams], Tensor]) -> Any:
+    """A decoder that hands `score` to the rule as q, and draws as before."""
+
+    class Proposes(SpeculativeDecoder):
+        def _propose(
+            self, draft: ModelSession, texts: Sequence[Text], seen_BV: Tensor | None
+        ) -> tuple[Drafted, list[int]]:
+            scored: list[Tensor] = []
+
+            def spy(logits: Tensor, params: core_sampling.SamplingParams) -> Tensor:
+                scored.append(score(logits, self.sampling))
+                return core_sampling.to_probs(logits, params)
+
+            with patch.object(core_block, "to_probs", spy):
+                (tokens_BG, probs_BGV, _), counts = super()._propose(draft, texts, seen_BV)
+            return Drafted(tokens_BG, torch.stack(scored, 1) if scored else probs_BGV), counts
+
+    return Proposes
+
+
+# jaymody/speculative-sampling#3, xLLM#2175: an argmax draft scored with softmax q
+ScoresWithTheTargetsSampling = proposing(core_sampling.to_probs)
+# transformers#47932: the returned q was not the proposal
+ReturnsUnshapedDraft = proposing(lambda logits, _: logits.softmax(-1).float())
+
+
+class VerifiesWithTheDraftsSampling(SpeculativeDecoder):
+    """One temperature for both halves of a block, where there are two."""
+
+    def _verify(self, *given: Any) -> VerifiedRows:
+        with patch.object(self, "sampling", self.draft_sampling):
+            return super()._verify(*given)
+
+
+@pytest.mark.parametrize("gamma", [1, 4])
+@pytest.mark.parametrize(
+    ("mutant", "setting"),
+    [
+        *product(
+            [ScoresWithTheTargetsSampling, VerifiesWithTheDraftsSampling],
+            ["greedy drafts", "cold", "few"],
+        ),
+        *product([ReturnsUnshapedDraft], ["cool", "top_k", "top_p"]),
+    ],
+)
+def test_a_q_that_is_not_the_proposal_is_caught(
+    mutant: type[SpeculativeDecoder], setting: str, gamma: int
+):
+    pair = Pair(1, *(SETTINGS | MORE)[setting])
+    assert wrong(pair, *law(pair, str(Lossless()), gamma), kind=mutant) >= CAUGHT
+
+
+@pytest.mark.parametrize("name", [str(Lossless()), LENIENT])
+@pytest.mark.parametrize("gamma", [1, 3])
+def test_a_bonus_token_drawn_from_the_draft_is_caught(name: str, gamma: int):
+    pair = Pair(1)
+
+    def mutant(drafted: Drafted, num_drafted_B: Tensor, p: Tensor, *rest: Any):
+        rows, p = torch.arange(len(p)), p.clone()
+        if drafted.tokens_BG.shape[1]:
+            last_B = drafted.tokens_BG[rows, (num_drafted_B - 1).clamp(min=0)]
+            p[rows, num_drafted_B] = table(1, 2).float()[last_B]
+        return verify(drafted, num_drafted_B, p, *rest)
+
+    with patch.object(core_block, "verify", mutant):
+        assert wrong(pair, *law(pair, name, gamma)) >= CAUGHT
+
+
+# Soup#345: a penalty that one model alone applies, or that forgets what the block has drafted
+def test_a_penalty_that_does_not_see_the_drafted_tokens_is_caught():
+    def nothing_new(tokens_BN: Tensor, seen_BV: Tensor) -> Tensor:
+        return seen_BV[:, None].expand(-1, tokens_BN.shape[1] + 1, -1)
+
+    pair = Pair(1, exact.Shaping(repetition_penalty=1.5))
+    with patch.object(core_block, "mark_seen", nothing_new):
+        assert wrong(pair, *law(pair, str(Lossless()), 4)) >= CAUGHT
+
+
+class ForgetsNothing(TableSession):
+    def rollback(self, counts: Sequence[int]) -> None:
+        """Rejected tokens stay in the cache."""
+
+
+class Stale(TableModel):
+    def start_session(self) -> TableSession:
+        return ForgetsNothing(self)
+
+
+# transformers#48280, mlx-vlm#2113: rejected tokens that stay in the target's cache
+def test_a_target_that_does_not_roll_back_is_caught():
+    pair = Pair(2)
+    pair.target = Stale(pair.target._log_probs.exp())
+    assert wrong(pair, *law(pair, str(Lossless()), 3)) >= CAUGHT
+
+
+def first_uniform_for_all(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
+    return core_sampling.sample(probs_BV, uniforms_B[:1].expand(len(probs_BV)))
+
+
+def noisy_argmax(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
+    noise = torch.stack([(uniforms_B * 7**v) % 1 for v in range(probs_BV.shape[-1])], -1)
+    return (probs_BV * noise).argmax(-1)
+
+
+@pytest.mark.parametrize("mutant", [first_uniform_for_all, noisy_argmax])
+def test_a_baseline_that_samples_wrongly_is_caught(mutant: Callable[[Tensor, Tensor], Tensor]):
+    with patch("paceline.decode.decoder.sample", mutant):
+        assert baseline(Pair(2)) >= CAUGHT
