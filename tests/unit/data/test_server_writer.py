@@ -180,9 +180,21 @@ def test_a_failed_run_keeps_its_files_and_asks_for_the_others_only(
     assert [a.model_dump() for a in answers(tmp_path / "run")] == [a.model_dump() for a in whole]
 
 
+def in_turns(own: Served, other: Served) -> dict[str, Any]:
+    """Routes of a server that answers only four requests before the other one has had as many."""
+
+    def complete(body: dict[str, Any]) -> Answer:
+        end = time.monotonic() + 60
+        while len(own.bodies) >= 4 > len(other.bodies) and time.monotonic() < end:
+            time.sleep(0.01)
+        return own.complete(body)
+
+    return own.routes | {"/v1/completions": complete}
+
+
 def test_requests_go_to_all_servers_and_on_when_one_dies(folder: Path, tmp_path: Path):
     first, second = Served(folder), Served(folder)
-    with serving(first.routes) as one, serving(second.routes) as two:
+    with serving(in_turns(first, second)) as one, serving(in_turns(second, first)) as two:
         run = generate_data(config(folder, tmp_path / "both", [one, two]))
     assert Counter(a.id for a in answers(run)).most_common(1)[0][1] == 1
     assert len(first.bodies) + len(second.bodies) == 22
