@@ -121,11 +121,6 @@ class HfModel(ABC):
         return (self._start or self.session_kinds[self.sessions])(self)
 
     @property
-    def has_own_sessions(self) -> bool:
-        """Whether its sessions are those of a faster pass."""
-        return self._start is not None
-
-    @property
     def rolls_back(self) -> bool:
         return rolls_back(self.sessions)
 
