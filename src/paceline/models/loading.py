@@ -48,12 +48,11 @@ from paceline.models.hf.architectures import (
     is_encoder_decoder,
     is_quantized,
     refuse_by_name,
-    warn_of_head,
 )
 from paceline.models.hf.causal import CausalModel
 from paceline.models.hf.draft_vocabulary import is_draft_vocabulary, read_draft_vocabulary
 from paceline.models.hf.seq2seq import Seq2SeqModel
-from paceline.models.hf.settings import refuse_malformed, warn_of_ends, warn_of_unused
+from paceline.models.hf.settings import warn_of_unused
 from paceline.models.hf.spreading import SHARE, join_ends, num_bytes
 from paceline.models.precision import choose_precision
 from paceline.models.silence import quiet
@@ -116,11 +115,8 @@ def load_model(
             tokenizer = read_tokenizer(location)
         # hooks move what a spread model reads: it stays where it is
         model = unchecked((hf if spread else hf.to(found_device)).eval(), tokenizer)
-        directory = _directory_of(location)
-        draft_vocabulary = read_draft_vocabulary(directory, model.vocab_size)
+        draft_vocabulary = read_draft_vocabulary(_directory_of(location), model.vocab_size)
         warn_of_unused(hf, stacklevel=2)
-        warn_of_head(hf, read_json_mapping(directory / "config.json"), stacklevel=2)
-        warn_of_ends(hf, tokenizer, model.eos_token_ids, model.vocab_size, stacklevel=2)
         try:
             return admitted(model, draft_vocabulary, files_of(model, location.source))
         except ImportError as error:  # of products in 8 bits, at their first use
@@ -182,7 +178,6 @@ def unchecked(
             f"{type(hf).__name__} has no output head; load it with AutoModelForCausalLM, or "
             "AutoModelForSeq2SeqLM if it is an encoder-decoder"
         )
-    refuse_malformed(hf)
     join_ends(hf)
     if not is_encoder_decoder(hf.config):
         if decoder_prompt is not None:

@@ -1,6 +1,5 @@
 """Where a text ends: stop tokens, budgets and contexts, inside blocks and at their edges."""
 
-import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -6,7 +6,6 @@ Layers of one model may differ; configurations list how.
 from __future__ import annotations
 
 import itertools
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -114,21 +113,6 @@ def stores_head(hf: Any) -> bool:
     weight = getattr(hf.get_output_embeddings(), "weight", None)
     weights = [each for _, each in hf.named_parameters(remove_duplicate=False)]
     return sum(each is weight for each in weights) == 1
-
-
-def warn_of_head(hf: Any, settings: dict[str, Any], stacklevel: int) -> None:
-    """Warn if a config.json says that the head is the embedding, and another head is stored.
-
-    Encoder-decoders say so of the embeddings that encoder and decoder share.
-    """
-    tied = settings.get("tie_word_embeddings", hf.config.tie_word_embeddings)
-    if tied and not is_encoder_decoder(hf.config) and stores_head(hf):
-        warnings.warn(
-            f"config.json of this {hf.config.model_type} has tie_word_embeddings: true, but a head "
-            "that differs from the embedding is stored; the stored head is used, as by "
-            "transformers 5, and other engines may use the embedding: make file and weights agree",
-            stacklevel=stacklevel + 1,
-        )
 
 
 def untie_head(hf: Any) -> None:
