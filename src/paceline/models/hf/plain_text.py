@@ -20,7 +20,6 @@ from paceline.models.contract import Texts, pad
 from paceline.models.hf.architectures import configured_prompt
 from paceline.models.hf.base import evaluating
 from paceline.models.hf.settings import unused_settings
-from paceline.models.silence import quiet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -61,7 +60,7 @@ def greedy_texts(
         scores[:, vocab_size or model.vocab_size :] = -torch.inf
         return scores if listed is None else limited(scores, listed)
 
-    with quiet(), evaluating(hf), _applied(model, repetition_penalty, forces_eos=forces_eos):
+    with evaluating(hf), _applied(model, repetition_penalty, forces_eos=forces_eos):
         found = hf.generate(
             **inputs, max_new_tokens=most, do_sample=False, logits_processor=[keep]
         ).tolist()
