@@ -119,13 +119,8 @@ class CausalSession(ModelSession):
 
     def _keep_rows(self, rows: Sequence[int]) -> None:
         ends = self.cache.ends_of(len(self.lengths))
-        # a pass needs a row whose first token is in the first column
-        begins = any(ends[row] == self.lengths[row] for row in rows)
-        if begins and list(rows) == sorted(set(rows)):
-            self.cache.keep(rows, len(self.lengths))
-        else:
-            longest = max(self.lengths[row] for row in rows)
-            self.cache.realign(rows, [ends[row] for row in rows], longest)
+        longest = max(self.lengths[row] for row in rows)
+        self.cache.realign(rows, [ends[row] for row in rows], longest)
 
 
 class CausalModel(HfModel):
