@@ -19,7 +19,6 @@ from paceline.engines.commands import EngineChoice
 from paceline.engines.contract import Capacity, Drafting, Setup
 from paceline.engines.process import started
 from paceline.errors import EngineError
-from paceline.models.silence import quiet
 from paceline.progress import silent
 from pairing import made_prompts, show
 
@@ -94,10 +93,9 @@ def start_vllm(
     )
     capacity = Capacity(64 + options.new_tokens + options.gamma + 1)
     paths = [str(folder / role) for role in ("target", "draft")]
-    with quiet():
-        for model, path in zip(pair.plain, paths, strict=True):
-            assert model is not None, "as in report_vllm"
-            model.hf.save_pretrained(path)
+    for model, path in zip(pair.plain, paths, strict=True):
+        assert model is not None, "as in report_vllm"
+        model.hf.save_pretrained(path)
 
     def start(drafting: Drafting | None) -> Engine:
         setup = Setup(paths[0], drafting, capacity, "bfloat16", gpu)

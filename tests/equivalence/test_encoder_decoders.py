@@ -19,7 +19,7 @@ from paceline.decode import (
     SpeculativeDecoder,
     TokenCascade,
 )
-from paceline.errors import ContextLengthError, UnsupportedModelError, UsageError
+from paceline.errors import ContextLengthError, UsageError
 from paceline.models import HfModel, prepare_for_decoding, wrap_model
 from paceline.models.compatibility import check_same_vocabulary
 from support.models import ENCODER_DECODERS, tiny_hf, tiny_model
@@ -216,10 +216,6 @@ def test_what_cannot_be_used_is_one_line():
         AutoregressiveDecoder(short).generate([[5] * 9], 2)
     with pytest.raises(UsageError, match="has no decoder_start_token_id; set it in its config"):
         wrap_model(tiny_hf("t5", decoder_start_token_id=None))
-    forcing = tiny_hf("t5")
-    forcing.generation_config.forced_decoder_ids = [[1, 5]]  # pyright: ignore
-    with pytest.raises(UnsupportedModelError, match="sets forced_decoder_ids"):
-        wrap_model(forcing)
 
 
 def test_settings_of_generate_that_are_not_applied_are_named():

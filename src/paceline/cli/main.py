@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from typing import Annotated, Any
 
@@ -85,6 +86,10 @@ def options_of_all(
 
 def main() -> None:
     """Run the command line and exit; see `paceline --help` for the exit codes."""
+    # progress bars and messages of these libraries, and of processes that this one starts
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("HF_HUB_VERBOSITY", "critical")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "critical")
     ignore_working_directory()
     keep_freed_memory()
     # what imports make stays; by default, the collector looks at all of it six times

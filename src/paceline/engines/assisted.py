@@ -114,8 +114,6 @@ class Transformers(Engine):
         """
         from transformers import GenerationConfig
 
-        from paceline.models.silence import quiet
-
         drafting = GenerationConfig(**assisted_settings(self._gamma))
         clean = [(self._target, GenerationConfig())]
         clean += [] if self._draft is None else [(self._draft, drafting)]
@@ -123,7 +121,7 @@ class Transformers(Engine):
         for hf, settings in clean:
             hf.generation_config = settings
         try:
-            with quiet(), warnings.catch_warnings():
+            with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 yield
         finally:

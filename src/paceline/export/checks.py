@@ -25,7 +25,6 @@ from paceline.models.admission.tokenizer import TOKENIZER_FILE, TokenizerFile
 from paceline.models.checkpoint_files import auto_class
 from paceline.models.gguf.conversion import convert_gguf
 from paceline.models.loading import load_tokenizer
-from paceline.models.silence import quiet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -97,8 +96,7 @@ def check_directory(inputs: Inputs, reference: Reference, folder: Path) -> Check
     if inputs.stored != torch.float32:
         options = {"local_files_only": True, "trust_remote_code": False}
         auto = auto_class(AutoConfig.from_pretrained(folder, **options))
-        with quiet():
-            hf = auto.from_pretrained(folder, dtype=inputs.stored, **options).eval()
+        hf = auto.from_pretrained(folder, dtype=inputs.stored, **options).eval()
         again = _compare(inputs, reference, inputs.model.rewrap(hf), tokenizer)
         stored = {"stored": inputs.stored_name, "stored_agreement": again.agreement}
         checks = checks.model_copy(update=stored)

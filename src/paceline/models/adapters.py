@@ -23,7 +23,6 @@ from paceline.models.checkpoint_files import (
     with_weights,
 )
 from paceline.models.hf.architectures import is_quantized, is_tied, untie_head
-from paceline.models.silence import quiet
 from paceline.places import copy_files
 
 _FORMAT = 3  # increase when merged models change, so that old cache entries are not used
@@ -80,7 +79,7 @@ def _base_of(directory: Path, settings: dict[str, Any]) -> Path:
 def _merge_into(scratch: Path, directory: Path, base: Path) -> None:
     """Write the merged model, with tokenizer and other files of the adapter, else of the base."""
     location = ModelLocation(str(base), str(base))
-    with quiet(), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         config = read_config(location)
         if is_quantized(config):

@@ -29,7 +29,6 @@ from paceline.models.hf.base import named_tokens, rolls_back, stop_tokens
 from paceline.models.hf.causal import CausalModel
 from paceline.models.hf.text_part import num_text_parameters
 from paceline.models.loading import open_model, read_tokenizer
-from paceline.models.silence import quiet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -111,8 +110,7 @@ def state_keeper(path: str | Path) -> str | None:
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run repeats them
-        with quiet():
-            twin = twin_admission(CausalModel(without_weights(config)))
+        twin = twin_admission(CausalModel(without_weights(config)))
     return None if twin is None or rolls_back(twin.sessions) else config.model_type
 
 

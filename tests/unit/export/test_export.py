@@ -246,7 +246,6 @@ def test_only_an_older_export_is_replaced_and_only_when_told_to(tmp_path: Path):
     assert (folder / "draft" / "model.safetensors").exists()
 
 
-@pytest.mark.filterwarnings("ignore:this llama has eos_token_id")
 def test_a_gguf_draft_has_the_targets_roles_of_tokens(tmp_path: Path):
     """llama-server refuses a draft with another end of text, and says so in its log alone."""
     import gguf

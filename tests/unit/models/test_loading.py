@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -42,15 +41,6 @@ def test_a_directory_gives_the_model_and_its_tokenizer(model_directory: Path):
     assert model.tokenizer is not None
     assert model.tokenizer.decode(model.tokenizer.encode("the cat, ünïcode")) == "the cat, ünïcode"
     assert not model.hf.training
-
-
-def test_threads_may_load_models_at_the_same_time(tmp_path: Path):
-    """transformers replaces parts of torch while it builds a model, for all threads."""
-    tiny_hf("t5").save_pretrained(tmp_path)
-    with ThreadPoolExecutor(4) as threads:
-        models = list(threads.map(load_model, [tmp_path] * 8))
-    weights = [model.hf.state_dict() for model in models]
-    assert all(torch.equal(own[name], weights[0][name]) for own in weights for name in own)
 
 
 def test_embedding_rows_beyond_the_tokenizer_do_not_count(model_directory: Path):

@@ -7,11 +7,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
     CLIPConfig,
     LEDConfig,
     LlamaConfig,
@@ -36,51 +33,6 @@ def test_a_broken_generation_config_is_not_passed_over(model_directory: Path, te
     """transformers would load the model without its settings."""
     (model_directory / "generation_config.json").write_text(text)
     fails(model_directory, "generation_config.json is not a JSON object", "correct the file")
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("eos_token_id", "</s>"),
-        ("eos_token_id", 2.0),
-        ("eos_token_id", [[1]]),
-        ("suppress_tokens", "abc"),
-        ("begin_suppress_tokens", [1.5]),
-        ("bad_words_ids", [5, 6]),
-    ],
-)
-def test_settings_that_are_no_token_ids_are_named(model_directory: Path, name: str, value: Any):
-    edit(model_directory / "generation_config.json", **{name: value})
-    fails(model_directory, f"{name}={value!r}, wanted", "correct generation_config.json")
-
-
-@pytest.mark.parametrize("end", [99999, 270], ids=["beyond the logits", "in their padding"])
-def test_an_end_of_text_that_cannot_be_written_gives_a_warning(tmp_path: Path, end: int):
-    directory = tmp_path / "padded"
-    tiny_hf("llama", vocab_size=272, eos_token_id=1).save_pretrained(directory)
-    tiny_tokenizer().save_pretrained(directory)
-    edit(directory / "generation_config.json", eos_token_id=[end])
-    with pytest.warns(UserWarning, match=rf"has eos_token_id {end}, but only the 266 tokens"):
-        load_model(directory)
-    edit(directory / "generation_config.json", eos_token_id=[1, end], banana=3)
-    assert load_model(directory).eos_token_ids == (1, end)
-
-
-def test_an_end_of_text_of_the_tokenizer_alone_gives_a_warning(model_directory: Path):
-    """As after fine-tuning a base model on chats: only the tokenizer knows the end of a turn."""
-    hf: Any = AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32)
-    text = hf.generate(torch.tensor([[5, 6]]), max_new_tokens=6, do_sample=False, eos_token_id=None)
-    prompt, own = text[0, :4].tolist(), int(text[0, 4])
-    edit(model_directory / "generation_config.json", eos_token_id=[own])
-    with pytest.warns(
-        UserWarning, match=f"^this llama has eos_token_id {own}, .* the end of text 1: "
-    ):
-        model = load_model(model_directory, "float32")
-    (found,) = AutoregressiveDecoder(model, SamplingParams(temperature=0)).generate([prompt], 9)
-    wanted = AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32).generate(
-        torch.tensor([prompt]), max_new_tokens=9, do_sample=False
-    )
-    assert list(found.tokens) == wanted[0, 4:].tolist() == [own]
 
 
 @pytest.mark.parametrize(
@@ -111,23 +63,6 @@ def test_weights_of_an_eagle_head_are_called_so_under_the_config_of_a_llama(mode
     save_file(kept, file, metadata={"format": "pt"})
     edit(model_directory / "config.json", num_hidden_layers=1)
     fails(model_directory, "is a head", "fc.weight", error=UnsupportedModelError)
-
-
-@pytest.mark.parametrize("kind", ["llama", "t5"])
-def test_an_end_of_text_behind_every_prompt_gives_a_warning(tmp_path: Path, kind: str):
-    """As `add_eos_token` leaves it after fine-tuning; encoders are trained with it."""
-    tiny_hf(kind, vocab_size=266).save_pretrained(tmp_path)
-    tokenizer = tiny_tokenizer()
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single="$A <eos>", special_tokens=[("<eos>", 1)]
-    )
-    tokenizer.save_pretrained(tmp_path)
-    assert AutoTokenizer.from_pretrained(tmp_path)("the cat")["input_ids"][-1] == 1
-    if kind == "t5":
-        load_model(tmp_path)
-        return
-    with pytest.warns(UserWarning, match="puts an end of text, 1, behind every prompt"):
-        load_model(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["llama", "t5"])

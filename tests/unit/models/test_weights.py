@@ -217,7 +217,6 @@ def test_a_snapshot_of_the_hubs_cache_is_links_and_loads(tmp_path: Path):
     assert load_model(snapshot).num_parameters == by_hand()
 
 
-@pytest.mark.filterwarnings("ignore:config.json of this llama has tie_word_embeddings")
 @pytest.mark.parametrize("own_head", [False, True])
 def test_a_stored_head_counts_if_it_is_not_the_embedding(tmp_path: Path, *, own_head: bool):
     """As transformers, which ties two stored tensors only if they are equal.

@@ -10,7 +10,6 @@ from paceline.core.rule_base import Position
 from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams, likeliest, sample, to_probs
 from paceline.native import compiled
-from paceline.native.kernels import draw_tokens
 from support.rules import PYTORCH
 
 pytestmark = pytest.mark.skipif(compiled() is None, reason="no C compiler with OpenMP")
@@ -50,7 +49,7 @@ def test_no_draw_leaves_the_support(vocab_size: int, uniform: float):
         probs_BV = torch.zeros(1, vocab_size)
         probs_BV[0, token] = 1e-30
         uniforms_B = torch.tensor([uniform], dtype=torch.float64)
-        assert int(draw_tokens(probs_BV, uniforms_B)) == token
+        assert int(sample(probs_BV, uniforms_B)) == token
 
 
 def test_a_distribution_that_is_not_a_number_is_no_token():

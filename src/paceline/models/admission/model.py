@@ -194,17 +194,13 @@ def _built(model: HfModel, build: Build) -> tuple[HfModel | None, str | None]:
 
 
 def _fault_of_twin(model: HfModel, build: Build, tolerance: float) -> str | None:
-    """The fault of its sessions, or of its forward pass in sessions of transformers' kind."""
     twin = twin_of(model)
     if twin is None:
         return None
     prepared, fault = _built(twin.rewrap(cast("Any", twin.hf).to(model.device)), build)
     if prepared is None:
         return fault
-    fault = _fault_of(prepared, play, tolerance)
-    if fault is None and prepared.has_own_sessions:
-        return _fault_of(prepared.decoding_with(prepared.decoder), play, tolerance)
-    return fault
+    return _fault_of(prepared, play, tolerance)
 
 
 def _fault_of(prepared: HfModel, trial: Callable[..., Comparison], tolerance: float) -> str | None:

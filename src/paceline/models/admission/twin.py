@@ -22,7 +22,6 @@ from paceline.models.hf.architectures import (
     shorten_config,
     untie_head,
 )
-from paceline.models.silence import quiet
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ def tiny_twin(hf: PreTrainedModel, *, seed: int = 0) -> PreTrainedModel | None:
     """
     for shape, repeats in _ATTEMPTS:
         try:
-            with quiet(), torch.random.fork_rng(devices=[]):
+            with torch.random.fork_rng(devices=[]):
                 config = tiny_config(hf, shape, repeats)
                 with torch.device("meta"):
                     size = type(hf)(copy.deepcopy(config)).num_parameters()

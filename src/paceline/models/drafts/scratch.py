@@ -16,7 +16,6 @@ from paceline.models.checkpoint_files import save_tokenizer
 from paceline.models.drafts.save import tokenizer_files, write_model
 from paceline.models.hf.architectures import is_tied, untie_head
 from paceline.models.loading import load_tokenizer
-from paceline.models.silence import quiet
 from paceline.records import atomic_directory
 from paceline.rng import named_generator
 
@@ -155,7 +154,7 @@ def write_new_model(
     hf = new(shape, loaded, num_tokens)
     draw_weights(hf, seed)
     files = tokenizer_files(tokenizer) if isinstance(tokenizer, str) else []
-    with quiet(), atomic_directory(out) as scratch:
+    with atomic_directory(out) as scratch:
         write_model(hf, None, files, scratch)
         if not files:
             save_tokenizer(loaded, scratch)

@@ -23,7 +23,6 @@ from paceline.models.gguf.architectures import ARCHITECTURES, ROPE_FACTORS, read
 from paceline.models.gguf.fields import GgufFile
 from paceline.models.gguf.vocabulary import read_vocabulary
 from paceline.models.hf.architectures import refuse_by_name
-from paceline.models.silence import quiet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,8 +103,7 @@ def convert_gguf(path: Path, folder: Path, kind: torch.dtype | None = None) -> N
         hf, tokenizer = _without_weights(file, kind)
         hf.load_state_dict(_read_tensors(file, hf, kind), strict=False, assign=True)
         hf.tie_weights()
-        with quiet():
-            hf.save_pretrained(folder)
+        hf.save_pretrained(folder)
         save_tokenizer(tokenizer, folder)
 
 

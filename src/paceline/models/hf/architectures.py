@@ -6,7 +6,6 @@ Layers of one model may differ; configurations list how.
 from __future__ import annotations
 
 import itertools
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -116,21 +115,6 @@ def stores_head(hf: Any) -> bool:
     return sum(each is weight for each in weights) == 1
 
 
-def warn_of_head(hf: Any, settings: dict[str, Any], stacklevel: int) -> None:
-    """Warn if a config.json says that the head is the embedding, and another head is stored.
-
-    Encoder-decoders say so of the embeddings that encoder and decoder share.
-    """
-    tied = settings.get("tie_word_embeddings", hf.config.tie_word_embeddings)
-    if tied and not is_encoder_decoder(hf.config) and stores_head(hf):
-        warnings.warn(
-            f"config.json of this {hf.config.model_type} has tie_word_embeddings: true, but a head "
-            "that differs from the embedding is stored; the stored head is used, as by "
-            "transformers 5, and other engines may use the embedding: make file and weights agree",
-            stacklevel=stacklevel + 1,
-        )
-
-
 def untie_head(hf: Any) -> None:
     """Give a model whose head is tied a head of its own, with the same weights."""
     if is_tied(hf):
@@ -176,14 +160,8 @@ def configured_prompt(
     """The tokens that a decoder begins with: `decoder_start_token_id`, then `forced_bos_token_id`.
 
     Raises:
-        UnsupportedModelError: The config forces other tokens.
         UsageError: It has no `decoder_start_token_id`.
     """
-    if any(getattr(each, "forced_decoder_ids", None) for each in (generation, config)):
-        raise UnsupportedModelError(
-            f"{config.model_type} sets forced_decoder_ids, which is not supported; remove it, and "
-            "give the tokens as decoder_prompt"
-        )
     start = configured_token(config, generation, "decoder_start_token_id")
     if start is None:
         raise UsageError(
@@ -282,7 +260,6 @@ def shorten_config(config: PreTrainedConfig, layers: Sequence[int]) -> None:
             setattr(changed, key, sum(index < value for index in layers))
     if "attention_types" in found:  # GPT-Neo makes attention_layers from it
         changed.attention_types = [[[kind], 1] for kind in changed.attention_layers]
-    _number_dense_layers(changed, found, layers)
     for name in COUNTS:
         if isinstance(found.get(name), int):
             setattr(changed, name, min(found[name], len(layers)))
@@ -290,13 +267,3 @@ def shorten_config(config: PreTrainedConfig, layers: Sequence[int]) -> None:
 
 def _per_layer(key: str) -> bool:
     return "layer" in key or key.endswith(("_types", "_pattern")) or key in _LISTS
-
-
-def _number_dense_layers(config: Any, found: dict[str, Any], layers: Sequence[int]) -> None:
-    """Qwen-MoE: every n-th layer has experts, unless it is listed."""
-    step = found.get("decoder_sparse_step")
-    if not isinstance(step, int) or step < 2:
-        return
-    listed = found.get("mlp_only_layers") or ()
-    dense = [new for new, old in enumerate(layers) if old in listed or (old + 1) % step]
-    config.decoder_sparse_step, config.mlp_only_layers = 1, dense

@@ -55,14 +55,6 @@ class RoomyCache(Cache):
             layer.width = width
 
     @torch.inference_mode()
-    def keep(self, rows: Sequence[int], batch: int) -> None:
-        """Keep only these rows of the batch, in increasing order."""
-        ends = self.ends_of(batch)
-        for index in range(len(self.layers)):
-            self.layer(index).keep(rows)
-        self.end_at([ends[row] for row in rows])
-
-    @torch.inference_mode()
     def adopt(self, rows: Sequence[int], other: RoomyCache, batch: int) -> None:
         """Replace these rows of the batch by the rows of another cache."""
         ends = self.ends_of(batch)
@@ -123,15 +115,6 @@ class RoomyLayer(DynamicLayer):
             for buffer, old in zip(buffers, self.buffers, strict=True):
                 buffer[:, :, : self.width] = old[:, :, : self.width]
             self.buffers = buffers
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Keep only these rows, moved in place to the front."""
-        assert all(new <= old for new, old in enumerate(rows)), "rows keep their order"
-        for buffer in self.buffers:
-            for new, old in enumerate(rows):
-                if new != old:
-                    buffer[new] = buffer[old]
-        self.buffers = [buffer[: len(rows)] for buffer in self.buffers]
 
     def adopt(self, rows: Sequence[int], other: RoomyLayer) -> None:
         """Overwrite these rows by the rows of another layer."""

@@ -63,14 +63,9 @@ def is_baked(path: str | Path) -> bool:
     """True for an export (its directory or a file in it) whose head is limited to listed tokens."""
     local = Path(path).expanduser()
     marker = (local if local.is_dir() else local.parent) / EXPORTED
-    if not marker.exists():
-        return False
-    try:
-        return dict(json.loads(marker.read_text("utf-8"))).get("draft_vocabulary") == "bake"
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ModelLoadError(
-            f"{marker} is damaged ({error}); export the draft again with --overwrite"
-        ) from None
+    return marker.exists() and (
+        json.loads(marker.read_text("utf-8")).get("draft_vocabulary") == "bake"
+    )
 
 
 def head_of(hf: PreTrainedModel, draft_vocabulary: Tensor | None = None) -> nn.Linear:

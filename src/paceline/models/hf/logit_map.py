@@ -9,7 +9,6 @@ Shape suffixes: B batch, R rows of a ramp, T text, D hidden, V vocabulary.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -17,7 +16,7 @@ import torch
 
 from paceline.core.fused import Head
 from paceline.errors import UnsupportedModelError
-from paceline.models.hf.architectures import body_of, is_encoder_decoder
+from paceline.models.hf.architectures import decoder_body, is_encoder_decoder
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -85,11 +84,11 @@ def _measured(hf: PreTrainedModel) -> LogitMap:
     tokens = {"input_ids": torch.ones(1, len(_RAMPS), dtype=torch.int64, device=hf.device)}
     if is_encoder_decoder(hf.config):
         tokens["decoder_input_ids"] = tokens["input_ids"]
-    hooks = body_of(hf).register_forward_hook(keep_states), head.register_forward_hook(replace)
+    hooks = decoder_body(hf).register_forward_hook(keep_states), head.register_forward_hook(replace)
     with hooks[0], hooks[1], torch.autocast(hf.device.type, enabled=False):
         logits_RV = hf(**tokens, use_cache=False).logits[0].double().cpu()
     if not {"states", "inputs"} <= seen.keys():
-        return LogitMap()  # HfModel.head compares it
+        raise unknown_map(hf)
     output_scale, cap = _fitted(seen["ramps"].double().cpu()[1:], logits_RV[1:] - logits_RV[0], hf)
     input_scale = _ratio(seen["states"], seen["inputs"], hf)
     return LogitMap(input_scale, output_scale, cap)
@@ -113,8 +112,9 @@ def _ratio(states_BTD: Tensor, inputs_BTD: Tensor, hf: PreTrainedModel) -> float
         raise unknown_map(hf)
     states_BTD, inputs_BTD = states_BTD.double(), inputs_BTD.double()
     found = float((states_BTD * inputs_BTD).sum() / states_BTD.square().sum())
-    if not math.isfinite(found):
-        return 1.0  # HfModel.head reports logits that are not finite
+    differences = (found * states_BTD - inputs_BTD).abs()
+    if not float(differences.max()) <= _TOLERANCE * float(inputs_BTD.abs().max()):
+        raise unknown_map(hf)
     return _snapped(found, 1.0, states_BTD.shape[-1] ** -0.5)
 
 

@@ -164,11 +164,9 @@ def glm_moe() -> CausalModel:
 
 
 def qwen_moe() -> CausalModel:
-    """Every second layer has experts, unless it is listed."""
+    """Every layer has experts, unless it is listed."""
     experts = {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
-    config = Qwen3MoeConfig(
-        **LLAMA_LIKE, **experts, decoder_sparse_step=2, mlp_only_layers=[1], vocab_size=61
-    )
+    config = Qwen3MoeConfig(**LLAMA_LIKE, **experts, mlp_only_layers=[1], vocab_size=61)
     return CausalModel(AutoModelForCausalLM.from_config(config).eval())
 
 

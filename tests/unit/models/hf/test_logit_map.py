@@ -1,6 +1,5 @@
 """Heads of models that scale or cap their logits, against the logits of transformers."""
 
-import copy
 from itertools import product
 from typing import Any
 
@@ -10,9 +9,9 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from paceline.core.fused import Head
-from paceline.errors import ModelLoadError, UnsupportedModelError
-from paceline.models import CausalModel, wrap_model
-from paceline.models.hf.base import HfModel, recorded_hidden_states
+from paceline.errors import UnsupportedModelError
+from paceline.models import wrap_model
+from paceline.models.hf.base import recorded_hidden_states
 from paceline.models.hf.logit_map import LogitMap, logit_map
 from support.models import CONFIGS, ENCODER_DECODERS, LLAMA_LIKE, SCALED, tiny_hf
 
@@ -115,14 +114,6 @@ def test_a_head_that_reads_something_else_is_refused():
         _ = wrap_model(hf).head
 
 
-def test_damaged_weights_are_not_an_unknown_function():
-    hf: Any = tiny_hf("gemma2")
-    hf.model.norm.weight.data[3] = torch.nan
-    model = CausalModel(hf)
-    with pytest.raises(ModelLoadError, match="weights are damaged"):
-        _ = model.head
-
-
 @pytest.mark.parametrize(
     ("architecture", "name", "mutant"),
     [
@@ -134,15 +125,11 @@ def test_damaged_weights_are_not_an_unknown_function():
     ],
     ids=["cap dropped", "cap twice", "scale dropped", "input scale dropped", "scale twice"],
 )
-def test_mutants_are_caught_at_load_and_by_the_comparison(
+def test_mutants_are_caught_by_the_comparison(
     architecture: str, name: str, mutant: Any, monkeypatch: pytest.MonkeyPatch
 ):
     hf = tiny_hf(architecture)
-    copied = copy.deepcopy(hf)
     logit_map(hf)  # measured by the code without the fault
     monkeypatch.setattr(Head if name == "capped" else LogitMap, name, mutant)
-    with pytest.raises(UnsupportedModelError):
-        wanted_and_got(copied)
-    monkeypatch.setattr(HfModel, "_head_is_right", True)
     wanted, got = wanted_and_got(hf)
     assert float((wanted - got).abs().max()) > 0.1 * float(wanted.abs().max())

@@ -12,7 +12,6 @@ from transformers.generation.logits_process import LogitsProcessorList
 
 from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
-from paceline.errors import ModelLoadError
 from paceline.models import load_model, prepare_for_decoding, wrap_model
 from paceline.models.hf.settings import unused_settings
 from support.models import CONFIGS, tiny_hf
@@ -171,7 +170,7 @@ def test_every_processor_of_generate_is_applied_or_named(architecture: str):
             hf.generation_config = config
             try:
                 model = wrap_model_quietly(hf)
-            except ModelLoadError:  # a list with another type of values
+            except TypeError:  # a list with another type of values
                 continue
             is_applied = bool(model.banned_K is not None or model.forced_eos is not None)
             is_prompt = name == "forced_bos_token_id" and architecture == "t5_v1_1"
@@ -197,7 +196,7 @@ def test_neutral_values_and_settings_of_sampling_say_nothing():
 def test_a_setting_in_the_file_is_named_once_at_load(model_directory: Path):
     path = model_directory / "generation_config.json"
     path.write_text(json.dumps({"repetition_penalty": 1.3, "no_repeat_ngram_size": 2}))
-    said = "sets repetition_penalty=1.3, no_repeat_ngram_size=2; .* sampling.repetition_penalty=1.3"
+    said = "sets repetition_penalty=1.3, no_repeat_ngram_size=2; Paceline does not apply"
     with pytest.warns(UserWarning, match=said) as heard:
         load_model(model_directory)
     assert len(heard) == 1

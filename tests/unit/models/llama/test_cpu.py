@@ -312,12 +312,12 @@ def test_without_a_compiler_models_read_through_transformers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     wanted = read(prepared(), [TEXT])
-    monkeypatch.setattr(library, "kernels_folder", lambda: None)
+    monkeypatch.setattr(library, "kernels_library", lambda _: None)
     monkeypatch.setenv("CC", "false")
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
     compiled.cache_clear()
     try:
-        with pytest.warns(SlowerWarning, match=r"could not be compiled .* install a C compiler"):
+        with pytest.warns(SlowerWarning, match="install a C compiler"):
             model = prepared()
         assert reader(model) is None
         torch.testing.assert_close(read(model, [TEXT]), wanted)

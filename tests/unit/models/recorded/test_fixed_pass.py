@@ -99,27 +99,14 @@ def test_generated_code_gives_the_text_of_generate(caplog: pytest.LogCaptureFixt
         assert ".copy_(" not in code, "buffers are written in place"
 
 
-@pytest.mark.parametrize(
-    ("spoiled", "fault"),
-    [
-        (lambda out: out.roll(1, -1), r"gives logits that differ by .* of their norm"),
-        (lambda _out: 1 / 0, r"failed \(division by zero\)"),
-    ],
-)
-def test_compiled_modules_that_compute_wrong_are_not_used(
-    spoiled: Callable[[Any], Any], fault: str, monkeypatch: pytest.MonkeyPatch
-):
-    def compile_wrong(plain: Callable[..., Any], **_: Any) -> Callable[..., Any]:
-        def run(*inputs: Any, **named: Any) -> Any:
-            output = plain(*inputs, **named)
-            return spoiled(output) if isinstance(output, torch.Tensor) else output
+def test_modules_that_cannot_be_compiled_run_as_they_are(monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_inputs: Any, **_named: Any) -> Any:
+        raise RuntimeError("no compiler")
 
-        return run
-
-    monkeypatch.setattr(torch, "compile", compile_wrong)
+    monkeypatch.setattr(torch, "compile", lambda _plain, **_: refuse)
     hf = tiny_hf("llama")
     ready = with_cuda_graphs(wrap_model(hf), compiled=True)
-    with pytest.warns(SlowerWarning, match=f"the compiled pass {fault} for this llama") as warned:
+    with pytest.warns(SlowerWarning, match=r"the compiled pass failed \(no compiler\)") as warned:
         got = texts_of(ready, batch_size=1)
     assert got == [generated(hf, prompt, 12) for prompt in PROMPTS]
     assert len(warned) == 1
