@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from paceline.config import Result
-from paceline.core.bootstrap import Interval  # noqa: TC001 - Compared is in a model
+from paceline.core.bootstrap import Interval, difference_interval
 from paceline.errors import UsageError
 from paceline.measure.measurement import MeasureConfig, Measurement, measure_each
 from paceline.measure.results import ACCEPTANCE, gamma_of, value_of
 from paceline.measure.verdict import best_code
 from paceline.progress import Progress, silent
-from paceline.results.comparison import paired_difference
 from paceline.results.figures import FIGURES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from paceline.results.figures import Figure
     from paceline.results.row import Row
 
 _SPEEDUPS = ("mbsu", "predicted_speedup", "expected_speedup")
@@ -110,6 +110,19 @@ class DraftComparison(Result):
             less = None if found is first else paired_difference(figure, row, rows[0])
             gamma = gamma_of(row) if "gamma" in row.setting else None
             yield Compared(name, found.config.draft, gamma, figure.measure(row), less)
+
+
+def paired_difference(figure: Figure, first: Row, second: Row) -> Interval:
+    """A figure of `first` - that of `second`, on the units that both measured.
+
+    What makes a unit hard for both cancels. The interval is over units; that of one unit is
+    unbounded. A formula is a multiple of its ratio: totals, such as costs of passes, are exact.
+    """
+    shared = {*figure.units(first)} & {*figure.units(second)}
+    sides = [row.only([unit for unit in row.units if unit in shared]) for row in (first, second)]
+    base = FIGURES[figure.of or figure.name]
+    one, two = (figure.value(row) / base.value(row) if figure.of else 1.0 for row in sides)
+    return difference_interval(*map(base.columns, sides), scales=(one, two))
 
 
 def fastest(found: Measurement) -> Row:

@@ -45,7 +45,6 @@ BUILT_IN: Sequence[Figure] = (
         "new tokens / target calls, recovered and bonus tokens included; at most gamma + 1",
         (("emitted", "calls"),),
         label="tokens per target call",
-        term="block efficiency",
         symbol="tau",
         most=lambda row: float(row.setting.get("gamma", math.inf)) + 1,
     ),
@@ -122,13 +121,6 @@ BUILT_IN: Sequence[Figure] = (
             (("target_seconds", "target_first_seconds"), ("target_tokens", "target_first_tokens")),
             (("tokens", "first_tokens"), ("seconds", "first_seconds")),
         ),
-        format=".2f",
-    ),
-    Figure(
-        "request_speedup",
-        "seconds of a request with another model alone / of decoding with the draft, measured by "
-        "turns on the same requests; texts may have other lengths",
-        (("reference_seconds", "seconds"),),
         format=".2f",
     ),
     Figure(
@@ -274,7 +266,6 @@ BUILT_IN: Sequence[Figure] = (
         "target calls / tokens, without the pass over the prompt and a token that it gives",
         (("calls", "emitted"),),
         label="target calls / tokens",
-        term="deferral rate",
         better="less",
     ),
     Figure(
@@ -292,7 +283,6 @@ BUILT_IN: Sequence[Figure] = (
         "total variation distance of the target's distribution and of the one that the rule makes "
         "of both models' distributions",
         label="TVD to the target under the rule",
-        term="TVD under the rule",
         better="less",
     ),
     Figure(

@@ -17,7 +17,6 @@ and definitions from here. The figures of Paceline are in `built_in`. To add one
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Literal
@@ -29,7 +28,7 @@ from paceline.core.bounded_means import bounded_mean_interval, bounded_ratio_int
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     Part = str | tuple[str, str]
     """A sum of a row, or two, the first less the second; or the number 1 for every unit."""
 
-_NAME = re.compile(r"[a-z0-9_]+")
 ONE = "1"
 """In a ratio: the number 1 for every unit."""
 
@@ -57,7 +55,6 @@ class Figure:
         formula: Monotone function of that figure, and of what is in `needs`.
         needs: Names of settings, totals or other figures of the row.
         label: Name in tables and on axes; by default `name` with spaces.
-        term: Name in lists of definitions; by default the label.
         symbol: Symbol in the papers.
         unit: Such as seconds; empty: a pure number.
         better: Direction.
@@ -74,19 +71,12 @@ class Figure:
     formula: Formula | None = None
     needs: tuple[str, ...] = ()
     label: str = ""
-    term: str = ""
     symbol: str = ""
     unit: str = ""
     better: Literal["more", "less"] = "more"
     interval: Literal["ratio", "score", "count"] = "ratio"
     most: float | Callable[[Row], float] = math.inf
     format: str = ".3f"
-
-    def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
-            raise ValueError(f"name {self.name!r} is not of lower case letters, digits and _")
-        if (self.formula is None) != (not self.of) or (self.of and self.ratios):
-            raise ValueError(f"{self.name} needs either ratios, or a formula of another figure")
 
     @property
     def words(self) -> str:
@@ -105,7 +95,7 @@ class Figure:
             return FIGURES[self.of].is_in(row) and all(_has(row, name) for name in self.needs)
         if not self.ratios:
             return self.name in row.totals
-        return self._names <= row.sums.keys() and bool(self._places(row))
+        return self._names <= row.sums.keys() and bool(self.units(row))
 
     def value(self, row: Row) -> float:
         """The figure of a row; NaN if a denominator is 0.
@@ -118,7 +108,7 @@ class Figure:
         if not self.ratios:
             return self._total(row)
         value = 1.0
-        for over_N, under_N in self._columns(row):
+        for over_N, under_N in self.columns(row):
             under = float(under_N.sum())
             value = value * float(over_N.sum()) / under if under else math.nan
         return value
@@ -131,17 +121,6 @@ class Figure:
         """
         assert self.formula is not None, f"{self.name} is no formula"
         return self.formula(value, self._facts(row))
-
-    def measured(self, row: Row) -> Row:
-        """The row with the units that have all sums of the figure.
-
-        Raises:
-            UsageError: the row lacks a sum.
-        """
-        if self.of:
-            return FIGURES[self.of].measured(row)
-        places = self._places(row)
-        return row if len(places) == len(row.units) else row.only([row.units[n] for n in places])
 
     def measure(self, row: Row, *, confidence: float = 0.95) -> Interval:
         """The figure with its interval over units; NaN if it is unknown.
@@ -156,7 +135,7 @@ class Figure:
             return self._of_formula(row, confidence)
         if not self.ratios:
             return Interval(self._total(row), *row.bounds.get(self.name, (math.nan, math.nan)))
-        ratios = self._columns(row)
+        ratios = self.columns(row.only(self.units(row)))
         if not all(float(under_N.sum()) for _, under_N in ratios):
             return Interval(math.nan, math.nan, math.nan)
         over_N, under_N = ratios[0]
@@ -186,16 +165,14 @@ class Figure:
         return factors[0] if len(factors) == 1 else product_interval(*factors)
 
     def gain(self, row: Row, base: Row) -> Interval:
-        """This figure of `row` / that of `base`, on the same units.
+        """This figure, one ratio, of `row` / that of `base`, on the same units.
 
         Raises:
-            UsageError: the rows have other units, or the figure is not one ratio.
+            UsageError: the rows have other units.
         """
         if row.population != base.population or row.units != base.units:
             raise UsageError(f"two rows of {row.population} have other units; compare equal ones")
-        if len(self.ratios) != 1:
-            raise UsageError(f"gains are of figures that are one ratio, and {self.name} is not")
-        (own,), (over_N, under_N) = self._columns(row), self._columns(base)[0]
+        (own,), ((over_N, under_N),) = self.columns(row), self.columns(base)
         return ratio_interval(own, (under_N, over_N))
 
     def columns(self, row: Row) -> list[tuple[Tensor, Tensor]]:
@@ -204,42 +181,38 @@ class Figure:
         Raises:
             UsageError: the row lacks a sum.
         """
-        places_M = torch.tensor(self._places(row), dtype=torch.long)
+        units = set(self.units(row))
+        known_N = torch.tensor([unit in units for unit in row.units], dtype=torch.bool)
 
-        def spread(part_M: Tensor) -> Tensor:
-            return part_M.new_zeros(len(row.units)).index_copy(0, places_M, part_M)
+        def column(part: Part) -> Tensor:
+            if part == ONE:
+                return known_N.double()
+            first_N, *others = (
+                torch.tensor([value or 0.0 for value in row.sums[name]], dtype=torch.float64)
+                for name in _sums_of(part)
+            )
+            return (first_N - sum(others)).where(known_N, 0)
 
-        return [(spread(over_M), spread(under_M)) for over_M, under_M in self._columns(row)]
+        return [(column(over), column(under)) for over, under in self.ratios]
 
     @property
     def _names(self) -> set[str]:
         return {name for ratio in self.ratios for part in ratio for name in _sums_of(part)}
 
-    def _places(self, row: Row) -> list[int]:
-        """Places of the units that have all sums of the figure."""
+    def units(self, row: Row) -> list[int]:
+        """The units of a row that have all sums of the figure.
+
+        Raises:
+            UsageError: the row lacks a sum.
+        """
+        if self.of:
+            return FIGURES[self.of].units(row)
         if missing := self._names - row.sums.keys():
             raise UsageError(
                 f"{self.words} needs {min(missing)}, which a row of {row.source.command} lacks"
             )
-        wanted = [row.sums[name] for name in sorted(self._names)]
-        if not any(None in part for part in wanted):
-            return list(range(len(row.units)))
-        return [n for n in range(len(row.units)) if all(part[n] is not None for part in wanted)]
-
-    def _columns(self, row: Row) -> list[tuple[Tensor, Tensor]]:
-        """Numerators and denominators of the units that have all of them, [N] each."""
-        places = self._places(row)
-
-        def column(part: Part) -> Tensor:
-            if part == ONE:
-                return torch.ones(len(places), dtype=torch.float64)
-            first_N, *others = (
-                torch.tensor([row.sums[name][n] for n in places], dtype=torch.float64)
-                for name in _sums_of(part)
-            )
-            return first_N - sum(others)
-
-        return [(column(over), column(under)) for over, under in self.ratios]
+        wanted = [row.sums[name] for name in self._names]
+        return [u for n, u in enumerate(row.units) if all(part[n] is not None for part in wanted)]
 
     def _facts(self, row: Row) -> dict[str, float]:
         known = row.setting | row.totals
@@ -289,21 +262,13 @@ def register(figure: Figure) -> Figure:
     """Add a figure of your own.
 
     Raises:
-        ValueError: another figure has the name, or the figure that a formula uses is unknown.
+        ValueError: another figure has the name.
     """
     if FIGURES.get(figure.name, figure) != figure:
         raise ValueError(f"there is a figure {figure.name} already; give yours another name")
-    if figure.of and figure.of not in FIGURES:
-        raise ValueError(f"{figure.name} is a formula of {figure.of}, which is no figure")
     return FIGURES.setdefault(figure.name, figure)
 
 
-def figures_of(row: Row) -> list[Figure]:
-    """The figures that a row has, in the order of the registry."""
-    return [figure for figure in FIGURES.values() if figure.is_in(row)]
-
-
-def as_values(row: Row, names: Sequence[str] = ()) -> dict[str, Interval]:
-    """Figures of a row with intervals, by name; without names: all that it has."""
-    chosen = [FIGURES[name] for name in names] or figures_of(row)
-    return {figure.name: figure.measure(row) for figure in chosen}
+def as_values(row: Row) -> dict[str, Interval]:
+    """The figures that a row has, with intervals, by name, in the order of the registry."""
+    return {name: figure.measure(row) for name, figure in FIGURES.items() if figure.is_in(row)}

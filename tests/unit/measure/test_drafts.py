@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from paceline.errors import UsageError
-from paceline.results.comparison import paired_difference
+from paceline.measure.drafts import paired_difference
 from paceline.results.figures import FIGURES
 from paceline.results.row import Row
 from support.results import result_row
@@ -51,15 +50,3 @@ def test_a_paired_difference_is_on_the_units_of_both():
     assert part.value == pytest.approx(values[0] - values[1])
     one = paired_difference(FIGURES["block_efficiency"], *(row.only([25]) for row in both))
     assert (one.low, one.high) == (-math.inf, math.inf)
-    with pytest.raises(UsageError, match="share no units; measure both on the same"):
-        paired_difference(FIGURES["block_efficiency"], both[0].only([20]), both[1].only([30]))
-
-
-def test_what_has_no_influence_of_units_is_not_compared():
-    """A total is one number of all units, and a ratio needs a denominator."""
-    priced = rows_on(range(3), 1).extended({}, {"cost_ratio": 0.2})
-    with pytest.raises(UsageError, match="cost ratio is a total and no ratio"):
-        paired_difference(FIGURES["cost_ratio"], priced, priced)
-    idle = result_row({"rejected": [0, 0], "examined": [0, 0]})
-    with pytest.raises(UsageError, match=r"rejection rate of .* has a denominator of 0 in all"):
-        paired_difference(FIGURES["rejection_rate"], idle, idle)
