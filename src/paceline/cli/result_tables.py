@@ -9,6 +9,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from paceline.cli.tables import printed
+from paceline.measure.engine_costs import words_of_starts
 from paceline.measure.losslessness import OPEN_QUESTION
 from paceline.measure.results import ACCEPTANCE, gamma_of, num_tokens
 from paceline.results.figures import FIGURES
@@ -154,7 +155,7 @@ def served_lines(found: ServedMeasurement) -> Iterator[RenderableType]:
     if found.costs is not None:
         yield printed(steps_table(found.costs))
     if speed is not None or found.costs is not None:
-        yield found.starts.words
+        yield words_of_starts(found.starts)
 
 
 def alignment_table(result: dict[str, Any], evaluation: Evaluation) -> Group:

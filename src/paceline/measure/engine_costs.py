@@ -56,37 +56,11 @@ class WithCosts(ModelsConfig):
         return self
 
 
-class Starts(StrictModel):
-    """Starts of an engine. A server that is started again may be faster or slower as a whole.
-
-    Attributes:
-        number: Starts of each configuration (drafted tokens per block, or no draft).
-        spread: Seconds per step of the slowest start / the fastest - 1, the largest of all
-            configurations.
-        seconds: Seconds until all servers were ready.
-    """
-
-    number: int = Field(default=1, ge=1)
-    spread: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-
-    @property
-    def in_intervals(self) -> bool:
-        """True if intervals of seconds are over starts."""
-        return self.number >= _LEAST_STARTS
-
-    @property
-    def words(self) -> str:
-        """Remark on the intervals of seconds."""
-        if self.number == 1:
-            return "variation between starts of a server is not in the intervals of seconds"
-        found = (
-            f"each server was started {self.number} times ({self.seconds:.0f} s in all), and "
-            f"starts differ by up to {self.spread:.1%}"
-        )
-        if self.in_intervals:
-            return f"{found}; intervals of seconds are over starts"
-        return f"{found}, which the intervals of seconds leave out ({_LEAST_STARTS} starts have it)"
+def words_of_starts(number: int) -> str:
+    """Remark on the intervals of seconds of servers that were started this many times each."""
+    if number < _LEAST_STARTS:
+        return "variation between starts of a server is not in the intervals of seconds"
+    return f"intervals of seconds are over {number} starts"
 
 
 def over_starts(within: Interval, by_start: Sequence[float]) -> Interval:
@@ -122,11 +96,6 @@ class StepCost(StrictModel):
     seconds_by_start: list[float]
     num_steps: int = Field(ge=0)
 
-    @property
-    def key(self) -> tuple[int, int]:
-        """Gamma and batch size."""
-        return self.gamma, self.batch_size
-
 
 class EngineCosts(StrictModel):
     """Seconds of an engine's steps with one pair of models.
@@ -135,9 +104,8 @@ class EngineCosts(StrictModel):
         drafting: How the engine samples draft tokens.
         drafts_in_full: The last block of a text drafts gamma tokens, too, beyond its end.
         full_vocabulary: The draft proposes from the full vocabulary.
-        mean_context: Mean number of tokens before a step.
         steps: One entry per gamma and batch size.
-        starts: Starts of the engine.
+        starts: Number of starts of each server.
         served: The configuration of the measurement.
     """
 
@@ -149,9 +117,8 @@ class EngineCosts(StrictModel):
     full_vocabulary: bool
     target_parameters: int = Field(ge=1)
     draft_parameters: int = Field(ge=1)
-    mean_context: float = Field(ge=0, allow_inf_nan=False)
-    steps: list[StepCost]
-    starts: Starts
+    steps: list[StepCost] = Field(min_length=2)
+    starts: int = Field(default=1, ge=1)
     served: dict[str, object]
     environment: dict[str, object]
 
@@ -173,71 +140,51 @@ class EngineCosts(StrictModel):
         return KINDS[self.engine].proposals(self.drafting, sampling)
 
     def step_costs(self, gammas: Sequence[int], batch_size: int) -> PassCosts:
-        """The costs of `usable` gammas at a timed batch size."""
+        """The costs of timed gammas at a timed batch size."""
         return PassCosts.of_blocks(
             self._step(0, batch_size).seconds.value,
-            {gamma: self._block_s(gamma, batch_size) for gamma in gammas},
+            {gamma: self._step(gamma, batch_size).seconds.value for gamma in gammas},
             engine=str(self),
             drafts_in_full=self.drafts_in_full,
             errors={gamma: self._error(gamma, batch_size) for gamma in gammas},
         )
 
     def _error(self, gamma: int, batch_size: int) -> Interval:
-        """Relative error of block / plain step at the nearest timed gamma: 1 with its interval."""
-        nearest = min(self.gammas, key=lambda timed: abs(timed - gamma))
-        block, plain = self._step(nearest, batch_size), self._step(0, batch_size)
-        if self.starts.in_intervals:
-            pairs = zip(block.seconds_by_start, plain.seconds_by_start, strict=True)
-            return over_starts(Interval(1.0, 1.0, 1.0), [a / b for a, b in pairs])
+        """Relative error of block / plain step: 1 with its interval."""
+        block, plain = self._step(gamma, batch_size), self._step(0, batch_size)
         low = block.seconds.low / block.seconds.value * plain.seconds.value / plain.seconds.high
         high = block.seconds.high / block.seconds.value * plain.seconds.value / plain.seconds.low
-        return Interval(1.0, low, high)
+        pairs = zip(block.seconds_by_start, plain.seconds_by_start, strict=True)
+        return over_starts(Interval(1.0, low, high), [a / b for a, b in pairs])
 
     def usable(self, gammas: Sequence[int], batch_size: int) -> tuple[int, ...]:
-        """The gammas within the range of the timed ones.
+        """The gammas that were timed.
 
         Raises:
-            UsageError: No gamma is in the range, or the batch size was not timed.
+            UsageError: None was, or the batch size was not.
         """
         if batch_size not in self.batch_sizes:
             raise UsageError(
                 f"costs were measured at batch sizes {', '.join(map(str, self.batch_sizes))}, not "
                 f"{batch_size}; change concurrency, or measure with other write_costs.batch_sizes"
             )
-        least, most = self.gammas[0], self.gammas[-1]
-        usable = tuple(gamma for gamma in gammas if least <= gamma <= most)
+        usable = tuple(gamma for gamma in gammas if gamma in self.gammas)
         if not usable:
             raise UsageError(
-                f"costs were measured for {least} to {most} drafted tokens per block; none of "
-                f"{list(gammas)} is within; change gammas, or measure with other write_costs.gammas"
+                f"costs were measured for {', '.join(map(str, self.gammas))} drafted tokens per "
+                f"block, for none of {list(gammas)}; change gammas, or measure with other "
+                "write_costs.gammas"
             )
         return usable
 
-    def _block_s(self, gamma: int, batch_size: int) -> float:
-        """Interpolated between timed gammas."""
-        above = min(timed for timed in self.gammas if timed >= gamma)
-        below = max(timed for timed in self.gammas if timed <= gamma)
-        low, high = (self._step(timed, batch_size).seconds.value for timed in (below, above))
-        return low + (high - low) * (gamma - below) / ((above - below) or 1)
-
     def _step(self, gamma: int, batch_size: int) -> StepCost:
-        return next(step for step in self.steps if step.key == (gamma, batch_size))
+        wanted = gamma, batch_size
+        return next(step for step in self.steps if (step.gamma, step.batch_size) == wanted)
 
 
 def read_costs(path: Path) -> EngineCosts:
-    """Read a file that `measure --engine --write-costs` wrote.
-
-    Raises:
-        ConfigError: The file cannot be read or has another content.
-        UsageError: Some gamma lacks the costs at some batch size.
-    """
-    costs = read_result(EngineCosts, path, _WRITER)
-    complete = {(gamma, size) for gamma in (0, *costs.gammas) for size in costs.batch_sizes}
-    if not costs.gammas or complete != {step.key for step in costs.steps}:
-        raise UsageError(
-            f"{path} lacks the costs of some gamma or batch size; write it again with `{_WRITER}`"
-        )
-    return costs
+    """Read a file that `measure --engine --write-costs` wrote; raises ConfigError."""
+    return read_result(EngineCosts, path, _WRITER)
 
 
 def load_models_of(
@@ -416,12 +363,3 @@ def _counted(answers: Served, gamma: int) -> _Round:
 
 def _shortened(request: Request) -> Request:
     return request._replace(max_new_tokens=max(2, request.max_new_tokens // _SHORTENING))
-
-
-def mean_context(requests: Sequence[Request]) -> float:
-    """Mean number of tokens before a timed step, if every text has its full length."""
-    middles = [
-        len(request.prompt) + (_shortened(request).max_new_tokens + request.max_new_tokens) / 2
-        for request in requests
-    ]
-    return sum(middles) / len(middles)

@@ -18,7 +18,13 @@ from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.environment import begin, environment
 from paceline.errors import UsageError
 from paceline.measure.acceptance import PairTexts, check_longest, score_texts
-from paceline.measure.engine_costs import EngineCosts, WithCosts, load_models_of, read_costs
+from paceline.measure.engine_costs import (
+    EngineCosts,
+    WithCosts,
+    load_models_of,
+    read_costs,
+    words_of_starts,
+)
 from paceline.measure.latency import (
     Candidate,
     PassTimer,
@@ -127,7 +133,6 @@ class Measurement(Result):
             of the verdict. The units are the numbers of the prompts.
         acceptance_by_position: Expected acceptance of the first, second, ... new token, over the
             texts that contain it.
-        timed_gammas: Gammas with measured costs in the engine; those between are interpolated.
     """
 
     schema_version: Literal[2] = 2
@@ -135,7 +140,6 @@ class Measurement(Result):
     config: MeasureConfig
     rows: list[Row] = Field(min_length=1)
     acceptance_by_position: list[float]
-    timed_gammas: tuple[int, ...] = ()
     verdict: Verdict
     environment: dict[str, object]
     computed: ClassVar = (
@@ -327,13 +331,12 @@ def measure_models(
         chosen, timed = _time_best(texts, blocks, config, progress)
         verdict = decide(acceptance, chosen, timed[-1])
     else:
-        remark = "" if engine is None or engine.starts.in_intervals else engine.starts.words
+        remark = "" if engine is None else words_of_starts(engine.starts)
         verdict = decide_by_expected(acceptance, blocks, remark)
     return Measurement(
         config=config,
         rows=[row, *blocks, *timed],
         acceptance_by_position=scored.acceptance_by_position,
-        timed_gammas=() if engine is None else tuple(engine.gammas),
         verdict=verdict,
         environment=environment(),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -17,16 +17,15 @@ from paceline.errors import UsageError
 from paceline.measure.acceptance import PairTexts, check_longest, score_texts
 from paceline.measure.agreement import (
     Agreement,
-    Counts,
     decide_agreement,
     predicted_counts,
     served_counts,
 )
-from paceline.measure.engine_costs import EngineCosts, Starts, mean_context, over_starts
+from paceline.measure.engine_costs import EngineCosts, over_starts
 from paceline.measure.losslessness import TIE_16_BITS, TIE_FLOAT32, first_split
 from paceline.measure.pair import Pair, load_beside
 from paceline.measure.reference import logit_gap
-from paceline.measure.served_runs import ServedConfig, run_engine
+from paceline.measure.served_runs import Runs, ServedConfig
 from paceline.measure.verdict import Verdict, decide_served
 from paceline.models import HfModel, load_model
 from paceline.models.hf.draft_vocabulary import is_baked
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.engines.contract import Conventions, Served
-    from paceline.measure.served_runs import Answers, Runs
+    from paceline.measure.served_runs import Answers
 
 
 class ServedSpeed(StrictModel):
@@ -73,7 +72,7 @@ class ServedMeasurement(Result):
         speed: None if the engine was not measured without the draft.
         verdict: On the speedup; None without it.
         notes: Remarks on the engine, e.g. an untested version.
-        starts: Starts of the engine.
+        starts: Number of starts of each server.
         costs: Costs of the engine's steps if `write_costs` is set; `save_costs` writes them.
     """
 
@@ -90,7 +89,7 @@ class ServedMeasurement(Result):
     verdict: Verdict | None = None
     environment: dict[str, object]
     notes: tuple[str, ...] = ()
-    starts: Starts = Starts()
+    starts: int = 1
     costs: EngineCosts | None = None
 
     @property
@@ -124,24 +123,24 @@ def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedM
         for number, prompt in enumerate(prompts)
     ]
     in_process = config.engine.kind.in_process
-    pair = load_scored(config) if in_process else None
-    runs = run_engine(config, pair, requests, progress)
-    pair = pair or load_scored(config)
-    engine, served = runs.drafted.engine, runs.drafted.served
+    runs = Runs(config, requests, progress)
+    if in_process:
+        pair = load_scored(config)
+        runs.run_in_process(pair)
+    else:
+        runs.run_servers()
+        pair = load_scored(config)
+    plain, drafted = runs.answers.get(0), runs.answers[config.num_speculative_tokens]
+    engine, served = drafted.engine, drafted.served
     notes = [note] if (note := untested(engine)) is not None else []
     sampling, filters = config.sampling, config.engine.kind.filter_note
     if filters and sampling.top_k and sampling.top_p < 1 and not sampling.greedy:
         notes.append(filters)
-    if config.engine.url is not None:
-        notes.append("a running server is not restarted, so all figures are of one start")
-    elif in_process:
-        notes.append(f"{engine.name} runs in this process: all figures are of one start")
-    found = compare_served(pair, requests, served, engine.conventions, config, progress)
-    rows = _rows(config, pair, found, served)
+    rows, agreement = compare_served(pair, requests, served, engine.conventions, config, progress)
     speed = verdict = None
-    if runs.plain is not None:
-        rows.append(timed_requests(rows[0], runs.plain.served, served))
-        speed = _speed(rows[-1], config, pair, requests, runs.plain, runs.drafted)
+    if plain is not None:
+        rows.append(timed_requests(rows[0], plain.served, served))
+        speed = _speed(rows[-1], config, pair, requests, plain, drafted)
         verdict = decide_served(speed.speedup, rows[0], engine.name)
     return ServedMeasurement(
         config=config,
@@ -150,39 +149,14 @@ def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedM
         num_requests=len(requests),
         num_tokens=sum(len(answer.tokens) for answer in served),
         rows=rows,
-        agreement=found.agreement,
+        agreement=agreement,
         speed=speed,
         verdict=verdict,
         environment=environment(),
         notes=tuple(notes),
-        starts=runs.starts,
-        costs=_costs(config, pair, requests, runs),
+        starts=runs.num_starts,
+        costs=_costs(config, pair, runs),
     )
-
-
-def _rows(
-    config: ServedConfig, pair: Pair, found: Comparison, served: Sequence[Served]
-) -> list[Row]:
-    base = Row(
-        population=f"prompts of {config.prompts.path}",
-        units=found.units,
-        setting={
-            "draft": config.draft,
-            **config.sampling.setting,
-            "engine": config.engine.engine,
-            "draft_temperature": config.proposals.temperature,
-            "parameter_ratio": pair.draft.num_parameters / pair.target.num_parameters,
-            "gamma": config.num_speculative_tokens,
-        },
-        sums={"tokens": tuple(float(len(served[unit].tokens)) for unit in found.units)},
-        source=Source.here(
-            "measure --engine",
-            fingerprints={name: fingerprint(getattr(config, name)) for name in Pair._fields},
-            sizes={name: model.num_parameters for name, model in pair._asdict().items()},
-        ),
-    )
-    sides = {"served": found.served, "predicted": found.predicted}
-    return [row for name, counts in sides.items() for row in counts.rows(base, name)]
 
 
 def load_scored(config: ServedConfig) -> Pair:
@@ -209,19 +183,6 @@ def load_scored(config: ServedConfig) -> Pair:
     return Pair(target, draft)
 
 
-class Comparison(NamedTuple):
-    """Counts of an engine, expected counts, and whether they agree.
-
-    Attributes:
-        units: Numbers of the requests whose blocks the engine counted.
-    """
-
-    units: tuple[int, ...]
-    served: Counts
-    predicted: Counts
-    agreement: Agreement
-
-
 def compare_served(
     pair: Pair,
     requests: Sequence[Request],
@@ -229,10 +190,14 @@ def compare_served(
     conventions: Conventions,
     config: ServedConfig,
     progress: Progress = silent,
-) -> Comparison:
+) -> tuple[list[Row], Agreement]:
     """Score the engine's texts with both models, and compare the prediction with its counters.
 
     Both describe the same texts, so the random draws of the texts affect both equally.
+
+    Returns:
+        The rows of the counts, whose units are the requests that the engine counted, and whether
+        they agree.
 
     Raises:
         EngineError: The counters do not match the texts.
@@ -251,7 +216,26 @@ def compare_served(
     actual = served_counts(served, gamma)
     greedy = config.sampling.greedy and config.proposals.greedy
     agreement = decide_agreement(actual, predicted, engine=config.engine.engine, greedy=greedy)
-    return Comparison(units, actual, predicted, agreement)
+    sizes = {name: model.num_parameters for name, model in pair._asdict().items()}
+    base = Row(
+        population=f"prompts of {config.prompts.path}",
+        units=units,
+        setting={
+            "draft": config.draft,
+            **config.sampling.setting,
+            "engine": config.engine.engine,
+            "draft_temperature": config.proposals.temperature,
+            "parameter_ratio": sizes["draft"] / sizes["target"],
+            "gamma": gamma,
+        },
+        sums={"tokens": tuple(float(len(text)) for text in texts)},
+        source=Source.here(
+            "measure --engine",
+            fingerprints={name: fingerprint(getattr(config, name)) for name in Pair._fields},
+            sizes=sizes,
+        ),
+    )
+    return [*actual.rows(base, "served"), *predicted.rows(base, "predicted")], agreement
 
 
 def _speed(
@@ -289,7 +273,7 @@ def timed_requests(base: Row, plain: Sequence[Served], drafted: Sequence[Served]
 
 def speedup_by_start(plain: Answers, drafted: Answers) -> list[float]:
     """Seconds per token without / with the draft of each start, which answers the same requests."""
-    sides = (one.seconds_per(lambda answer: len(answer.tokens)) for one in (plain, drafted))
+    sides = (one.seconds_per_token for one in (plain, drafted))
     return [without / with_draft for without, with_draft in zip(*sides, strict=True)]
 
 
@@ -310,22 +294,20 @@ def _near_ties(
     return count
 
 
-def _costs(
-    config: ServedConfig, pair: Pair, requests: Sequence[Request], runs: Runs
-) -> EngineCosts | None:
+def _costs(config: ServedConfig, pair: Pair, runs: Runs) -> EngineCosts | None:
     if runs.steps is None:
         return None
+    engine = runs.answers[config.num_speculative_tokens].engine
     return EngineCosts(
         engine=config.engine.engine,
-        engine_version=runs.drafted.engine.version,
+        engine_version=engine.version,
         drafting=config.drafting,
-        drafts_in_full=runs.drafted.engine.conventions.counts_behind_end,
+        drafts_in_full=engine.conventions.counts_behind_end,
         full_vocabulary=pair.draft.draft_vocabulary is None,
         target_parameters=pair.target.num_parameters,
         draft_parameters=pair.draft.num_parameters,
-        mean_context=mean_context(requests),
         steps=runs.steps.costs(),
-        starts=runs.starts,
+        starts=runs.num_starts,
         served=config.model_dump(mode="json"),
         environment=environment(),
     )

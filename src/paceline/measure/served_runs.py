@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -15,13 +14,13 @@ from paceline.engines.contract import Capacity, Drafting, DraftSampling, Setup
 from paceline.engines.kinds import names_of
 from paceline.engines.process import client_of, connect, started
 from paceline.errors import EngineError
-from paceline.measure.engine_costs import Starts, StepTimer, WriteCosts
+from paceline.measure.engine_costs import StepTimer, WriteCosts
 from paceline.measure.pair import PairConfig
 from paceline.models.inspection import inspect_model
 from paceline.models.loading import model_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Generator, Sequence
 
     from paceline.core.sampling import SamplingParams
     from paceline.data.input_checks import InputChecks
@@ -138,67 +137,20 @@ class Answers(NamedTuple):
         answers = {number: answer for start in self.by_start for number, answer in start.items()}
         return [answers[number] for number in sorted(answers)]
 
-    def seconds_per(self, count: Callable[[Served], int]) -> list[float]:
-        """Seconds of all answers of each start / the sum of their counts."""
+    @property
+    def seconds_per_token(self) -> list[float]:
+        """Of all answers of each start."""
         starts = [start.values() for start in self.by_start]
-        return [sum(one.seconds for one in start) / sum(map(count, start)) for start in starts]
+        return [sum(a.seconds for a in one) / sum(len(a.tokens) for a in one) for one in starts]
 
 
-def num_passes(answer: Served) -> int:
-    """Target passes, that of the prompt included; they vary less with the text than tokens do."""
-    blocks = answer.blocks and answer.blocks.num_blocks
-    return 1 + blocks if blocks else len(answer.tokens)
-
-
-class Runs(NamedTuple):
-    """Answers without the draft, None if not configured, and with it.
-
-    Attributes:
-        plain: Without the draft.
-        drafted: With the draft.
-        steps: Timed steps; None if not configured.
-        starts: Starts of the engine.
-    """
-
-    plain: Answers | None
-    drafted: Answers
-    steps: StepTimer | None
-    starts: Starts
-
-
-def run_engine(
-    config: ServedConfig, pair: Pair | None, requests: Sequence[Request], progress: Progress
-) -> Runs:
-    """Send every request with the draft, and without it, and time the steps, as configured.
-
-    A server is started `starts` times in each configuration, in the order A B A B, and answers its
-    part of the requests and rounds in each start. `pair`: for transformers, which runs in this
-    process and answers each request with and without the draft in turn.
-
-    Raises:
-        EngineError: The engine did not answer, or did not draft.
-    """
-    runner = _Runner(config, requests, progress)
-    if pair is None:
-        runner.run_servers()
-    else:
-        runner.run_in_process(pair)
-    steps, answers = runner.steps, runner.answers
-    by_start = [of_gamma.seconds_per(num_passes) for of_gamma in answers.values()]
-    if steps is not None:
-        by_start += [cost.seconds_by_start for cost in steps.costs()]
-    spread = max(max(seconds) / min(seconds) for seconds in by_start) - 1
-    starts = Starts(number=runner.num_starts, spread=spread, seconds=runner.ready_s)
-    return Runs(answers.get(0), answers[config.num_speculative_tokens], steps, starts)
-
-
-class _Runner:
+class Runs:
     """Sends the requests to engines, and times their steps.
 
     Attributes:
         answers: By gamma; 0 without the draft.
         steps: Timed steps; None if not configured.
-        ready_s: Seconds until the servers were ready, in all.
+        num_starts: Number of starts of each server.
     """
 
     def __init__(
@@ -210,17 +162,18 @@ class _Runner:
         self.steps: StepTimer | None = None
         if config.write_costs is not None:
             self.steps = StepTimer(config.write_costs, requests, progress, self.num_starts)
-        self.ready_s = 0.0
-        self._num_ready = self._num_servers = 0
 
     def run_servers(self) -> None:
-        """Start each server `num_starts` times; it answers its part of the requests."""
+        """Start each server `num_starts` times, in the order A B A B.
+
+        In each start it answers a part of the requests, and its steps are timed in a part of the
+        rounds, as configured.
+        """
         answering = set(self._config.answered_gammas)
         timed = set[int]() if self.steps is None else {0, *self.steps.gammas}
         gammas = sorted(
             answering | timed, key=lambda gamma: (gamma not in answering, gamma == 0, gamma)
         )
-        self._num_servers = len(gammas) * self.num_starts
         for start in range(self.num_starts):
             part = range(start, len(self._requests), self.num_starts)
             for gamma in gammas:
@@ -231,7 +184,7 @@ class _Runner:
                         self.steps.time({gamma: engine}, start)
 
     def run_in_process(self, pair: Pair) -> None:
-        """Answer each request with and without the draft in turn."""
+        """Answer each request with and without the draft in turn: of transformers."""
 
         def engine_of(gamma: int) -> Engine:
             return Transformers(pair.target, pair.draft if gamma else None, gamma)
@@ -278,21 +231,8 @@ class _Runner:
         sizes = config.write_costs.batch_sizes if config.write_costs else (1,)
         capacity = Capacity(self._context_length(), max(sizes))
         setup = Setup(choice.target or config.target, drafting, capacity, config.dtype)
-        begun = time.monotonic()
-
-        def report(stage: str, done: float, total: float, note: str = "") -> None:
-            del stage, done, total, note
-            self._report_servers(self.ready_s + time.monotonic() - begun)
-
-        with started(choice, setup, report) as engine:
-            self.ready_s += time.monotonic() - begun
-            self._num_ready += 1
-            self._report_servers(self.ready_s)
+        with started(choice, setup, self._progress) as engine:
             yield engine
-
-    def _report_servers(self, seconds: float) -> None:
-        note = f"{seconds:.0f} s"
-        self._progress("starting servers", self._num_ready, self._num_servers, note)
 
     def _context_length(self) -> int:
         """Tokens of the longest request and one more block, at most the target's context length."""

@@ -61,12 +61,11 @@ def gamma_table(found: Measurement, *, with_intervals: bool = False) -> Table:
         if found.verdict.timed and "break_even_acceptance" not in row.totals:
             named["break_even_acceptance"] = "none"
         if found.engine:
-            known = "" if gamma in found.timed_gammas else " ~"
-            named["block"] = f"{row.totals['block_s'] * 1e3:.1f} ms{known}"
+            named["block"] = f"{row.totals['block_s'] * 1e3:.1f} ms"
         lines.append(named)
     columns = {"*": "the gamma to serve."} if found.best_gamma else {}
     if found.engine:
-        columns["block"] = "time per block in the engine, drafting included; ~: interpolated."
+        columns["block"] = "time per block in the engine, drafting included."
     return dataclasses.replace(table, rows=lines, columns=columns)
 
 

@@ -1,4 +1,4 @@
-"""What an undecided verdict asks for, worked out by hand, and which gamma a verdict is about."""
+"""Verdicts by intervals, worked out by hand, and which gamma a verdict is about."""
 
 import math
 
@@ -42,12 +42,6 @@ def by_expected(*rows: Row) -> Verdict:
     return decide_by_expected(ALPHA, rows)
 
 
-def timed(speedup: float, error: float, count: int = 32) -> Verdict:
-    low, high = (speedup * math.exp(sign * error / 100) for sign in (-1, 1))
-    counted = gamma_row(3, 2.0 * speedup, count)
-    return decide_served(Interval(speedup, low, high), counted, "vllm")
-
-
 @pytest.mark.parametrize(
     ("low", "high", "word", "code"),
     [
@@ -71,31 +65,7 @@ def test_a_verdict_needs_the_whole_interval_on_one_side(
     assert (served.word, served.exit_code) == (word, code)
     assert f"measured {value:.2f}x" in served.reason
     assert "in vllm at gamma 3" in served.reason
-
-
-@pytest.mark.parametrize("speedup", [1.04, 1 / 1.04])
-def test_as_many_times_the_requests_as_it_names_bring_the_bound_to_1(speedup: float):
-    """log 1.04 is 3.92%; an error of 8% needs (8 / 3.92)^2 = 4.16 times the requests."""
-    verdict = timed(speedup, 8.0)
-    assert verdict.word == "UNDECIDED"
-    assert "about 5 times the requests would decide at this speedup" in verdict.reason
-    assert verdict.reason.endswith("(raise num_prompts)")
-    assert timed(speedup, 8.0 / 5**0.5).decided
-    assert not timed(speedup, 8.0 / 4**0.5).decided
-    by_costs = by_expected(within(3, speedup, 8.0))
-    assert by_costs.reason.endswith(
-        "about 5 times the prompts would decide at this speedup (raise num_prompts and "
-        "pass_repeats)"
-    )
-
-
-@pytest.mark.parametrize(("speedup", "error"), [(1.002, 3.0), (1.0, 3.0), (1.0, math.inf)])
-def test_more_than_a_hundred_times_the_requests_are_not_counted(speedup: float, error: float):
-    """(3 / log 1.002)^2 is 225 times as many."""
-    verdict = timed(speedup, error)
-    assert verdict.word == "UNDECIDED"
-    assert "more than 100 times the requests would be needed" in verdict.reason
-    assert "about 57 times the requests" in timed(1.004, 3.0).reason
+    assert served.reason.endswith("raise num_prompts") == (word == "UNDECIDED")
 
 
 def test_go_is_about_a_gamma_that_is_shown_to_gain():
