@@ -65,9 +65,6 @@ def measurement_table(found: Measurement) -> Group:
         return Group(summary, table, *_speed_lines(found))
     ratio = f"cost ratio {cost['cost_ratio']:.3f}"
     summary.add_row("one pass", f"target {target}, draft {draft}, {ratio}")
-    if "target_start_s" in ms:
-        once = f"target {ms['target_start_s']}, draft {ms['draft_start_s']}, once per request"
-        summary.add_row("encoder and first pass", once)
     return Group(summary, table, *_speed_lines(found), *disturbed_line(found.disturbance))
 
 

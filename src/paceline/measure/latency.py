@@ -7,7 +7,6 @@ both sides. Passes are compared by medians, requests by bootstrap intervals.
 from __future__ import annotations
 
 import contextlib
-import math
 import statistics
 import time
 from dataclasses import dataclass, field, replace
@@ -18,17 +17,16 @@ import torch
 from paceline.core.block import DrawPlan, DrawRequest, UniformRows, VerifyRequest
 from paceline.core.bootstrap import LEAST_UNITS, Interval, least_values, median_interval
 from paceline.core.rules import Lossless
-from paceline.core.sampling import SamplingParams, as_list, proposal_params
+from paceline.core.sampling import SamplingParams, proposal_params
 from paceline.core.speed import break_even_acceptance
 from paceline.core.stats import DecodeStats, TimedAnswer, Times
 from paceline.decode.block import draw, verify
 from paceline.decode.decoder import shared_context
 from paceline.decode.text import count_blocks
 from paceline.errors import ContextLengthError, UsageError
-from paceline.measure.results import disturbance, gamma_of, value_of
-from paceline.models import prepare_for_decoding
+from paceline.measure.results import gamma_of, value_of
 from paceline.models.compatibility import check_rollback, check_same_vocabulary
-from paceline.models.contract import decoder_contexts, decoder_prompt_of, source_vocab_size_of
+from paceline.models.contract import decoder_contexts, decoder_prompt_of
 from paceline.progress import Progress, silent
 from paceline.results.figures import FIGURES
 from paceline.results.row import sums_of
@@ -40,12 +38,9 @@ if TYPE_CHECKING:
     from paceline.decode.decoder import Decoder
     from paceline.measure.acceptance import PairTexts
     from paceline.models.contract import Model, ModelSession
-    from paceline.models.hf.base import HfModel
     from paceline.results.row import Row
 
 _WARM_TOKENS = 8
-_DRAFT_GAMMAS, _DRAFT_REPEATS = (1, 2, 3, 4, 5), 20
-_DRAFT_CONTEXT = 32  # tokens before the timed passes
 _CHOOSING_PART = 4  # one request in four is for choosing gamma
 _MAX_CHOOSING = 8
 _NUM_ROUNDS = 2  # of choosing
@@ -57,8 +52,6 @@ class PassCosts:
     """Median seconds of one token from each model, of drafting and of verifying gamma tokens.
 
     Attributes:
-        target_start_s: Of an encoder-decoder: seconds from a source to the first logits, encoder
-            included; `draft_start_s`: the same of the draft.
         errors: Relative error of block / target pass by gamma: 1 with its 95% interval. Without the
             gammas that were timed in too few rounds for one.
         engine: The engine with these costs; empty: Paceline's decoder.
@@ -69,8 +62,6 @@ class PassCosts:
     draft_pass_s: float
     drafting_s: Mapping[int, float]
     verifying_s: Mapping[int, float]
-    target_start_s: float | None = None
-    draft_start_s: float | None = None
     errors: Mapping[int, Interval] = field(default_factory=dict[int, Interval])
     engine: str = ""
     drafts_in_full: bool = False
@@ -86,8 +77,6 @@ class PassCosts:
             median["draft", 1],
             {gamma: median["drafting", gamma] for gamma in gammas},
             {gamma: median["verifying", gamma] for gamma in gammas},
-            median.get(("target start", 0)),
-            median.get(("draft start", 0)),
         )
         if len(seconds["target", 1]) < least_values(0.95):
             return costs
@@ -217,12 +206,8 @@ class PassTimer:
             text = text[: max(limit - max(gammas, default=0) - 1, 1)]
         self._token, generated = text[-1], text[len(begun) :]
         self._target, self._draft = target.start_session(), draft.start_session()
-        self._starts: dict[str, Model] = {}
         if decoder_prompt_of(target) is None:
             prompt, generated = text, ()
-        else:
-            self._starts = {"target start": target, "draft start": draft}
-        self._prompt = prompt
         for session in (self._target, self._draft):
             session.vocab_size = shared
             session.prefill([prompt])
@@ -253,11 +238,6 @@ class PassTimer:
     @torch.inference_mode()
     def time_once(self) -> None:
         """Time one token of each model, and one block of each gamma."""
-        for name, model in self._starts.items():
-            session = model.start_session()
-            start = _now([model])
-            session.prefill([self._prompt])
-            self._seconds.setdefault((name, 0), []).append(_now([model]) - start)
         self._draw("target", self._target, 1, self._sampling)
         self._draw("draft", self._draft, 1, self._draft_sampling)
         for gamma in self._gammas:
@@ -289,25 +269,6 @@ class PassTimer:
     def costs(self) -> PassCosts:
         """Medians over the rounds so far."""
         return PassCosts.of_rounds(self._seconds, self._gammas)
-
-
-@torch.inference_mode()
-def time_draft(target: HfModel, draft: HfModel, *, seed: int = 0) -> str:
-    """What the draft costs in words, timed after a context of random tokens."""
-    rng = torch.Generator().manual_seed(seed)
-    halves = [size // 2 for size in (target.max_length, draft.max_length) if size]
-    length = max(1, min([_DRAFT_CONTEXT, *halves]))
-    num_tokens = source_vocab_size_of(target) or target.vocab_size
-    context = as_list(torch.randint(num_tokens, (length,), generator=rng))
-    pair = prepare_for_decoding(target), prepare_for_decoding(draft)
-    costs = PassTimer(*pair, context, _DRAFT_GAMMAS, SamplingParams()).run(_DRAFT_REPEATS)
-    cost = f"in Paceline's decoder a pass costs {costs.cost_ratio:.2f} of the target's"
-    if fault := disturbance({gamma: costs.block_cost(gamma) for gamma in _DRAFT_GAMMAS}):
-        return f"{cost}, but {fault}"
-    acceptance, gamma = min((costs.break_even(gamma), gamma) for gamma in _DRAFT_GAMMAS)
-    if math.isinf(acceptance):
-        return f"{cost}; it never breaks even"
-    return f"{cost}; it breaks even at an acceptance of {acceptance:.2f} (gamma {gamma})"
 
 
 def time_request(

@@ -421,8 +421,7 @@ def _row_of_texts(texts: ScoredTexts, config: MeasureConfig, source: Source) -> 
 
 
 def _pass_costs(costs: PassCosts) -> dict[str, float]:
-    names = ("target_pass_s", "draft_pass_s", "cost_ratio", "target_start_s", "draft_start_s")
-    return {name: value for name in names if (value := getattr(costs, name)) is not None}
+    return {name: getattr(costs, name) for name in ("target_pass_s", "draft_pass_s", "cost_ratio")}
 
 
 def _row_of_gamma(row: Row, gamma: int, texts: ScoredTexts, costs: PassCosts | None) -> Row:

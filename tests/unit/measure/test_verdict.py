@@ -7,6 +7,7 @@ import torch
 
 from paceline.core.bootstrap import Interval, median_interval, product_interval
 from paceline.measure.latency import PassCosts
+from paceline.measure.results import disturbance
 from paceline.measure.verdict import (
     Verdict,
     best_code,
@@ -158,3 +159,33 @@ def test_the_costs_of_a_block_count_as_far_as_it_drafts():
 )
 def test_verdicts_without_go_are_undecided_unless_all_are_no_go(codes: list[int], wanted: int):
     assert best_code(codes) == wanted
+
+
+# target passes per block of gamma 1 to 6 and 8, as `measure` recorded them: on an idle machine with
+# a sampling and a greedy target, and beside other programs
+IDLE = (
+    (1.143, 1.283, 1.366, 1.559, 1.719, 1.939, 2.367),
+    (1.120, 1.270, 1.502, 1.743, 1.975, 2.202, 2.756),
+)
+BUSY = (0.92, 1.09, 1.43, 1.44, 6.39, 1.61, 9.80)
+
+
+def by_gamma(costs: tuple[float, ...]) -> dict[int, float]:
+    return dict(zip((1, 2, 3, 4, 5, 6, 8), costs, strict=True))
+
+
+def test_recorded_costs_of_an_idle_machine_are_not_called_disturbed():
+    assert [disturbance(by_gamma(costs)) for costs in IDLE] == ["", ""]
+    # the thresholds: 0.9 target passes, and 1.5 times a longer block
+    assert not disturbance({1: 0.91, 2: 1.49, 3: 1.0})
+    assert disturbance({1: 0.89, 2: 1.0})
+    assert disturbance({1: 1.0, 2: 1.51, 3: 1.0})
+
+
+def test_recorded_costs_of_a_busy_machine_are_called_disturbed():
+    words = disturbance(by_gamma(BUSY))
+    assert "a block of gamma 5 takes 4.0 times as long as one of gamma 6" in words  # 6.39 / 1.61
+    assert words.endswith("stop other programs and run again")
+    (first, *others) = IDLE[0]
+    assert "gamma 1 takes 0.14 of the time" in disturbance(by_gamma((0.136, *others)))
+    assert first > 1
