@@ -105,7 +105,7 @@ def in_an_engine(
 def row(gamma: int, passes: PassCosts, counts: tuple[Tensor, Tensor]) -> Row:
     base = gamma_row(gamma, count=len(counts[0]))
     base = base.extended(dict(zip(("emitted", "calls"), counts, strict=True)))
-    return passes.priced(base, gamma, gamma)
+    return passes.priced(base)
 
 
 ALPHA = Interval(0.5, 0.45, 0.55)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +31,7 @@ from paceline.models.admission.trial import check_finite
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.contract import decoder_contexts, decoder_prompt_of
 from paceline.progress import Progress, silent
+from paceline.results.row import Row, rounded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -77,6 +78,25 @@ def check_longest(longest: int) -> None:
             "every text has 1 token, which comes from the target's prefill, so no block drafts; "
             "use other prompts or more new tokens"
         )
+
+
+def usable_gammas(gammas: Sequence[int], longest: int, budget: int) -> list[int]:
+    """The gammas that fit the texts: blocks draft neither the first token nor the last of a budget.
+
+    `longest`: number of tokens of the longest text; `budget`: maximum number of tokens of a text.
+
+    Raises:
+        UsageError: no gamma fits, or every text has a single token.
+    """
+    check_longest(longest)
+    most = max(1, budget - 2)
+    usable = sorted({gamma for gamma in gammas if gamma <= most})
+    if not usable:
+        raise UsageError(
+            f"blocks draft at most {most} tokens in texts of at most {budget} tokens, but the "
+            f"smallest gamma is {min(gammas)}; ask for smaller gammas or more new tokens"
+        )
+    return usable
 
 
 @dataclass(frozen=True)
@@ -222,6 +242,43 @@ def _score_batch(
         torch.where(mask_BT, score.cpu(), 0) for score in scores
     )
     return TextScores(acceptance, survival, greedy_draft, agreement, mask_BT, *more)
+
+
+def rows_of_texts(
+    texts: PairTexts, scores: TextScores, gammas: Sequence[int], **fields: Any
+) -> list[Row]:
+    """The row of scored texts, then one per usable gamma, ascending, with the expected blocks.
+
+    Tokens beyond the draft's context are of blocks without drafts.
+
+    Args:
+        texts: The texts.
+        scores: Their scores.
+        gammas: Drafted tokens per block.
+        fields: Other fields of the rows.
+
+    Raises:
+        UsageError: no gamma fits, or every text has a single token.
+    """
+    budget_B, beyond_B = texts.budgets, torch.tensor(texts.num_beyond)
+    parts = {
+        "tokens": scores.mask_BT,
+        "acceptance": scores.acceptance_BT,
+        "greedy_acceptance": scores.greedy_draft_BT,
+        "agreement": scores.agreement_BT,
+        "cross_entropy": scores.cross_entropy_BT,
+    }
+    known = {name: part_BT for name, part_BT in parts.items() if part_BT is not None}
+    sums = {name: rounded(part_BT.sum(-1)) for name, part_BT in known.items()}
+    rows = [Row(sums=sums, **fields)]
+    for gamma in usable_gammas(gammas, max(texts.lengths), int(budget_B.max())):
+        tokens_B, blocks_B = scores.tokens_and_blocks(gamma, budget_B)
+        calls_B = blocks_B + beyond_B
+        blocks = {"emitted": rounded(tokens_B + beyond_B), "calls": rounded(calls_B)}
+        drafted = float(scores.drafted_tokens(gamma, budget_B).sum() / calls_B.sum())
+        of_gamma = rows[0].extended({}, {"drafted_per_block": drafted}, gamma=gamma)
+        rows.append(of_gamma.model_copy(update={"sums": sums | blocks}))
+    return rows
 
 
 @torch.inference_mode()

@@ -26,11 +26,10 @@ from paceline.data.input_checks import InputChecks, checked
 from paceline.environment import environment
 from paceline.errors import UsageError
 from paceline.extensions import RuleChoice
-from paceline.measure.acceptance import PairTexts, forced_logits
+from paceline.measure.acceptance import PairTexts, forced_logits, usable_gammas
 from paceline.measure.latency import PassCosts, PassTimer
-from paceline.measure.measurement import usable_gammas
 from paceline.measure.pair import PairConfig, load_models, sample_texts
-from paceline.measure.results import disturbance_of_rows, gamma_of
+from paceline.measure.results import disturbance_of_rows
 from paceline.models.compatibility import without_rollback
 from paceline.models.loading import fingerprint
 from paceline.progress import Progress, silent
@@ -316,9 +315,7 @@ def analyze_models(
     for rule, (own, *blocks) in zip(config.rules, analyzed, strict=True):
         setting = _setting(config, rule)
         rows.append(own.extended(**setting))
-        for row in blocks:
-            gamma, drafted = gamma_of(row), row.totals["drafted_per_block"]
-            rows.append(costs.priced(row, gamma, drafted).extended(**setting))
+        rows += [costs.priced(row).extended(**setting) for row in blocks]
     rows = [row.model_copy(update=named) for row in rows]
     return PredictedFrontier(config=config, timed=timed, rows=rows, environment=environment())
 

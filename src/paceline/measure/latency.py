@@ -160,12 +160,12 @@ class PassCosts:
         ratios = self.drafting_cost_ratio(gamma), self.block_cost_ratio(gamma)
         return break_even_acceptance(gamma, *ratios)
 
-    def priced(self, row: Row, gamma: int, drafted: float) -> Row:
-        """A row of blocks of gamma tokens with what these cost, as totals with their bounds.
+    def priced(self, row: Row) -> Row:
+        """A row with blocks, and what these cost, as totals with their bounds.
 
-        `drafted`: mean number of drafted tokens per block, as in `block_cost`. In an engine c is
-        that of this gamma: it includes more than the draft's passes.
+        In an engine c is that of this gamma: it includes more than the draft's passes.
         """
+        gamma, drafted = gamma_of(row), row.totals["drafted_per_block"]
         c = self.drafting_cost_ratio(gamma)
         totals = {
             "cost_ratio": c if self.engine else self.cost_ratio,

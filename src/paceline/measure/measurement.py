@@ -1,14 +1,12 @@
 """Measures whether a draft is worth serving: acceptance, cost, speedup, verdict."""
 
-# B texts, T positions
 from __future__ import annotations
 
 import html
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
-import torch
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from paceline.config import Options, Result
@@ -17,7 +15,7 @@ from paceline.data.input_checks import InputChecks, checked, note
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.environment import begin, environment
 from paceline.errors import UsageError
-from paceline.measure.acceptance import PairTexts, check_longest, score_texts
+from paceline.measure.acceptance import PairTexts, rows_of_texts, score_texts
 from paceline.measure.engine_costs import (
     EngineCosts,
     WithCosts,
@@ -47,16 +45,10 @@ from paceline.results.row import Row, Source, select
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from torch import Tensor
-
     from paceline.core.bootstrap import Interval
-    from paceline.core.text_scores import TextScores
     from paceline.measure.latency import PairedTimes, PassCosts
     from paceline.models.contract import Model
     from paceline.models.inspection import ModelFacts
-
-# The prefill gives the first token, and a block leaves one token of the budget to the target.
-_MIN_TIMED_TOKENS = 3
 
 
 class MeasureConfig(WithCosts, PairConfig):
@@ -295,36 +287,39 @@ def measure_models(
     `engine`: costs of an engine, used instead of timing passes. `completions`: texts of the target
     after the first prompts, as `sample_texts` gives them; those that it lacks are added to it.
     """
-    if config.timed_prompts and config.max_new_tokens < _MIN_TIMED_TOKENS:
-        raise UsageError(
-            f"max_new_tokens is {config.max_new_tokens}, too few to draft and time a block; "
-            f"ask for {_MIN_TIMED_TOKENS} or more, or skip the timing with timed_prompts=0"
-        )
     prompts = prompts[: config.num_prompts]
     completions = [] if completions is None else completions
     sample_texts(target, prompts, config, config.sampling, completions, progress)
     texts = PairTexts(target, draft, prompts, completions, *config.scoring)
-    scored = ScoredTexts.of(texts, score_texts(texts, progress))
+    scores = score_texts(texts, progress)
     if beyond := sum(texts.num_beyond):
         note(
             f"{beyond / (beyond + sum(texts.lengths)):.0%} of the tokens lie beyond the draft's "
             "context, where the target writes alone; acceptance is that of the others"
         )
     sizes = {"target": target.num_parameters, "draft": draft.num_parameters}
-    source = Source.here("measure", fingerprints=dict(fingerprints), sizes=sizes)
-    row = _row_of_texts(scored, config, source)
+    row, *blocks = rows_of_texts(
+        texts,
+        scores,
+        config.gammas,
+        population=f"prompts of {config.prompts.path}",
+        units=tuple(range(len(prompts))),
+        setting=config.setting | {"parameter_ratio": sizes["draft"] / sizes["target"]},
+        source=Source.here("measure", fingerprints=dict(fingerprints), sizes=sizes),
+    )
     acceptance = FIGURES["expected_acceptance"].measure(row)
-    gammas = scored.usable_gammas(config.gammas)
-    architecture = without_rollback(target, draft)
+    architecture, setting = without_rollback(target, draft), dict[str, str | int]()
     costs, timed = None, list[Row]()
+    gammas = [gamma_of(of_gamma) for of_gamma in blocks]
     if engine is not None:
         costs = engine.step_costs(gammas, config.concurrency)
-        row = row.extended(engine=costs.engine, concurrency=config.concurrency)
+        setting = {"engine": costs.engine, "concurrency": config.concurrency}
     elif architecture is None:
         costs = PassTimer.within(texts, gammas).run(config.pass_repeats, progress)
     if costs is not None:
-        row = row.extended({}, _pass_costs(costs))
-    blocks = [_row_of_gamma(row, gamma, scored, costs) for gamma in gammas]
+        seconds = _pass_costs(costs)
+        row, *blocks = (one.extended({}, seconds, **setting) for one in (row, *blocks))
+        blocks = [costs.priced(of_gamma) for of_gamma in blocks]
     if engine is None and architecture is not None:
         verdict = not_timed(acceptance, architecture)
     elif config.timed_prompts and engine is None:  # also if no speedup is expected
@@ -336,101 +331,16 @@ def measure_models(
     return Measurement(
         config=config,
         rows=[row, *blocks, *timed],
-        acceptance_by_position=scored.acceptance_by_position,
+        acceptance_by_position=as_list(
+            scores.acceptance_BT.sum(0) / scores.mask_BT.sum(0).clamp(min=1)
+        ),
         verdict=verdict,
         environment=environment(),
     )
 
 
-class ScoredTexts(NamedTuple):
-    """Texts of the target, scored with both models.
-
-    Attributes:
-        scores: At each position.
-        length_B: Number of tokens of each text.
-        budget_B: Maximum number of tokens of each text.
-        beyond_B: Tokens of each text beyond the draft's context, each of a block without drafts.
-    """
-
-    scores: TextScores
-    length_B: Tensor
-    budget_B: Tensor
-    beyond_B: Tensor
-
-    @classmethod
-    def of(cls, texts: PairTexts, scores: TextScores) -> ScoredTexts:
-        return cls(scores, scores.mask_BT.sum(-1), texts.budgets, torch.tensor(texts.num_beyond))
-
-    @property
-    def sums(self) -> dict[str, Tensor]:
-        """Sums of each text by their names in result rows, [B] each."""
-        scores = self.scores
-        parts = {
-            "tokens": scores.mask_BT,
-            "acceptance": scores.acceptance_BT,
-            "greedy_acceptance": scores.greedy_draft_BT,
-            "agreement": scores.agreement_BT,
-            "cross_entropy": scores.cross_entropy_BT,
-        }
-        return {name: part_BT.sum(-1) for name, part_BT in parts.items() if part_BT is not None}
-
-    def sums_of_blocks(self, gamma: int) -> dict[str, Tensor]:
-        """Expected tokens and blocks of each text by their names in result rows, [B] each."""
-        tokens_B, blocks_B = self.scores.tokens_and_blocks(gamma, self.budget_B)
-        return {"emitted": tokens_B + self.beyond_B, "calls": blocks_B + self.beyond_B}
-
-    def usable_gammas(self, gammas: Sequence[int]) -> list[int]:
-        """See `usable_gammas`."""
-        return usable_gammas(gammas, int(self.length_B.max()), int(self.budget_B.max()))
-
-    @property
-    def acceptance_by_position(self) -> list[float]:
-        """Expected acceptance of the first, second, ... token, over the texts that contain it."""
-        counts_T = self.scores.mask_BT.sum(0).clamp(min=1)
-        return as_list(self.scores.acceptance_BT.sum(0) / counts_T)
-
-
-def usable_gammas(gammas: Sequence[int], longest: int, budget: int) -> list[int]:
-    """The gammas that fit the texts: blocks draft neither the first token nor the last of a budget.
-
-    `longest`: number of tokens of the longest text; `budget`: maximum number of tokens of a text.
-
-    Raises:
-        UsageError: no gamma fits, or every text has a single token.
-    """
-    check_longest(longest)
-    most = max(1, budget - 2)
-    usable = sorted({gamma for gamma in gammas if gamma <= most})
-    if not usable:
-        raise UsageError(
-            f"blocks draft at most {most} tokens in texts of at most {budget} tokens, but the "
-            f"smallest gamma is {min(gammas)}; ask for smaller gammas or more new tokens"
-        )
-    return usable
-
-
-def _row_of_texts(texts: ScoredTexts, config: MeasureConfig, source: Source) -> Row:
-    ratio = source.sizes["draft"] / source.sizes["target"]
-    return Row(
-        population=f"prompts of {config.prompts.path}",
-        units=tuple(range(len(texts.length_B))),
-        setting=config.setting | {"parameter_ratio": ratio},
-        sums={name: tuple(as_list(part_B)) for name, part_B in texts.sums.items()},
-        source=source,
-    )
-
-
 def _pass_costs(costs: PassCosts) -> dict[str, float]:
     return {name: getattr(costs, name) for name in ("target_pass_s", "draft_pass_s", "cost_ratio")}
-
-
-def _row_of_gamma(row: Row, gamma: int, texts: ScoredTexts, costs: PassCosts | None) -> Row:
-    """The row of the texts with the blocks of gamma tokens, and what these cost, if it is known."""
-    sums = texts.sums_of_blocks(gamma)
-    drafted_B = texts.scores.drafted_tokens(gamma, texts.budget_B)
-    drafted = float(drafted_B.sum() / sums["calls"].sum())
-    row = row.extended(sums, {"drafted_per_block": drafted}, gamma=gamma)
-    return row if costs is None else costs.priced(row, gamma, drafted)
 
 
 def _time_best(

@@ -21,8 +21,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.data import CorpusConfig, read_prompts
 from paceline.data.input_checks import InputChecks, checked
 from paceline.errors import UnsupportedModelError, UsageError
-from paceline.measure.acceptance import PairTexts, score_texts
-from paceline.measure.measurement import ScoredTexts
+from paceline.measure.acceptance import PairTexts, rows_of_texts, score_texts
 from paceline.measure.pair import load_beside, sample_texts
 from paceline.measure.prompt_checks import check_task
 from paceline.models import load_model, prepare_for_decoding
@@ -37,7 +36,7 @@ from paceline.records import (
     read_jsonl,
 )
 from paceline.results.figures import FIGURES
-from paceline.results.row import Row, Source, as_values, rounded
+from paceline.results.row import Row, Source, as_values
 from paceline.tasks import TaskChoice
 from paceline.tasks.base import ExamplePrompts, example_prompts
 from paceline.train.checkpoint import saved_model
@@ -332,50 +331,41 @@ class _Scorer:
     def _prepare(self, path: Path) -> HfModel:
         return prepare_for_decoding(self._draft(path))
 
-    def _scores(self, draft: Checkpoint, case: Case) -> ScoredTexts:
-        prompts, completions = self._texts[case]
-        most = self._config.max_new_tokens
-        pair = self._target, self._draft(draft.path)
-        texts = PairTexts(*pair, prompts, completions, case[1], max_new_tokens=most)
-        kept = self._target_logits
-        scores = score_texts(texts, target_logits=kept, with_cross_entropy=True)
-        return ScoredTexts.of(texts, scores)
-
     def rows(
         self, draft: Checkpoint, named: Mapping[str, Label], case: Case, source: Source
     ) -> Iterator[Row]:
         """A row per gamma, the smallest last; `named`: settings of the draft."""
         config, (task, sampling) = self._config, case
-        scored = self._scores(draft, case)
-        size = self._draft(draft.path).num_parameters
-        sums = {name: rounded(part_B) for name, part_B in scored.sums.items()}
-        if task in self._scored:
-            writer = self._prepared(draft.path)
-            sums["score"] = own_scores(writer, self._scored[task], config, sampling)
+        prompts, completions = self._texts[case]
+        model, most = self._draft(draft.path), config.max_new_tokens
+        texts = PairTexts(self._target, model, prompts, completions, sampling, max_new_tokens=most)
+        scores = score_texts(texts, target_logits=self._target_logits, with_cross_entropy=True)
         setting: dict[str, Label] = {"task": task, **named, "label": draft.label}
         if not draft.is_start:
             setting["step"] = draft.step
+        size = model.num_parameters
         setting["parameter_ratio"] = round(size / self._target.num_parameters, 6)
-        marks = source.fingerprints | {"draft": draft.fingerprint, "start": draft.start}
-        row = Row(
+        changes = {
+            "run": str(draft.run),
+            "fingerprints": source.fingerprints
+            | {"draft": draft.fingerprint, "start": draft.start},
+            "sizes": source.sizes | {"draft": size},
+        }
+        _, *blocks = rows_of_texts(
+            texts,
+            scores,
+            config.gammas,
             population=f"prompts of {task}",
-            units=tuple(config.skip_prompts + number for number in range(len(scored.length_B))),
+            units=tuple(config.skip_prompts + number for number in range(len(prompts))),
             setting=setting | sampling.setting,
-            sums=sums,
             totals={"elapsed_s": draft.elapsed_s},
-            source=source.model_copy(
-                update={
-                    "run": str(draft.run),
-                    "fingerprints": marks,
-                    "sizes": source.sizes | {"draft": size},
-                }
-            ),
+            source=source.model_copy(update=changes),
         )
-        for gamma in sorted(scored.usable_gammas(config.gammas), reverse=True):
-            blocks = scored.sums_of_blocks(gamma)
-            more = {name: rounded(count_B) for name, count_B in blocks.items()}
-            of_gamma = {"setting": row.setting | {"gamma": gamma}, "sums": sums | more}
-            yield row.model_copy(update=of_gamma)
+        own: dict[str, tuple[float, ...]] = {}
+        if task in self._scored:
+            writer = self._prepared(draft.path)
+            own["score"] = own_scores(writer, self._scored[task], config, sampling)
+        yield from (row.extended(own) for row in reversed(blocks))
 
 
 def _prompts(

@@ -270,12 +270,6 @@ def test_decoding_alone_leaves_the_first_tokens_out():
     assert whole.value == pytest.approx(30 / 25)
 
 
-@pytest.mark.parametrize("few", [1, 2])
-def test_texts_that_draft_nothing_are_not_timed(few):
-    with pytest.raises(UsageError, match="ask for 3 or more"):
-        _measured(max_new_tokens=few, timed_prompts=2)
-
-
 def test_the_shortest_texts_that_draft_something_are_timed():
     target = TableModel.random(6, 1, seed=1)
     found = measure_models(target, target, PROMPTS, _config(max_new_tokens=3, timed_prompts=2))
@@ -290,6 +284,8 @@ def test_texts_that_all_stop_at_once_are_not_timed():
         measure_models(model, model, [[0]] * 3, _config(timed_prompts=2))
     with pytest.raises(UsageError, match="ended before anything was drafted"):
         measure_models(model, model, [[0], [2], [2]], _config(timed_prompts=1))
+    with pytest.raises(UsageError, match="ended before anything was drafted"):
+        _measured(max_new_tokens=2, timed_prompts=2)
 
 
 def test_passes_end_when_the_gpus_of_their_models_have_done_their_work(
@@ -332,7 +328,6 @@ def test_an_undecided_verdict_is_neither_go_nor_no_go():
         assert (few.go, few.decided, few.exit_code) == (False, False, 3)
         assert str(few).startswith("TOO FEW: measured 1.25x in vllm at gamma 2 on ")
         assert "set num_prompts=8 or more" in few.reason
-        assert "\n" not in few.reason
     assert "on 1 request," in _verdict(1.2, 1.3, num_requests=1).reason
     assert _verdict(1.2, 1.3, num_requests=8).decided
 

@@ -147,7 +147,7 @@ def test_the_costs_of_a_block_count_as_far_as_it_drafts():
     for in_full, cost, more in ((True, 2.0, 2.2), (False, 1.5, 1.6)):
         errors = {4: Interval(1.0, 0.9, 1.1)}
         costs = PassCosts(1.0, 0.1, {4: 0.5}, {4: 1.5}, errors=errors, drafts_in_full=in_full)
-        found = costs.priced(row(4, 1.0, drafted=2.0), 4, 2.0)
+        found = costs.priced(row(4, 1.0, drafted=2.0))
         assert found.totals["block_cost"] == cost
         assert found.bounds["block_cost"] == pytest.approx((2 * cost - more, more))
         speedup = FIGURES["expected_speedup"].measure(found)
