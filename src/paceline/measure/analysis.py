@@ -29,7 +29,7 @@ from paceline.extensions import RuleChoice
 from paceline.measure.acceptance import PairTexts, forced_logits, usable_gammas
 from paceline.measure.latency import PassCosts, PassTimer
 from paceline.measure.pair import PairConfig, load_models, sample_texts
-from paceline.measure.results import disturbance_of_rows
+from paceline.measure.results import disturbance
 from paceline.models.compatibility import without_rollback
 from paceline.models.loading import fingerprint
 from paceline.progress import Progress, silent
@@ -263,7 +263,7 @@ class PredictedFrontier(Result):
     @property
     def disturbance(self) -> str:
         """Why the block costs cannot be those of an idle machine; empty: they can."""
-        return disturbance_of_rows(self.rows) if self.timed else ""
+        return disturbance(self.rows) if self.timed else ""
 
     def fastest(self) -> list[Row]:
         """A row per rule: that of the gamma with the highest expected speedup."""
@@ -296,10 +296,9 @@ def analyze_models(
 ) -> PredictedFrontier:
     """Analyze two loaded models, with these fingerprints, on tokenized prompts."""
     prompts = prompts[: config.num_prompts]
-    completions: list[list[int]] = []
     writer = draft if config.text == "draft" else target
-    sample_texts(writer, prompts, config, config.sampling, completions, progress)
-    texts = PairTexts(target, draft, prompts, completions, *config.scoring)
+    written = sample_texts(writer, prompts, config, config.sampling, progress)
+    texts = PairTexts(target, draft, prompts, written, *config.scoring)
     gammas = usable_gammas(config.gammas, max(texts.lengths), config.max_new_tokens)
     timed = without_rollback(target, draft) is None
     if timed:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.core.sampling import SamplingParams
+    from paceline.data.input_checks import InputChecks
     from paceline.engines.contract import Engine, Request, Served
     from paceline.models import HfModel
 
@@ -54,6 +55,13 @@ class WithCosts(ModelsConfig):
                 "request at a time; set costs, or leave concurrency at 1"
             )
         return self
+
+    def check_costs(self, checks: InputChecks, gammas: Sequence[int]) -> None:
+        """Check that the costs of an engine, if there are any, are of some of these gammas."""
+        if self.costs is not None:
+            costs = read_costs(self.costs)
+            costs.usable(gammas, self.concurrency)
+            checks.lines.append(f"costs: {self.costs}, of {costs}")
 
 
 def words_of_starts(number: int) -> str:

@@ -32,8 +32,7 @@ from paceline.measure.latency import (
     time_pairs,
 )
 from paceline.measure.pair import PairConfig, sample_texts
-from paceline.measure.prompt_checks import check_costs
-from paceline.measure.results import disturbance_of_rows, gamma_of
+from paceline.measure.results import disturbance, gamma_of
 from paceline.measure.verdict import Verdict, decide, decide_by_expected, not_timed
 from paceline.models.compatibility import without_rollback
 from paceline.models.loading import fingerprint
@@ -95,7 +94,7 @@ class MeasureConfig(WithCosts, PairConfig):
     def check(self, checks: InputChecks) -> None:
         """Check the inputs; raises UsageError."""
         checks.device(self.device)
-        check_costs(checks, self, self.gammas)
+        self.check_costs(checks, self.gammas)
         models = [model for draft in self.drafts for model in self._checked_pair(checks, draft)]
         self.note_defaults(checks)
         paths = [Path(draft).expanduser().resolve() for draft in self.drafts]
@@ -197,7 +196,7 @@ class Measurement(Result):
     @property
     def disturbance(self) -> str:
         """Why the block costs cannot be those of an idle machine; empty: they can."""
-        return disturbance_of_rows(self.blocks)
+        return disturbance(self.blocks)
 
     def figure(self, name: str, row: Row | None = None) -> Interval:
         """A figure of a row, by default of the scored texts, with its interval."""
@@ -239,7 +238,7 @@ def measure(config: MeasureConfig, progress: Progress = silent) -> Measurement:
 def measure_each(config: MeasureConfig, progress: Progress = silent) -> list[Measurement]:
     """As `measure`, for each draft: the target is loaded, and writes its texts, once."""
     checked(config)
-    costs, target, texts = None, None, list[list[int]]()
+    costs, target, texts = None, None, None
     if config.costs is not None:
         costs = read_costs(config.costs)
         config = as_served(config, costs)
@@ -249,6 +248,7 @@ def measure_each(config: MeasureConfig, progress: Progress = silent) -> list[Mea
         one = config.model_copy(update={"draft": draft, "other_drafts": []})
         pair = load_models_of(one, costs, progress, target)
         target, prompts = pair.target, one.read_prompts(pair)
+        texts = texts or sample_texts(target, prompts, one, one.sampling, progress)
         marks |= {"draft": fingerprint(draft)}
         found.append(measure_models(*pair, prompts, one, progress, costs, marks, texts))
     return found
@@ -280,16 +280,16 @@ def measure_models(
     progress: Progress = silent,
     engine: EngineCosts | None = None,
     fingerprints: Mapping[str, str] = MappingProxyType({}),
-    completions: list[list[int]] | None = None,
+    completions: Sequence[Sequence[int]] | None = None,
 ) -> Measurement:
     """Measure two models, with these fingerprints, prepared for decoding, on tokenized prompts.
 
     `engine`: costs of an engine, used instead of timing passes. `completions`: texts of the target
-    after the first prompts, as `sample_texts` gives them; those that it lacks are added to it.
+    after the prompts, as `sample_texts` gives them.
     """
     prompts = prompts[: config.num_prompts]
-    completions = [] if completions is None else completions
-    sample_texts(target, prompts, config, config.sampling, completions, progress)
+    if completions is None:
+        completions = sample_texts(target, prompts, config, config.sampling, progress)
     texts = PairTexts(target, draft, prompts, completions, *config.scoring)
     scores = score_texts(texts, progress)
     if beyond := sum(texts.num_beyond):

@@ -22,8 +22,7 @@ from paceline.data import CorpusConfig, read_prompts
 from paceline.data.input_checks import InputChecks, checked
 from paceline.errors import UnsupportedModelError, UsageError
 from paceline.measure.acceptance import PairTexts, rows_of_texts, score_texts
-from paceline.measure.pair import load_beside, sample_texts
-from paceline.measure.prompt_checks import check_task
+from paceline.measure.pair import check_task, load_beside, sample_texts
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.contract import decoder_contexts, decoder_prompt_of, pad
 from paceline.models.loading import fingerprint, tokenizer_of
@@ -316,12 +315,9 @@ class _Scorer:
             task, sampling = case
             file = config.output / "texts" / f"{task} {sampling.name}.json"
             if not file.exists():
-                texts: list[list[int]] = []
-                prompts, skipped = self._prompts[task], config.skip_prompts
-                how = config, sampling, texts, self._progress
-                sample_texts(writer(), prompts, *how, skipped=skipped)
-                written = {"prompts": prompts, "completions": texts}
-                atomic_write_text(file, json.dumps(written))
+                prompts, how = self._prompts[task], (config, sampling, self._progress)
+                texts = sample_texts(writer(), prompts, *how, skipped=config.skip_prompts)
+                atomic_write_text(file, json.dumps({"prompts": prompts, "completions": texts}))
             kept = json.loads(file.read_text("utf-8"))
             self._texts[case] = kept["prompts"], kept["completions"]
 
@@ -406,9 +402,8 @@ def own_scores(
 
     Paper: Zhou et al. 2023, section 5.2, figure 5a: quality of drafts against block efficiency.
     """
-    answers: list[list[int]] = []
     skipped = config.skip_prompts
-    sample_texts(draft, examples.prompts, config, sampling, answers, skipped=skipped)
+    answers = sample_texts(draft, examples.prompts, config, sampling, skipped=skipped)
     scores = [examples.score(number, answer) for number, answer in enumerate(answers)]
     return tuple(round(score, 6) for score in scores if score is not None)
 

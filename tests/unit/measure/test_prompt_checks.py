@@ -116,20 +116,6 @@ def test_a_draft_with_a_shorter_context_is_noted_and_not_refused(
         config.check(InputChecks())
 
 
-def test_repeated_prompts_are_counted_as_they_are_cut(folder: Path, tmp_path: Path):
-    """The interval of 32 copies of a text has no width, and says nothing of other texts."""
-    text = tmp_path / "prompts.jsonl"
-    texts = ["the cat sat", "a hen", "the cat ran", "a hen", "the cat sat on the mat"]
-    text.write_text("".join(json.dumps({"text": each}) + "\n" for each in texts))
-    tokenizer = AutoTokenizer.from_pretrained(folder / "target")
-    for limit in (3, 64):
-        cut = {tuple(tokenizer(each)["input_ids"][:limit]) for each in texts}
-        config = config_of(measure, folder, tmp_path, text)
-        config = config.model_copy(update={"max_prompt_tokens": limit, "timed_prompts": 0})
-        with pytest.warns(InputNote, match=f"^{len(texts) - len(cut)} of 5 prompts repeat"):
-            config.check(InputChecks())
-
-
 SERVED = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 1.0, "min_p": None}
 
 

@@ -170,22 +170,21 @@ IDLE = (
 BUSY = (0.92, 1.09, 1.43, 1.44, 6.39, 1.61, 9.80)
 
 
-def by_gamma(costs: tuple[float, ...]) -> dict[int, float]:
-    return dict(zip((1, 2, 3, 4, 5, 6, 8), costs, strict=True))
+def fault(*costs: float) -> str:
+    pairs = zip((1, 2, 3, 4, 5, 6, 8), costs, strict=False)
+    return disturbance([gamma_row(gamma, needed_block_efficiency=cost) for gamma, cost in pairs])
 
 
 def test_recorded_costs_of_an_idle_machine_are_not_called_disturbed():
-    assert [disturbance(by_gamma(costs)) for costs in IDLE] == ["", ""]
+    assert [fault(*costs) for costs in IDLE] == ["", ""]
     # the thresholds: 0.9 target passes, and 1.5 times a longer block
-    assert not disturbance({1: 0.91, 2: 1.49, 3: 1.0})
-    assert disturbance({1: 0.89, 2: 1.0})
-    assert disturbance({1: 1.0, 2: 1.51, 3: 1.0})
+    assert not fault(0.91, 1.49, 1.0)
+    assert fault(0.89, 1.0)
+    assert fault(1.0, 1.51, 1.0)
 
 
 def test_recorded_costs_of_a_busy_machine_are_called_disturbed():
-    words = disturbance(by_gamma(BUSY))
+    words = fault(*BUSY)
     assert "a block of gamma 5 takes 4.0 times as long as one of gamma 6" in words  # 6.39 / 1.61
     assert words.endswith("stop other programs and run again")
-    (first, *others) = IDLE[0]
-    assert "gamma 1 takes 0.14 of the time" in disturbance(by_gamma((0.136, *others)))
-    assert first > 1
+    assert "gamma 1 takes 0.14 of the time" in fault(0.136, *IDLE[0][1:])
