@@ -22,9 +22,8 @@ from paceline.measure.agreement import (
     served_counts,
 )
 from paceline.measure.engine_costs import EngineCosts, over_starts
-from paceline.measure.losslessness import TIE_16_BITS, TIE_FLOAT32, first_split
+from paceline.measure.losslessness import TIE_16_BITS, TIE_FLOAT32, first_split, logit_gap
 from paceline.measure.pair import Pair, load_beside
-from paceline.measure.reference import logit_gap
 from paceline.measure.served_runs import Runs, ServedConfig
 from paceline.measure.verdict import Verdict, decide_served
 from paceline.models import HfModel, load_model
