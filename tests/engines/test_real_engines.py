@@ -181,8 +181,7 @@ def test_a_draft_of_some_tokens_with_its_list_baked_in_and_without(run: Run, exp
     target = export("gguf-target-f32", TARGET, "llamacpp", "--dtype", "float32")
     more = ("--target", str(TARGET), "--dtype", "float32", "--set", "draft_vocabulary=bake")
     baked = export("gguf-baked-f32", DRAFT, "llamacpp", *more)
-    plain = ("--set", "plain=false")
-    found = served(run, "llamacpp-baked", "llamacpp", target, baked, 64, *FLOAT32, *plain)
+    found = served(run, "llamacpp-baked", "llamacpp", target, baked, 64, *FLOAT32)
     assert found["agreement"]["agrees"], found["agreement"]["reason"]
 
 
@@ -196,7 +195,7 @@ def test_a_draft_made_elsewhere_goes_the_same_way(run: Run, export, tmp_path: Pa
     target = export("gguf-target-f32", TARGET, "llamacpp", "--dtype", "float32")
     more = ("--target", str(TARGET), "--dtype", "float32")
     ours = export("gguf-theirs-f32", tmp_path / "theirs", "llamacpp", *more)
-    plain = ("--set", "plain=false", "--draft", str(tmp_path / "theirs"))
+    plain = ("--draft", str(tmp_path / "theirs"))
     found = served(run, "llamacpp-theirs", "llamacpp", target, ours, 16, *FLOAT32, *plain)
     assert found["agreement"]["agrees"], found["agreement"]["reason"]
     converted = tmp_path / "theirs.gguf"
@@ -204,7 +203,7 @@ def test_a_draft_made_elsewhere_goes_the_same_way(run: Run, export, tmp_path: Pa
     exported = export("theirs", tmp_path / "theirs", "transformers", *more)
     command = [sys.executable, script, exported, "--outfile", converted, "--outtype", "f32"]
     subprocess.run(command, check=True, capture_output=True)
-    plain = ("--set", "plain=false", "--draft", str(converted))
+    plain = ("--draft", str(converted))
     found = served(run, "llamacpp-gguf", "llamacpp", target, str(converted), 16, *FLOAT32, *plain)
     assert found["agreement"]["agrees"], found["agreement"]["reason"]
 

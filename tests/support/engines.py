@@ -30,7 +30,7 @@ from paceline.decode.text import Block, count_blocks
 from paceline.engines.contract import BlockCounts, Request
 from paceline.engines.contract import Served as Answered
 from paceline.measure.engine_costs import EngineCosts, StepCost
-from paceline.measure.served_runs import ServedConfig
+from paceline.measure.served import ServedConfig
 from paceline.models import CausalModel, HfModel, load_model, prepare_for_decoding
 from paceline.models.contract import Texts
 from paceline.models.loading import load_tokenizer

@@ -23,14 +23,13 @@ if TYPE_CHECKING:
     )
     from paceline.measure.analysis import AnalyzeConfig, PredictedFrontier
     from paceline.measure.perplexity import Perplexity, PerplexityConfig
-    from paceline.measure.served import ServedMeasurement
-    from paceline.measure.served_runs import ServedConfig
+    from paceline.measure.served import ServedConfig, ServedMeasurement
 
 MEASURE = Group("Measure drafts and models")
 
 
 @MEASURE.command(
-    "paceline.measure:MeasureConfig", engine="paceline.measure.served_runs:ServedConfig"
+    "paceline.measure:MeasureConfig", engine="paceline.measure.served:ServedConfig"
 )
 def measure(
     call: Call,
@@ -115,7 +114,7 @@ _COMPARED = Verb(
     is_verdict=True,
 )
 _SERVED = Verb(
-    "paceline.measure.served_runs:ServedConfig",
+    "paceline.measure.served:ServedConfig",
     "paceline.measure.served:measure_served",
     _served,
     page="paceline.view.measure_pages:served_page",

@@ -7,7 +7,6 @@ engine_costs.py times an engine's steps; the file with their costs
 measurement.py  the `measure` command: acceptance, cost, speedup
 drafts.py       several drafts on the same texts, compared in pairs
 verdict.py      expected speedups; GO, NO-GO or UNDECIDED, with the reason
-served_runs.py  starts an engine with and without the draft in turn
 agreement.py    an engine's counters and their prediction; whether they agree
 served.py       `measure --engine`: counters of an engine beside the prediction
 analysis.py     quality and speedup of rules, predicted from the same scores

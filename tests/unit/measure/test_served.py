@@ -22,8 +22,13 @@ from paceline.engines.llamacpp import LlamaServer
 from paceline.errors import EngineError, UsageError
 from paceline.export import ExportConfig, export
 from paceline.measure.agreement import Agreement, predicted_counts
-from paceline.measure.served import ServedMeasurement, compare_served, load_scored, measure_served
-from paceline.measure.served_runs import ServedConfig
+from paceline.measure.served import (
+    ServedConfig,
+    ServedMeasurement,
+    compare_served,
+    load_scored,
+    measure_served,
+)
 from paceline.models import CausalModel, load_model, wrap_model
 from paceline.models.drafts.save import save_draft
 from paceline.results.row import select
@@ -371,7 +376,7 @@ def test_transformers_divides_a_drafts_logits_by_the_temperature_twice(
     """The mutant: predicted with one division, its acceptance is a fifth too low."""
     del pair
     monkeypatch.setattr(ServedConfig, "proposals", property(lambda self: self.sampling))
-    found = by_transformers(folder, 0.5, plain=False)
+    found = by_transformers(folder, 0.5)
     assert not found.agreement.agrees
     assert found.agreement.ratio.high < 0.95
 

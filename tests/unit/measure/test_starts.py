@@ -14,7 +14,7 @@ from paceline.engines.commands import EngineChoice
 from paceline.engines.contract import Engine, Request, Served, Setup, together
 from paceline.engines.vllm import VllmServer
 from paceline.errors import EngineError, PacelineError, UsageError
-from paceline.measure import served_runs
+from paceline.measure import served
 from paceline.measure.engine_costs import over_starts
 from paceline.measure.served import ServedMeasurement, measure_served
 from paceline.models import CausalModel
@@ -74,7 +74,7 @@ def servers(pair: tuple[CausalModel, CausalModel], monkeypatch: pytest.MonkeyPat
         engine = Speculating(target, draft if gamma else None, gamma, behind_end=True)
         yield Counting(engine, found[-1][1])
 
-    monkeypatch.setattr(served_runs, "started", started)
+    monkeypatch.setattr(served, "started", started)
     monkeypatch.setattr("paceline.data.input_checks.check_choice", lambda _: None)
     return found
 
@@ -121,12 +121,6 @@ def test_costs_of_two_starts_take_as_many_requests_as_of_one(
         assert found.costs.starts == found.starts
         assert found.starts == starts
     assert sizes[1] == sizes[0] + 2, "a warm-up request more with the draft, and without"
-
-
-def test_counts_without_seconds_need_one_start(folder: Path, servers: Started):
-    found = measured(folder, plain=False)
-    assert [gamma for gamma, _ in servers] == [GAMMA]
-    assert found.starts == 1
 
 
 def test_from_three_starts_on_the_interval_of_the_speedup_is_over_them(
