@@ -40,7 +40,6 @@ MEANINGS = {
     "pass_repeats": "Number of timings of each kind of forward pass; the median counts.",
     "BenchConfig.max_prompt_tokens": "Maximum prompt tokens; a longer prompt is an error.",
     "TuneConfig.max_prompt_tokens": "Maximum prompt tokens; a longer prompt is an error.",
-    "MeasureConfig.timed_repeats": "Number of timings of each request.",
     "VerifyConfig.max_new_tokens": "Maximum number of new tokens per prompt; at least 2.",
     "VerifyConfig.num_cells": "Number of cells of the G-test, of equal expected mass.",
     "VerifyConfig.draft_weights": "int8: quantize the draft to 8 bits, as when it is served.",

@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 MEASURE = Group("Measure drafts and models")
 
 
-@MEASURE.command(
-    "paceline.measure:MeasureConfig", engine="paceline.measure.served:ServedConfig"
-)
+@MEASURE.command("paceline.measure:MeasureConfig", engine="paceline.measure.served:ServedConfig")
 def measure(
     call: Call,
     dry_run: options.DryRun = False,
@@ -57,6 +55,8 @@ def measure(
             raise UsageError(f"{option} needs --engine with {names_of(lambda _: True)}")
     if with_engine and isinstance(call.chosen.get("draft"), list):
         raise UsageError("--engine serves one draft; give one --draft, and run it for each")
+    if isinstance(drafts := call.chosen.get("draft"), list):
+        call.chosen |= {"draft": drafts[0], "other_drafts": drafts[1:]}
     run = _SERVED if with_engine else _MEASURED
     if not with_engine:
         from paceline.measure import MeasureConfig

@@ -23,7 +23,7 @@ from paceline.core.stats import DecodeStats, TimedAnswer, Times
 from paceline.decode.block import draw, verify
 from paceline.decode.decoder import shared_context
 from paceline.decode.text import count_blocks
-from paceline.errors import ContextLengthError, UsageError
+from paceline.errors import UsageError
 from paceline.measure.results import gamma_of, value_of
 from paceline.models.compatibility import check_rollback, check_same_vocabulary
 from paceline.models.contract import decoder_contexts, decoder_prompt_of
@@ -32,7 +32,7 @@ from paceline.results.figures import FIGURES
 from paceline.results.row import sums_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+    from collections.abc import Generator, Iterable, Mapping, Sequence
 
     from paceline.core.block import Drafted
     from paceline.decode.decoder import Decoder
@@ -303,20 +303,11 @@ def has_room(decoder: Decoder, prompt: Sequence[int], max_new_tokens: int) -> bo
 def warm_up(
     decoder: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int, seed: int
 ) -> None:
-    """Decode the longest prompt once; on a GPU to its end, so that all CUDA graphs are captured.
-
-    Raises:
-        ContextLengthError: the prompt fills the context.
-    """
+    """Decode the longest prompt once; on a GPU to its end, so that all CUDA graphs are captured."""
     prompt = max(prompts, key=len)
     tokens = max_new_tokens if torch.cuda.is_available() else min(_WARM_TOKENS, max_new_tokens)
     free = decoder.remaining_context(prompt)
-    if free is not None and free < 1:
-        raise ContextLengthError(
-            f"a prompt has {len(prompt):,} tokens, but {decoder.context_in_words()}; use shorter "
-            "prompts"
-        )
-    decoder.generate([prompt], tokens if free is None else min(tokens, free), seed)
+    decoder.generate([prompt], tokens if free is None else max(1, min(tokens, free)), seed)
 
 
 class PairedTimes(NamedTuple):
@@ -351,40 +342,27 @@ def time_pairs(
     *,
     max_new_tokens: int,
     seed: int,
-    num_repeats: int,
     progress: Progress,
-    between: Callable[[], None] = lambda: None,
 ) -> PairedTimes:
     """Decode each prompt with both decoders, in alternating order.
 
     Texts end at a stop token, as in serving, so both decoders may generate different numbers of
-    tokens; compare seconds per token. `between` is called after each pair.
+    tokens; compare seconds per token.
 
     Raises:
-        ContextLengthError: a prompt and its new tokens do not fit the context.
         UsageError: no text was long enough for drafting.
     """
-    for row, prompt in enumerate(prompts):
-        if not has_room(method, prompt, max_new_tokens):
-            raise ContextLengthError(
-                f"prompt {row} has {len(prompt):,} tokens and max_new_tokens is {max_new_tokens}, "
-                f"but {method.context_in_words()}; lower max_prompt_tokens or max_new_tokens"
-            )
     for decoder in (baseline, method):
         warm_up(decoder, prompts, max_new_tokens, seed)
-    zeros = [Times()] * len(prompts)
-    times = PairedTimes(zeros.copy(), zeros.copy(), [DecodeStats()] * len(prompts))
+    times = PairedTimes([], [], [])
     sides = [(baseline, times.baseline), (method, times.method)]
-    num_runs = num_repeats * len(prompts)
-    for number in range(num_runs):
-        repeat, row = divmod(number, len(prompts))
-        for decoder, side in sides if (row + repeat) % 2 else sides[::-1]:
-            request = time_request(decoder, prompts[row], max_new_tokens, seed + number)
-            side[row] += request.times
+    for row, prompt in enumerate(prompts):
+        for decoder, side in sides if row % 2 else sides[::-1]:
+            request = time_request(decoder, prompt, max_new_tokens, seed + row)
+            side.append(request.times)
             if decoder is method:
-                times.counts[row] += request.stats
-        between()
-        progress("timing requests", number + 1, num_runs)
+                times.counts.append(request.stats)
+        progress("timing requests", row + 1, len(prompts))
     if not times.stats.num_drafted:
         raise UsageError(
             "every timed text ended before anything was drafted; use other prompts, or skip the "

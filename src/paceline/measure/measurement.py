@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import html
-from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from paceline.config import Options, Result
 from paceline.core.sampling import as_list
@@ -38,14 +36,13 @@ from paceline.models.compatibility import without_rollback
 from paceline.models.loading import fingerprint
 from paceline.progress import Progress, silent
 from paceline.results.figures import FIGURES, as_values
-from paceline.results.frame import as_html
 from paceline.results.row import Row, Source, select
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from paceline.core.bootstrap import Interval
-    from paceline.measure.latency import PairedTimes, PassCosts
+    from paceline.measure.latency import PassCosts
     from paceline.models.contract import Model
     from paceline.models.inspection import ModelFacts
 
@@ -54,8 +51,7 @@ class MeasureConfig(WithCosts, PairConfig):
     """Configuration of `measure`.
 
     Attributes:
-        other_drafts: Further drafts, measured on the same texts by `measure_drafts`. In a file,
-            `draft` may be a list of all.
+        other_drafts: Further drafts, measured on the same texts by `measure_drafts`.
         timed_prompts: Number of timed requests, including those that choose gamma; 0: no timing.
     """
 
@@ -66,25 +62,6 @@ class MeasureConfig(WithCosts, PairConfig):
     )
     pass_repeats: int = Field(default=31, ge=1)
     timed_prompts: int = Field(default=16, ge=0)
-    timed_repeats: int = Field(default=1, ge=1)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _first_and_others(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        given = cast("dict[str, Any]", values)
-        if not (isinstance(drafts := given.get("draft"), list | tuple) and drafts):
-            return given
-        first, *others = cast("Sequence[Any]", drafts)
-        return given | {"draft": first, "other_drafts": others}
-
-    @model_serializer(mode="wrap")
-    def _without_no_others(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        values = fields(self)
-        if not self.other_drafts:
-            values.pop("other_drafts", None)
-        return values
 
     @property
     def drafts(self) -> list[str]:
@@ -97,9 +74,6 @@ class MeasureConfig(WithCosts, PairConfig):
         self.check_costs(checks, self.gammas)
         models = [model for draft in self.drafts for model in self._checked_pair(checks, draft)]
         self.note_defaults(checks)
-        paths = [Path(draft).expanduser().resolve() for draft in self.drafts]
-        if twice := [path for path in paths if paths.count(path) > 1]:
-            raise UsageError(f"the draft {twice[0]} is given twice; name each draft once")
         num_timed = 0 if self.costs is not None else min(self.timed_prompts, self.num_prompts)
         # a timed request is decoded in full
         timed = num_timed, self.max_new_tokens
@@ -133,10 +107,7 @@ class Measurement(Result):
     acceptance_by_position: list[float]
     verdict: Verdict
     environment: dict[str, object]
-    computed: ClassVar = (
-        *("figures", "best_gamma"),
-        *("target_fingerprint", "draft_fingerprint", "disturbance"),
-    )
+    computed: ClassVar = ("figures", "best_gamma", "disturbance")
 
     @model_serializer(mode="wrap")
     def _with_figures(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -147,8 +118,6 @@ class Measurement(Result):
         return fields(self) | {
             "figures": figures,
             "best_gamma": self.best_gamma,
-            "target_fingerprint": self.fingerprint("target"),
-            "draft_fingerprint": self.fingerprint("draft"),
             "disturbance": self.disturbance,
         }
 
@@ -206,16 +175,6 @@ class Measurement(Result):
     def summary(self) -> str:
         """The verdict with its reason."""
         return str(self.verdict)
-
-    def _repr_html_(self) -> str:
-        """The verdict, and a line per gamma, for notebooks."""
-        return f"<p>{html.escape(str(self.verdict))}</p>{as_html(self.blocks, _OF_NOTEBOOKS)}"
-
-
-_OF_NOTEBOOKS = (
-    *("gamma", "expected_acceptance", "block_efficiency", "break_even_acceptance"),
-    *("predicted_speedup", "expected_speedup"),
-)
 
 
 def measure(config: MeasureConfig, progress: Progress = silent) -> Measurement:
@@ -346,7 +305,7 @@ def _pass_costs(costs: PassCosts) -> dict[str, float]:
 def _time_best(
     texts: PairTexts, blocks: Sequence[Row], config: MeasureConfig, progress: Progress
 ) -> tuple[Row, list[Row]]:
-    """Choose and time gamma, on separate requests; passes are timed between the requests.
+    """Choose and time gamma, on separate requests.
 
     Returns:
         The one of `blocks` with this gamma; and the rows of all tried gammas, then that of the
@@ -367,44 +326,18 @@ def _time_best(
             tried,
             prompts[:choosing],
             max_new_tokens=length,
-            seed=config.seed + len(prompts) * config.timed_repeats,  # not used by time_pairs
+            seed=config.seed + len(prompts),  # not used by time_pairs
             progress=progress,
         )
-    timer = PassTimer.within(texts, [])
     times = time_pairs(
         AutoregressiveDecoder(texts.target, texts.sampling),
         best.decoder,
         prompts[choosing:],
         max_new_tokens=length,
         seed=config.seed,
-        num_repeats=config.timed_repeats,
         progress=progress,
-        between=timer.time_once,
     )
-    num_requests = len(prompts) - choosing
-    for _ in range(config.pass_repeats - num_requests * config.timed_repeats):
-        timer.time_once()
-    requests = _row_of_requests(best.scored, timer.costs(), times, prompts)
+    changes = {"units": best.scored.units[choosing : len(prompts)], "sums": times.sums}
+    changes |= {"setting": best.scored.setting | {"timed": "requests"}, "bounds": {}}
+    requests = best.scored.model_copy(update=changes)
     return best.scored, [*(candidate.row for candidate in tried), requests]
-
-
-def _row_of_requests(
-    scored: Row, costs: PassCosts, times: PairedTimes, prompts: Sequence[Sequence[int]]
-) -> Row:
-    """The row of timed requests, with the costs of passes that were timed between them.
-
-    `scored`: the row of the texts with blocks of the gamma. The first of the prompts chose it.
-    """
-    units = scored.units[: len(prompts)][-len(times.counts) :]
-    scored_tau = FIGURES["block_efficiency"].value(scored)
-    totals = _pass_costs(costs) | {"scored_block_efficiency": scored_tau}
-    setting = scored.setting | {"timed": "requests"}
-    return scored.model_copy(
-        update={
-            "units": units,
-            "setting": setting,
-            "sums": times.sums,
-            "totals": totals,
-            "bounds": {},
-        }
-    )

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import torch
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from paceline.config import HomePath, Options, StrictModel, describe, fields_of, read_json
-from paceline.core.sampling import SamplingParams
+from paceline.config import HomePath, Options, StrictModel, fields_of, read_json
+from paceline.core.sampling import SamplingParams, as_list
 from paceline.data import CorpusConfig, read_prompts
 from paceline.data.input_checks import InputChecks, checked
 from paceline.errors import UnsupportedModelError, UsageError
@@ -28,14 +29,9 @@ from paceline.models.contract import decoder_contexts, decoder_prompt_of, pad
 from paceline.models.loading import fingerprint, tokenizer_of
 from paceline.places import PathPart
 from paceline.progress import silent
-from paceline.records import (
-    RunDirectory,
-    append_jsonl,
-    atomic_write_text,
-    read_jsonl,
-)
+from paceline.records import RunDirectory, append_jsonl, atomic_write_text
 from paceline.results.figures import FIGURES
-from paceline.results.row import Row, Source, as_values
+from paceline.results.row import Row, Source, as_values, read_rows
 from paceline.tasks import TaskChoice
 from paceline.tasks.base import ExamplePrompts, example_prompts
 from paceline.train.checkpoint import saved_model
@@ -57,7 +53,6 @@ if TYPE_CHECKING:
 START = "start"
 """Label of an initial draft."""
 _LOOSE = SamplingParams(temperature=0.6, top_p=0.9)
-_MOST_BYTES = 2 * 10**9  # of hidden states
 
 
 class Task(CorpusConfig):
@@ -108,7 +103,7 @@ class TrajectoryConfig(StrictModel):
 
     def check(self, checks: InputChecks) -> None:
         """Check the inputs; raises UsageError."""
-        for run in names_of(self.runs):
+        for run in self.runs:
             list(checkpoints_of(run))
         checks.model("target", self.target)
         for name, task in self.tasks.items():
@@ -151,17 +146,7 @@ class Checkpoint(NamedTuple):
 
 
 def names_of(runs: Sequence[Path]) -> dict[Path, str]:
-    """The names of the runs: their directories without the parents that all of them share.
-
-    Raises:
-        UsageError: a run is named twice.
-    """
-    known: dict[Path, Path] = {}
-    for run in runs:
-        place = run.resolve()
-        if place in known:
-            raise UsageError(f"{known[place]} and {run} are the same run; leave one out")
-        known[place] = run
+    """The names of the runs: their directories without the parents that all of them share."""
     if len(runs) == 1:
         return {run: run.name for run in runs}
     shared = os.path.commonpath([run.absolute() for run in runs])
@@ -229,11 +214,11 @@ def trajectory(config: TrajectoryConfig, progress: Progress = silent) -> list[Ro
     begun = file.exists() or any(config.output.glob("texts/*.json"))
     run.check(config, begun=begun, resume=True, may_change={"output", "runs"}, inputs=inputs)
     with run.alone():
-        rows = _read_rows(file)
+        rows = read_rows(file) if file.exists() else []
         scorer = _Scorer(config, progress)
         run.write_manifest(config, **inputs)  # only after the target and the prompts were read
         scorer.sample()
-        source = Source.here("paceline trajectory", fingerprints=inputs, sizes=scorer.sizes)
+        source = Source.here("paceline trajectory", fingerprints=inputs)
         several = len({draft.start for draft in drafts}) > 1
         for number, draft in enumerate(drafts):
             named = {"draft": names[draft.run]}
@@ -267,16 +252,6 @@ def _is_case(row: Row, case: Case) -> bool:
     )
 
 
-def _read_rows(file: Path) -> list[Row]:
-    try:
-        return [Row.model_validate(row) for row in read_jsonl(file)]
-    except ValidationError as error:
-        raise UsageError(
-            f"{file} has a row that is not of a trajectory: {describe(error)}; use another output, "
-            "or remove the file to measure again"
-        ) from None
-
-
 class _Scorer:
     """Scores drafts on the texts of each case; the target processes the texts once.
 
@@ -299,14 +274,11 @@ class _Scorer:
         self._prompts |= {task: examples.prompts for task, examples in self._scored.items()}
         self.cases = [(task, sampling) for task in self._prompts for sampling in config.samplings]
         self._texts: dict[Case, tuple[list[list[int]], list[list[int]]]] = {}
-        self._target_logits = KeptStates.of(self._target)
+        self._target_logits = None
+        with suppress(UnsupportedModelError):  # the logits are an unknown function of the states
+            self._target_logits = KeptStates(self._target)
         self._draft = lru_cache(maxsize=1)(self._load_draft)
         self._prepared = lru_cache(maxsize=1)(self._prepare)
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Number of parameters of the target."""
-        return {"target": self._target.num_parameters}
 
     def sample(self) -> None:
         """Prompts and the target's texts of each case, from the output directory if they exist."""
@@ -345,7 +317,7 @@ class _Scorer:
             "run": str(draft.run),
             "fingerprints": source.fingerprints
             | {"draft": draft.fingerprint, "start": draft.start},
-            "sizes": source.sizes | {"draft": size},
+            "sizes": {"target": self._target.num_parameters, "draft": size},
         }
         _, *blocks = rows_of_texts(
             texts,
@@ -435,42 +407,27 @@ class KeptStates:
     is most of the work of scoring. Its head, a small part, runs again each time.
     """
 
-    def __init__(self, target: HfModel, most_bytes: int = _MOST_BYTES) -> None:
-        self.target = target
-        self.head = target.head
-        self._free = most_bytes
+    def __init__(self, target: HfModel) -> None:
+        self._target, self._head = target, target.head
         self._kept: dict[Key, Tensor] = {}
-
-    @classmethod
-    def of(cls, target: HfModel) -> KeptStates | None:
-        """None if the target's logits are an unknown function of its hidden states."""
-        try:
-            return cls(target)
-        except UnsupportedModelError:
-            return None
 
     def __call__(self, prompts: Sequence[Sequence[int]], tokens_BT: Tensor) -> Tensor:
         """Shapes: B prompts, tokens [B, T] -> [B, T, V]."""
-        key = tuple(map(tuple, prompts)), tuple(tuple(map(int, tokens_T)) for tokens_T in tokens_BT)
-        hidden_BTD = self._kept.get(key)
-        if hidden_BTD is None:
-            hidden_BTD = self._hidden(prompts, tokens_BT)
-            size = hidden_BTD.nbytes
-            if size <= self._free:
-                self._free -= size
-                self._kept[key] = hidden_BTD
-        return self.head.logits(hidden_BTD)
+        key = tuple(map(tuple, prompts)), tuple(map(tuple, as_list(tokens_BT)))
+        if key not in self._kept:
+            self._kept[key] = self._hidden(prompts, tokens_BT)
+        return self._head.logits(self._kept[key])
 
     def _hidden(self, prompts: Sequence[Sequence[int]], tokens_BT: Tensor) -> Tensor:
-        contexts = decoder_contexts(self.target, prompts)
+        contexts = decoder_contexts(self._target, prompts)
         rows = [
             [*context, *map(int, tokens_T[:-1])]
             for context, tokens_T in zip(contexts, tokens_BT, strict=True)
         ]
         texts = pad(rows)
-        if decoder_prompt_of(self.target) is not None:
-            texts = texts._replace(source=pad(prompts).to(self.target.device))
-        hidden_BTD = self.target.hidden(texts.to(self.target.device))
+        if decoder_prompt_of(self._target) is not None:
+            texts = texts._replace(source=pad(prompts).to(self._target.device))
+        hidden_BTD = self._target.hidden(texts.to(self._target.device))
         first_B = torch.tensor([len(context) - 1 for context in contexts])
         places_BT = first_B[:, None] + torch.arange(tokens_BT.shape[1])
         index_BT1 = places_BT[..., None].to(hidden_BTD.device)

@@ -139,19 +139,6 @@ BUILT_IN: Sequence[Figure] = (
         better="less",
     ),
     Figure(
-        "measured_over_predicted",
-        "decoding speedup / predicted speedup, with the tokens per target call of the scored texts",
-        of="decoding_speedup",
-        formula=lambda measured, facts: (
-            measured
-            / speed.predicted_speedup(
-                facts["scored_block_efficiency"], int(facts["gamma"]), facts["cost_ratio"]
-            )
-        ),
-        needs=("scored_block_efficiency", "gamma", "cost_ratio"),
-        label="measured / predicted",
-    ),
-    Figure(
         "engine_efficiency",
         "measured decoding speedup / predicted speedup with the tokens per target call of these "
         "requests; the rest is spent on longer target passes and on work outside of passes",

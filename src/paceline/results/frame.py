@@ -9,7 +9,7 @@ from paceline.results.figures import as_values
 from paceline.results.row import Row, read_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     import pandas as pd
 
@@ -34,11 +34,6 @@ def frame_of(rows: Iterable[Row], *, per: Literal["row", "unit"] = "row") -> pd.
     if per == "unit":
         return pd.DataFrame([line for row in rows for line in _units(row)])
     return pd.DataFrame([_line(row) for row in rows])
-
-
-def as_html(rows: Iterable[Row], columns: Sequence[str]) -> str:
-    """These columns of `frame_of` as an HTML table, without those that no row has."""
-    return frame_of(rows).filter(items=columns).round(3).to_html(index=False)
 
 
 def _head(row: Row) -> dict[str, Any]:

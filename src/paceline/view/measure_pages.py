@@ -46,8 +46,8 @@ _PREDICTIONS = {
     "mbsu": "MBSU (parameter ratio)",
 }
 _OF_REQUESTS = (
-    *("speedup", "decoding_speedup", "cost_ratio", "predicted_speedup", "measured_over_predicted"),
-    *("engine_efficiency", "target_tokens_per_s", "tokens_per_s", "block_efficiency"),
+    *("speedup", "decoding_speedup", "cost_ratio", "predicted_speedup", "engine_efficiency"),
+    *("target_tokens_per_s", "tokens_per_s", "block_efficiency"),
     "acceptance_rate",
 )
 _OF_TRIED = ("decoding_tokens_per_s", "expected_speedup")

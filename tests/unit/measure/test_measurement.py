@@ -1,9 +1,7 @@
 """Measurement on table models, where every figure can be had by another road."""
 
-import html
 import json
 import math
-import re
 
 import numpy as np
 import pytest
@@ -132,20 +130,10 @@ def test_a_first_token_that_no_block_drafts_does_not_count():
     assert stats.block_efficiency == 2
 
 
-def test_a_measurement_is_a_line_and_in_a_notebook_a_table_by_gamma():
+def test_a_measurement_is_a_line():
     found = _measured(max_new_tokens=10, timed_prompts=0, gammas=(1, 3))
     assert repr(found) == f"<Measurement: {found.verdict.word}: {found.verdict.reason}>"
-    assert str(found) == repr(found)
     assert str(found.rows[0]).startswith(f"<Row: {len(found.rows[0].units)} prompts of ")
-    cells = re.findall(r"<td>(.*?)</td>", found._repr_html_())
-    names = re.findall(r"<th>(.*?)</th>", found._repr_html_())
-    starts = range(0, len(cells), len(names))
-    lines = [dict(zip(names, cells[start:], strict=False)) for start in starts]
-    assert [line["gamma"] for line in lines] == ["1", "3"]
-    for line, row in zip(lines, found.blocks, strict=True):
-        tau = np.sum(row.sums["emitted"]) / np.sum(row.sums["calls"])
-        assert float(line["block_efficiency"]) == pytest.approx(tau, abs=6e-4)
-    assert html.escape(found.verdict.reason) in found._repr_html_()
 
 
 def test_the_figures_of_a_measurement_are_ratios_of_the_sums_of_its_rows():
@@ -196,8 +184,6 @@ def test_the_figures_of_a_measurement_are_ratios_of_the_sums_of_its_rows():
     blocks_s = timed["totals"]["cost_ratio"] * gamma + 1
     assert of_requests["predicted_speedup"] == pytest.approx(tau / blocks_s)
     assert of_requests["engine_efficiency"] == pytest.approx(after / (tau / blocks_s))
-    scored = timed["totals"]["scored_block_efficiency"] / blocks_s
-    assert of_requests["measured_over_predicted"] == pytest.approx(after / scored)
 
 
 @pytest.mark.parametrize("timed_prompts", [0, 9])
@@ -232,7 +218,6 @@ def _timed(temperature):
         PROMPTS,
         max_new_tokens=9,
         seed=0,
-        num_repeats=2,
         progress=silent,
     )
 
@@ -243,7 +228,7 @@ def test_timed_texts_end_where_they_would_when_served():
     for times in (greedy, sampled):
         generated = times.stats.num_emitted + times.stats.num_prefill_tokens
         assert generated == sum(times.sums["tokens"])
-    assert min(sampled.sums["tokens"]) < 2 * 9, "some text met a stop token"
+    assert min(sampled.sums["tokens"]) < 9, "some text met a stop token"
 
 
 def _speeds(baseline: list[Times], method: list[Times]) -> list[Interval]:

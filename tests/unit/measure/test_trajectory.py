@@ -128,7 +128,7 @@ def test_rows_of_another_version_are_refused_in_one_line(begun: Measured, tmp_pa
     made = begun.continued(tmp_path / "out")
     kept = tmp_path / "out" / "rows.jsonl"
     kept.write_text(kept.read_text("utf-8").replace('"schema_version": ', '"schema_version": 9'))
-    with pytest.raises(UsageError, match=r"rows.jsonl has a row that is not .* remove the file"):
+    with pytest.raises(UsageError, match=r"rows.jsonl row 1 has schema_version 91"):
         trajectory(made)
 
 

@@ -124,11 +124,10 @@ def test_a_formula_can_need_another_figure():
         units=tuple(range(9)),
         setting={"gamma": 2},
         sums={name: (float(value),) * 9 for name, value in each.items()},
-        totals={"cost_ratio": 0.25, "scored_block_efficiency": 2.0},
+        totals={"cost_ratio": 0.25},
     )
     assert FIGURES["decoding_speedup"].value(measured) == 2
     assert FIGURES["engine_efficiency"].value(measured) == pytest.approx(2 / (9 / 4 / 1.5))
-    assert FIGURES["measured_over_predicted"].value(measured) == pytest.approx(2 / (2 / 1.5))
 
 
 def test_quality_of_answers_that_are_all_right_has_an_interval_of_clopper_and_pearson():
