@@ -84,9 +84,6 @@ def usable_gammas(gammas: Sequence[int], longest: int, budget: int) -> list[int]
     """The gammas that fit the texts: blocks draft neither the first token nor the last of a budget.
 
     `longest`: number of tokens of the longest text; `budget`: maximum number of tokens of a text.
-
-    Raises:
-        UsageError: no gamma fits, or every text has a single token.
     """
     check_longest(longest)
     most = max(1, budget - 2)
@@ -256,9 +253,6 @@ def rows_of_texts(
         scores: Their scores.
         gammas: Drafted tokens per block.
         fields: Other fields of the rows.
-
-    Raises:
-        UsageError: no gamma fits, or every text has a single token.
     """
     budget_B, beyond_B = texts.budgets, torch.tensor(texts.num_beyond)
     parts = {

@@ -120,9 +120,6 @@ def analyze_rules(
     Returns:
         For each rule its effect on the texts, then a row per gamma, also with its blocks. The only
         setting is `gamma`.
-
-    Raises:
-        UsageError: no text or no rule.
     """
     lengths = texts.lengths
     if not rules or not lengths:
@@ -229,7 +226,6 @@ class AnalyzeConfig(PairConfig):
     pass_repeats: int = Field(default=15, ge=1)
 
     def check(self, checks: InputChecks) -> None:
-        """Check the inputs; raises UsageError."""
         checks.device(self.device)
         models = checks.pair(self.target, self.draft)
         self.note_defaults(checks)

@@ -166,11 +166,7 @@ class EngineCosts(StrictModel):
         return over_starts(Interval(1.0, low, high), [a / b for a, b in pairs])
 
     def usable(self, gammas: Sequence[int], batch_size: int) -> tuple[int, ...]:
-        """The gammas that were timed.
-
-        Raises:
-            UsageError: None was, or the batch size was not.
-        """
+        """The gammas that were timed."""
         if batch_size not in self.batch_sizes:
             raise UsageError(
                 f"costs were measured at batch sizes {', '.join(map(str, self.batch_sizes))}, not "
@@ -204,9 +200,6 @@ def load_models_of(
     """Load both models, as the engine uses them if there are `costs`.
 
     `target`: the target of another pair, loaded before.
-
-    Raises:
-        UsageError: a model or the pair of tokenizers cannot be used, or the costs are of others.
     """
     full = costs is not None and costs.full_vocabulary
     pair = load_models(config, progress, target, full_vocabulary=full)
@@ -319,9 +312,6 @@ class StepTimer:
         """Time the steps of running engines, interleaved, in the rounds of this start.
 
         `engines`: by gamma; 0 without a draft.
-
-        Raises:
-            EngineError: An engine did not answer, drafts fewer tokens, or its texts are too short.
         """
         num_rounds = self._config.num_rounds
         for batch_size in sorted(set(self._config.batch_sizes)):
@@ -341,9 +331,6 @@ class StepTimer:
 
         The interval is over at least 3 starts. With fewer it is that of the median of all rounds,
         each divided by its start's median.
-
-        Raises:
-            EngineError: Too few rounds have steps.
         """
         return [_cost(*key, by_start) for key, by_start in sorted(self._rounds.items())]
 

@@ -348,9 +348,6 @@ def time_pairs(
 
     Texts end at a stop token, as in serving, so both decoders may generate different numbers of
     tokens; compare seconds per token.
-
-    Raises:
-        UsageError: no text was long enough for drafting.
     """
     for decoder in (baseline, method):
         warm_up(decoder, prompts, max_new_tokens, seed)

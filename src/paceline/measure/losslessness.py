@@ -79,7 +79,6 @@ class VerifyConfig(PairConfig):
         return TIE_FLOAT32 if self.dtype == "float32" else TIE_16_BITS
 
     def check(self, checks: InputChecks) -> None:
-        """Check the inputs; raises UsageError."""
         checks.device(self.device)
         models = checks.pair(self.target, self.draft)
         checks.drafting(self.target, self.draft)

@@ -69,7 +69,6 @@ class MeasureConfig(WithCosts, PairConfig):
         return [self.draft, *self.other_drafts]
 
     def check(self, checks: InputChecks) -> None:
-        """Check the inputs; raises UsageError."""
         checks.device(self.device)
         self.check_costs(checks, self.gammas)
         models = [model for draft in self.drafts for model in self._checked_pair(checks, draft)]
@@ -214,11 +213,7 @@ def measure_each(config: MeasureConfig, progress: Progress = silent) -> list[Mea
 
 
 def as_served(config: MeasureConfig, costs: EngineCosts) -> MeasureConfig:
-    """The configuration with the engine's gammas and draft sampling, and without timing.
-
-    Raises:
-        UsageError: The costs lack the gammas or the batch size, or have other draft sampling.
-    """
+    """The configuration with the engine's gammas and draft sampling, and without timing."""
     drafts = costs.proposals(config.sampling)
     if config.draft_sampling not in (None, drafts):
         raise UsageError(

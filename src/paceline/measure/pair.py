@@ -85,11 +85,7 @@ class PairConfig(ModelsConfig):
         return self.sampling, self.draft_sampling, self.max_new_tokens
 
     def read_prompts(self, pair: Pair) -> list[list[int]]:
-        """Read the first `num_prompts` prompts as tokens; later ones are not read.
-
-        Raises:
-            PromptError: there are no prompts, or one is malformed.
-        """
+        """Read the first `num_prompts` prompts as tokens; later ones are not read."""
         return read_prompts(
             self.prompts.first(self.num_prompts),
             pair.tokenizer,
@@ -127,10 +123,6 @@ class PairConfig(ModelsConfig):
 
         `timed`: number of the first prompts that the target, the first model, continues by another
         number of tokens, and this number.
-
-        Raises:
-            PromptError: a prompt cannot be read; the message names the line.
-            ContextLengthError: a prompt does not fit; the message names the line.
         """
         models = list(models)
         encoder = any(model.decoder_prompt is not None for model in models)
@@ -222,9 +214,6 @@ def load_models(
 
     `target`: the prepared target, if it was loaded before. `full_vocabulary`: the draft proposes
     from the full vocabulary, even if it has a reduced one.
-
-    Raises:
-        UsageError: a model or the pair of tokenizers cannot be used.
     """
     progress("loading", 0, 2)
     if target is None:
@@ -244,9 +233,6 @@ def load_beside(target: HfModel, path: str | Path, device: str = "auto") -> HfMo
     """Load a model in the target's number format, on its device if `device` is "auto".
 
     A draft is not spread over several GPUs, even if the target is.
-
-    Raises:
-        UsageError: the model cannot be loaded, or has another tokenizer than the target.
     """
     device = str(target.device) if device == "auto" else device
     model = load_model(path, dtype=target.dtype, device=device)

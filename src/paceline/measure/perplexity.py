@@ -44,7 +44,6 @@ class PerplexityConfig(StrictModel):
     device: str = "auto"
 
     def check(self, checks: InputChecks) -> None:
-        """Check the inputs; raises UsageError."""
         checks.device(self.device)
         checks.model("model", self.model)
         checks.text("text", self.text, skip_empty=True)

@@ -80,7 +80,6 @@ class ServedConfig(PairConfig):
     write_costs: Annotated[WriteCosts | None, Options(write_costs="file")] = None
 
     def check(self, checks: InputChecks) -> None:
-        """Check the inputs; raises UsageError."""
         checks.engine(self.engine)
         checks.device(self.device)
         models = checks.pair(self.target, self.draft)
@@ -385,9 +384,6 @@ def load_scored(config: ServedConfig) -> Pair:
     """Load both models as the engine uses them.
 
     A draft with a reduced vocabulary gets the full one, unless its export contains the reduced one.
-
-    Raises:
-        UsageError: A model cannot be loaded, or the tokenizers differ.
     """
     choice, paths = config.engine, (config.target, config.draft)
     served = choice.target or config.target, choice.draft or config.draft
@@ -420,10 +416,6 @@ def compare_served(
     Returns:
         The rows of the counts, whose units are the requests that the engine counted, and whether
         they agree.
-
-    Raises:
-        EngineError: The counters do not match the texts.
-        UsageError: Every text has one token, so that nothing could be drafted.
     """
     gamma = config.num_speculative_tokens
     for answer in served:
@@ -536,11 +528,7 @@ def _costs(config: ServedConfig, pair: Pair, runs: Runs) -> EngineCosts | None:
 
 
 def save_costs(measurement: ServedMeasurement) -> None:
-    """Write the costs of the engine's steps, if timed, to `write_costs.file`.
-
-    Raises:
-        StorageError: The file cannot be written.
-    """
+    """Write the costs of the engine's steps, if timed, to `write_costs.file`."""
     output = measurement.config.write_costs
     if output is not None and measurement.costs is not None:
         atomic_write_text(output.file, measurement.costs.model_dump_json(indent=2) + "\n")

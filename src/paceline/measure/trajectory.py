@@ -102,7 +102,6 @@ class TrajectoryConfig(StrictModel):
         return self
 
     def check(self, checks: InputChecks) -> None:
-        """Check the inputs; raises UsageError."""
         for run in self.runs:
             list(checkpoints_of(run))
         checks.model("target", self.target)
@@ -154,11 +153,7 @@ def names_of(runs: Sequence[Path]) -> dict[Path, str]:
 
 
 def checkpoints_of(path: Path) -> Iterator[Checkpoint]:
-    """The drafts of one run: the initial one, the checkpoints, the final one.
-
-    Raises:
-        UsageError: `path` is not a training run, or its initial draft has changed.
-    """
+    """The drafts of one run: the initial one, the checkpoints, the final one."""
     run = RunDirectory(path)
     manifest = run.read_manifest()
     if manifest is None:

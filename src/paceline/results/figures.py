@@ -98,11 +98,7 @@ class Figure:
         return self._names <= row.sums.keys() and bool(self.units(row))
 
     def value(self, row: Row) -> float:
-        """The figure of a row; NaN if a denominator is 0.
-
-        Raises:
-            UsageError: the row lacks a sum, a setting or a total.
-        """
+        """The figure of a row; NaN if a denominator is 0."""
         if self.formula is not None:
             return self.of_base(row, FIGURES[self.of].value(row))
         if not self.ratios:
@@ -114,11 +110,7 @@ class Figure:
         return value
 
     def of_base(self, row: Row, value: float) -> float:
-        """The formula of a value of the figure that it is applied to.
-
-        Raises:
-            UsageError: the row lacks a setting or a total.
-        """
+        """The formula of a value of the figure that it is applied to."""
         assert self.formula is not None, f"{self.name} is no formula"
         return self.formula(value, self._facts(row))
 
@@ -127,9 +119,6 @@ class Figure:
 
         A formula has the errors of its figure, and of the totals that it needs whose 95% bounds
         the row has.
-
-        Raises:
-            UsageError: the row lacks a sum, a setting or a total.
         """
         if self.formula is not None:
             return self._of_formula(row, confidence)
@@ -165,22 +154,14 @@ class Figure:
         return factors[0] if len(factors) == 1 else product_interval(*factors)
 
     def gain(self, row: Row, base: Row) -> Interval:
-        """This figure, one ratio, of `row` / that of `base`, on the same units.
-
-        Raises:
-            UsageError: the rows have other units.
-        """
+        """This figure, one ratio, of `row` / that of `base`, on the same units."""
         if row.population != base.population or row.units != base.units:
             raise UsageError(f"two rows of {row.population} have other units; compare equal ones")
         (own,), ((over_N, under_N),) = self.columns(row), self.columns(base)
         return ratio_interval(own, (under_N, over_N))
 
     def columns(self, row: Row) -> list[tuple[Tensor, Tensor]]:
-        """Numerators and denominators of each ratio, [N] each; 0 where a part is not measured.
-
-        Raises:
-            UsageError: the row lacks a sum.
-        """
+        """Numerators and denominators of each ratio, [N] each; 0 where a part is not measured."""
         units = set(self.units(row))
         known_N = torch.tensor([unit in units for unit in row.units], dtype=torch.bool)
 
@@ -200,11 +181,7 @@ class Figure:
         return {name for ratio in self.ratios for part in ratio for name in _sums_of(part)}
 
     def units(self, row: Row) -> list[int]:
-        """The units of a row that have all sums of the figure.
-
-        Raises:
-            UsageError: the row lacks a sum.
-        """
+        """The units of a row that have all sums of the figure."""
         if self.of:
             return FIGURES[self.of].units(row)
         if missing := self._names - row.sums.keys():
