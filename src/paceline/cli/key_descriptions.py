@@ -27,7 +27,6 @@ MEANINGS = {
     "policy": "When drafting stops before the full block length.",
     "grid": "Decoding settings to compare.",
     "skip_examples": "Skip the first N examples of the task.",
-    "skip_prompts": "Skip the first N prompts.",
     "optimizer": "Optimizer, with learning rate and schedule.",
     "checkpoints": "How often to save checkpoints, and how many to keep.",
     "data": "Training and evaluation texts.",

@@ -60,17 +60,6 @@ def budgets_of(
     return torch.tensor(free, dtype=torch.int64).clamp(1, max_new_tokens)
 
 
-def within_context(
-    models: Sequence[Model],
-    prompts: Sequence[Sequence[int]],
-    texts: Sequence[Sequence[int]],
-    max_new_tokens: int,
-) -> list[Sequence[int]]:
-    """The texts, cut where the shortest context of the models ends."""
-    most = as_list(budgets_of(models, prompts, max_new_tokens))
-    return [text[:count] for text, count in zip(texts, most, strict=True)]
-
-
 def check_longest(longest: int) -> None:
     """Raise UsageError if the longest text has no token that a block could draft."""
     if longest < 2:
@@ -119,13 +108,8 @@ class PairTexts:
     @cached_property
     def completions(self) -> list[Sequence[int]]:
         """The texts, cut where the shorter context ends."""
-        return within_context(self.pair, self.prompts, self.written, self._longest)
-
-    @cached_property
-    def num_beyond(self) -> list[int]:
-        """Tokens of each text that were cut, but lie in the target's context."""
-        whole = within_context((self.target,), self.prompts, self.written, self._longest)
-        return [len(all_) - len(part) for all_, part in zip(whole, self.completions, strict=True)]
+        most = as_list(budgets_of(self.pair, self.prompts, self._longest))
+        return [text[:count] for text, count in zip(self.written, most, strict=True)]
 
     @property
     def _longest(self) -> int:
@@ -246,15 +230,13 @@ def rows_of_texts(
 ) -> list[Row]:
     """The row of scored texts, then one per usable gamma, ascending, with the expected blocks.
 
-    Tokens beyond the draft's context are of blocks without drafts.
-
     Args:
         texts: The texts.
         scores: Their scores.
         gammas: Drafted tokens per block.
         fields: Other fields of the rows.
     """
-    budget_B, beyond_B = texts.budgets, torch.tensor(texts.num_beyond)
+    budget_B = texts.budgets
     parts = {
         "tokens": scores.mask_BT,
         "acceptance": scores.acceptance_BT,
@@ -267,9 +249,8 @@ def rows_of_texts(
     rows = [Row(sums=sums, **fields)]
     for gamma in usable_gammas(gammas, max(texts.lengths), int(budget_B.max())):
         tokens_B, blocks_B = scores.tokens_and_blocks(gamma, budget_B)
-        calls_B = blocks_B + beyond_B
-        blocks = {"emitted": rounded(tokens_B + beyond_B), "calls": rounded(calls_B)}
-        drafted = float(scores.drafted_tokens(gamma, budget_B).sum() / calls_B.sum())
+        blocks = {"emitted": rounded(tokens_B), "calls": rounded(blocks_B)}
+        drafted = float(scores.drafted_tokens(gamma, budget_B).sum() / blocks_B.sum())
         of_gamma = rows[0].extended({}, {"drafted_per_block": drafted}, gamma=gamma)
         rows.append(of_gamma.model_copy(update={"sums": sums | blocks}))
     return rows

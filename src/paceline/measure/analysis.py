@@ -140,7 +140,7 @@ def analyze_rules(
         progress("analyzing rules", number + 1, len(lengths))
     lengths_B = torch.tensor(lengths)
     mask_BT = torch.arange(max(lengths)) < lengths_B[:, None]
-    budget_B, beyond_B = texts.budgets, torch.tensor(texts.num_beyond)
+    budget_B = texts.budgets
     base = Row(
         population="texts",
         units=tuple(range(len(lengths))),
@@ -155,8 +155,7 @@ def analyze_rules(
         means = zip(_MEANS, (part_BT.double().sum(-1) for part_BT in means_BT), strict=True)
         own = base.extended({name: part_B for name, part_B in means if part_B.isfinite().all()})
         parts = rejection_BT[:, first:], survival_BT[:, first:], mask_BT[:, first:]
-        limits = budget_B - first, beyond_B
-        found.append([own, *(_blocks(own, *parts, *limits, gamma) for gamma in gammas)])
+        found.append([own, *(_blocks(own, *parts, budget_B - first, gamma) for gamma in gammas)])
     return found
 
 
@@ -166,17 +165,15 @@ def _blocks(
     survival_BT: Tensor,
     mask_BT: Tensor,
     budget_B: Tensor,
-    beyond_B: Tensor,
     gamma: int,
 ) -> Row:
-    """The row with the blocks of gamma tokens, and a block for each token beyond the context."""
+    """The row with the blocks of gamma tokens."""
     drafted, sums = 0.0, dict.fromkeys(_OF_BLOCKS, torch.zeros(len(mask_BT)))
     if mask_BT.any():
         blocks = survival_BT, mask_BT, gamma
         emitted_B, calls_B = tokens_and_blocks(1 - rejection_BT, *blocks, budget=budget_B)
         examined_BT = examined_places(*blocks, budget=budget_B)
         rejected_B = (examined_BT * rejection_BT.double()).sum(-1)
-        emitted_B, calls_B = emitted_B + beyond_B, calls_B + beyond_B
         values = emitted_B, calls_B, examined_BT.sum(-1), rejected_B
         sums = dict(zip(_OF_BLOCKS, values, strict=True))
         drafted = float(drafted_tokens(*blocks, budget=budget_B).sum() / calls_B.sum())
@@ -217,8 +214,6 @@ class AnalyzeConfig(PairConfig):
     """Configuration of `analyze`."""
 
     num_prompts: int = Field(default=16, ge=1)
-    text: Literal["target", "draft"] = "target"
-    """Model that generates the text. A rule's own text lies between the two."""
     rules: tuple[RuleChoice, ...] = DEFAULT_RULES
     bonus: Bonus = "rule"
     """What bonus tokens and first tokens follow: the rule, or the target, as in vLLM."""
@@ -292,8 +287,7 @@ def analyze_models(
 ) -> PredictedFrontier:
     """Analyze two loaded models, with these fingerprints, on tokenized prompts."""
     prompts = prompts[: config.num_prompts]
-    writer = draft if config.text == "draft" else target
-    written = sample_texts(writer, prompts, config, config.sampling, progress)
+    written = sample_texts(target, prompts, config, config.sampling, progress)
     texts = PairTexts(target, draft, prompts, written, *config.scoring)
     gammas = usable_gammas(config.gammas, max(texts.lengths), config.max_new_tokens)
     timed = without_rollback(target, draft) is None
@@ -319,7 +313,7 @@ def _setting(config: AnalyzeConfig, rule: RuleChoice) -> dict[str, Label]:
     parameters = {name: getattr(rule, name) for name in fields_of(type(rule))}
     values = [value for name, value in parameters.items() if name != "rule"]
     shown = (f"{value:g}" if isinstance(value, float) else str(value) for value in values)
-    setting = config.setting | {"text": config.text, "bonus": config.bonus}
+    setting = config.setting | {"bonus": config.bonus}
     setting |= {"rule": rule.name, "label": " ".join([rule.name, *shown])}
     return setting | {
         name: value if isinstance(value, str | int | float) else str(value)

@@ -9,7 +9,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from paceline.config import Options, Result
 from paceline.core.sampling import as_list
-from paceline.data.input_checks import InputChecks, checked, note
+from paceline.data.input_checks import InputChecks, checked
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.environment import begin, environment
 from paceline.errors import UsageError
@@ -246,11 +246,6 @@ def measure_models(
         completions = sample_texts(target, prompts, config, config.sampling, progress)
     texts = PairTexts(target, draft, prompts, completions, *config.scoring)
     scores = score_texts(texts, progress)
-    if beyond := sum(texts.num_beyond):
-        note(
-            f"{beyond / (beyond + sum(texts.lengths)):.0%} of the tokens lie beyond the draft's "
-            "context, where the target writes alone; acceptance is that of the others"
-        )
     sizes = {"target": target.num_parameters, "draft": draft.num_parameters}
     row, *blocks = rows_of_texts(
         texts,

@@ -246,19 +246,14 @@ def sample_texts(
     config: Writing,
     sampling: SamplingParams,
     progress: Progress = silent,
-    *,
-    skipped: int = 0,
 ) -> list[list[int]]:
-    """Sample a text after each prompt.
-
-    `skipped`: number of texts before the first prompt; each text of a corpus has its own seed.
-    """
+    """Sample a text after each prompt, with seeds of their own."""
     decoder = AutoregressiveDecoder(writer, sampling)
     decoder.forces_eos = False
     written: dict[int, list[int]] = {}
     progress("sampling text", 0, len(prompts))
     for rows in batches_of_like_length(list(map(len, prompts)), config.batch_size):
-        seeds = [config.seed + skipped + row for row in rows]
+        seeds = [config.seed + row for row in rows]
         batch = [prompts[row] for row in rows]
         generations = decoder.generate(batch, config.max_new_tokens, seed=seeds)
         written |= zip(rows, (generation.tokens for generation in generations), strict=True)

@@ -73,7 +73,7 @@ class TrajectoryConfig(StrictModel):
             and each draft's own answers to them are scored.
         samplings: Sampling parameters to measure with.
         gammas: Numbers of draft tokens per block, for tau and MBSU.
-        num_prompts: Maximum number of prompts per task, after `skip_prompts`.
+        num_prompts: Maximum number of prompts per task.
         output: Output directory; resumes if it exists.
     """
 
@@ -86,7 +86,6 @@ class TrajectoryConfig(StrictModel):
     )
     gammas: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(3, 5), min_length=1)
     num_prompts: int = Field(default=32, ge=1)
-    skip_prompts: int = Field(default=0, ge=0)
     max_prompt_tokens: int = Field(default=64, ge=1)
     max_new_tokens: int = Field(default=64, ge=1)
     batch_size: int = Field(default=32, ge=1)
@@ -108,7 +107,7 @@ class TrajectoryConfig(StrictModel):
         for name, task in self.tasks.items():
             checks.text(name, task)
         for name, task in self.scored_tasks.items():
-            check_task(checks, name, task, self.skip_prompts + self.num_prompts, self.seed)
+            check_task(checks, name, task, self.num_prompts, self.seed)
         checks.output(self.output)
 
 
@@ -262,7 +261,12 @@ class _Scorer:
         tokenizer = tokenizer_of(self._target, config.target)
         encoder = self._target.decoder_prompt is not None
         self._prompts = {
-            task: _prompts(config, corpus, tokenizer, encoder=encoder)
+            task: read_prompts(
+                corpus.first(config.num_prompts),
+                tokenizer,
+                max_tokens=corpus.max_prompt_tokens or config.max_prompt_tokens,
+                encoder=encoder,
+            )
             for task, corpus in config.tasks.items()
         }
         self._scored = _scored_examples(config, tokenizer, encoder=encoder)
@@ -282,8 +286,8 @@ class _Scorer:
             task, sampling = case
             file = config.output / "texts" / f"{task} {sampling.name}.json"
             if not file.exists():
-                prompts, how = self._prompts[task], (config, sampling, self._progress)
-                texts = sample_texts(writer(), prompts, *how, skipped=config.skip_prompts)
+                prompts = self._prompts[task]
+                texts = sample_texts(writer(), prompts, config, sampling, self._progress)
                 atomic_write_text(file, json.dumps({"prompts": prompts, "completions": texts}))
             kept = json.loads(file.read_text("utf-8"))
             self._texts[case] = kept["prompts"], kept["completions"]
@@ -319,7 +323,7 @@ class _Scorer:
             scores,
             config.gammas,
             population=f"prompts of {task}",
-            units=tuple(config.skip_prompts + number for number in range(len(prompts))),
+            units=tuple(range(len(prompts))),
             setting=setting | sampling.setting,
             totals={"elapsed_s": draft.elapsed_s},
             source=source.model_copy(update=changes),
@@ -331,32 +335,16 @@ class _Scorer:
         yield from (row.extended(own) for row in reversed(blocks))
 
 
-def _prompts(
-    config: TrajectoryConfig, corpus: Task, tokenizer: Tokenizer, *, encoder: bool
-) -> list[list[int]]:
-    longest = corpus.max_prompt_tokens or config.max_prompt_tokens
-    skipped = config.skip_prompts
-    corpus = corpus.first(skipped + config.num_prompts)
-    prompts = read_prompts(corpus, tokenizer, max_tokens=longest, encoder=encoder)
-    if skipped >= len(prompts):
-        raise UsageError(
-            f"{corpus.path} has {len(prompts):,} prompts and skip_prompts is {skipped:,}; lower it"
-        )
-    return prompts[skipped:]
-
-
 def _scored_examples(
     config: TrajectoryConfig, tokenizer: Tokenizer, *, encoder: bool
 ) -> dict[str, ExamplePrompts]:
     """The examples of each scored task, as prompts; raises UsageError."""
     examples: dict[str, ExamplePrompts] = {}
-    count, skip, seed = config.num_prompts, config.skip_prompts, config.seed
     for name, task in config.scored_tasks.items():
         if task.metric is None:
             raise UsageError(f"the task {name} has no metric; move it to tasks, as {{path: FILE}}")
-        examples[name] = example_prompts(
-            task, tokenizer, count, skip=skip, seed=seed, encoder=encoder
-        )
+        count, seed = config.num_prompts, config.seed
+        examples[name] = example_prompts(task, tokenizer, count, seed=seed, encoder=encoder)
     return examples
 
 
@@ -369,8 +357,7 @@ def own_scores(
 
     Paper: Zhou et al. 2023, section 5.2, figure 5a: quality of drafts against block efficiency.
     """
-    skipped = config.skip_prompts
-    answers = sample_texts(draft, examples.prompts, config, sampling, skipped=skipped)
+    answers = sample_texts(draft, examples.prompts, config, sampling)
     scores = [examples.score(number, answer) for number, answer in enumerate(answers)]
     return tuple(round(score, 6) for score in scores if score is not None)
 

@@ -49,14 +49,6 @@ BUILT_IN: Sequence[Figure] = (
         most=lambda row: float(row.setting.get("gamma", math.inf)) + 1,
     ),
     Figure(
-        "block_efficiency_iid",
-        "(1 - alpha^(gamma + 1)) / (1 - alpha): tokens per target call if each token is accepted "
-        "with the same, independent probability",
-        of="expected_acceptance",
-        formula=lambda alpha, facts: speed.block_efficiency_iid(alpha, int(facts["gamma"])),
-        needs=("gamma",),
-    ),
-    Figure(
         "mbsu",
         "memory-bound speedup: tokens per target call / (c gamma + 1), with the parameters of the "
         "draft / those of the target as c",

@@ -44,8 +44,6 @@ def gamma_table(found: Measurement, *, with_intervals: bool = False) -> Table:
     figures = ("block_efficiency", "break_even_acceptance", *_SPEEDUPS)
     if found.engine:
         figures = (*_IN_ENGINE, "expected_speedup")
-    elif with_intervals:
-        figures = ("block_efficiency_iid", *figures)
     table = table_of(
         rows,
         ("gamma",),
@@ -108,7 +106,7 @@ def frontier_table(found: PredictedFrontier) -> Table:
         bare=_OF_RULES[1:],
         text=(
             f"On {sum(filter(None, rows[0].sums['tokens'])):.0f} tokens of the "
-            f"{found.config.text}, {sampling_words(vars(found.config.sampling))}, cost ratio "
+            f"target, {sampling_words(vars(found.config.sampling))}, cost ratio "
             f"{rows[0].totals['cost_ratio']:.3f}{untimed}."
         ),
         units="texts",

@@ -279,14 +279,13 @@ def test_what_is_printed_of_rules_follows_from_the_rows_in_the_json():
         assert line[-8:-6] == [gamma, rejected]
 
 
-@pytest.mark.parametrize("text", ["target", "draft"])
-def test_texts_end_with_the_shorter_context_whichever_prompt_is_the_first(text: str):
+@pytest.mark.parametrize("limits", [(40, 20), (20, 40)])
+def test_texts_end_with_the_shorter_context_whichever_prompt_is_the_first(limits: tuple[int, int]):
     """A prompt of 17 tokens leaves 3 of 20, fewer than a block of gamma 5 needs."""
-    limits = {"target": (40, 20), "draft": (20, 40)}[text]
     models = [
         TableModel(values, max_length=limit) for values, limit in zip(tables(), limits, strict=True)
     ]
-    given = {"target": "t", "draft": "d", "prompts": "p", "gammas": [1, 5], "text": text}
+    given = {"target": "t", "draft": "d", "prompts": "p", "gammas": [1, 5]}
     given |= {"max_new_tokens": 12, "pass_repeats": 1, "sampling": {"temperature": 0.0}}
     config, prompts = validate(AnalyzeConfig, given), [[1] * 17, [2, 3, 4, 5]]
     found, turned = (analyze_models(*models, order, config) for order in (prompts, prompts[::-1]))

@@ -192,14 +192,6 @@ def test_rows_that_are_there_are_not_measured_again_and_runs_of_one_draft_share_
     assert all(gain_of(row, both) for row in both if row.has(label="end"))
 
 
-def test_at_least_one_prompt_remains_after_the_skipped_ones(folder: Path, tmp_path: Path):
-    second = {"runs": [str(folder / "second")], **SMALL}
-    rows = trajectory(config(folder, tmp_path / "out", skip_prompts=5, **second))
-    assert {row.units for row in rows} == {(5, 6)}
-    with pytest.raises(UsageError, match="has 7 prompts and skip_prompts is 7; lower it"):
-        trajectory(config(folder, tmp_path / "none", skip_prompts=7))
-
-
 def test_samplings_that_differ_have_texts_of_their_own(folder: Path, tmp_path: Path):
     shaped = [{"temperature": 0.6}, {"temperature": 0.6, "repetition_penalty": 1.5}]
     changes = {"samplings": shaped, "gammas": [1], "runs": [str(folder / "second")]}
@@ -240,7 +232,6 @@ def test_own_answers_of_drafts_are_scored_on_the_examples_of_a_task(folder: Path
         runs=[str(folder / "first")],
         scored_tasks={"questions": task},
         samplings=[{"temperature": 1.0}],
-        skip_prompts=2,
     )
     found = trajectory(made)
     scored = [row for row in found if row.has(task="questions")]
@@ -249,14 +240,14 @@ def test_own_answers_of_drafts_are_scored_on_the_examples_of_a_task(folder: Path
     places = {stop.fingerprint: stop.path for stop in checkpoints_of(folder / "first")}
     # by another road: one example after the other, in the order of the task
     built = build_task(task)
-    examples = built.examples("test", 6)[2:]
+    examples = built.examples("test", 4)
     for row in scored[::2]:
         draft = load_model(places[row.source.fingerprints["draft"]])
         assert draft.tokenizer is not None
         decoder = AutoregressiveDecoder(prepare_for_decoding(draft), SamplingParams())
         decoder.forces_eos = False
         scores: list[float] = []
-        for number, example in enumerate(examples, start=2):
+        for number, example in enumerate(examples):
             prompt, _ = encode(example.record, draft.tokenizer)
             (answer,) = decoder.generate([prompt], 10, seed=[number])
             text = draft.tokenizer.decode(answer.tokens, skip_special_tokens=True)

@@ -239,10 +239,3 @@ def test_families_are_the_cells_of_one_curve():
         "chow": 2,
         "diff": 1,
     }
-
-
-def test_a_figure_that_is_no_ratio_has_no_resamples():
-    """It was 1 in every one of them."""
-    cell = steady(Chow(0.2))
-    with pytest.raises(UsageError, match="relative_latency is no ratio of sums"):
-        Frontier([steady(ALONE), cell]).value("relative_latency", cell)
