@@ -95,7 +95,7 @@ def in_an_engine(
         seconds = median_interval(rounds)
         of_start = [seconds.value]
         return StepCost(
-            gamma=gamma, batch_size=1, seconds=seconds, seconds_by_start=of_start, num_steps=9
+            gamma=gamma, batch_size=1, seconds=seconds, seconds_by_start=of_start
         )
 
     costs = costs_of(step(0, 1.0), *(step(gamma, cost) for gamma in gammas))

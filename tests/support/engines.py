@@ -398,7 +398,6 @@ def step(gamma: int, seconds: float, batch_size: int = 1) -> StepCost:
         batch_size=batch_size,
         seconds=Interval(seconds, seconds * 0.9, seconds * 1.1),
         seconds_by_start=[seconds],
-        num_steps=100,
     )
 
 

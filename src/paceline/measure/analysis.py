@@ -19,7 +19,7 @@ from torch import Tensor
 from paceline.config import Result, fields_of
 from paceline.core.divergences import total_variation
 from paceline.core.rule_base import Bonus, Position, as_read, with_bonus
-from paceline.core.rules import DEFAULT_RULES, BinaryCascade
+from paceline.core.rules import DEFAULT_RULES
 from paceline.core.sampling import UNTEMPERED, to_probs
 from paceline.core.speed import drafted_tokens, examined_places, tokens_and_blocks
 from paceline.data.input_checks import InputChecks, checked
@@ -76,8 +76,6 @@ def rule_effect(
 
     Paper: Narasimhan et al. 2024, lemma 3 (a rule with target pi rejects with TVD(pi, q)).
     """
-    if isinstance(rule, BinaryCascade):
-        return _binary_effect(rule, at, tokens_T)
     read = at if sampling is None else as_read(rule, at, sampling)
     kept = at.draft * rule.accept_at(read)
     induced = rule.induced_at(read)
@@ -87,21 +85,6 @@ def rule_effect(
         total_variation(at.target, induced),
         _kl(at.target, induced),
         _surprisal(induced, at),
-    )
-
-
-def _binary_effect(rule: BinaryCascade, at: Position, tokens_T: Tensor) -> RuleEffect:
-    p, q = at.target, at.draft
-    deferred = rule.defers(at)[..., 0]
-    tvd = total_variation(p, q)
-    kept, of_q = _at(torch.minimum(p, q), tokens_T), _at(q, tokens_T)
-    of_p = _at(p, tokens_T)
-    return RuleEffect(
-        torch.where(deferred, tvd, 0),
-        torch.where(deferred, _share(kept, of_p), _share(of_q, of_q)),
-        torch.where(deferred, 0, tvd),
-        torch.where(deferred, 0, _kl(p, q)),
-        torch.where(deferred, _surprisal(p, at), _surprisal(q, at)),
     )
 
 

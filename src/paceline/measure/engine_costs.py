@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from paceline.core.sampling import SamplingParams
     from paceline.data.input_checks import InputChecks
-    from paceline.engines.contract import Engine, Request, Served
+    from paceline.engines.contract import Engine, Request
     from paceline.models import HfModel
 
 _WRITER = "paceline measure --engine NAME --write-costs FILE"
@@ -95,14 +95,12 @@ class StepCost(StrictModel):
         seconds: Of one step for the whole batch, with its interval: median over rounds, geometric
             mean over starts.
         seconds_by_start: Median of each start.
-        num_steps: Number of timed steps, summed over requests.
     """
 
     gamma: int = Field(ge=0)
     batch_size: int = Field(ge=1)
     seconds: Interval
     seconds_by_start: list[float]
-    num_steps: int = Field(ge=0)
 
 
 class EngineCosts(StrictModel):
@@ -232,32 +230,6 @@ class WriteCosts(StrictModel):
     num_rounds: int = Field(default=12, ge=_MIN_ROUNDS)
 
 
-class _Round(NamedTuple):
-    """Of long answers less short ones, summed over requests."""
-
-    seconds: float
-    steps: int
-    drafted: int
-
-
-def _per_step(rounds: Sequence[_Round]) -> list[float]:
-    """Seconds per step of the rounds that have steps."""
-    return [round_.seconds / round_.steps for round_ in rounds if round_.steps > 0]
-
-
-def _check(engine: str, gamma: int, rounds: Sequence[_Round]) -> None:
-    """Raise EngineError if the rounds of a start give no cost."""
-    steps = sum(round_.steps for round_ in rounds)
-    drafted = sum(round_.drafted for round_ in rounds)
-    if gamma and 2 * drafted < gamma * steps:  # blocks at ends of texts are shorter
-        raise EngineError(
-            f"{engine} drafted {drafted / max(steps, 1):.1f} tokens per block where {gamma} were "
-            "requested; check that engine.options do not limit drafts and texts do not end early"
-        )
-    if not _per_step(rounds) or statistics.median(_per_step(rounds)) <= 0:
-        raise _no_steps(gamma)
-
-
 def _no_steps(gamma: int) -> EngineError:
     return EngineError(
         f"cannot time the engine's steps at gamma {gamma}: texts end early, or the machine is "
@@ -265,13 +237,13 @@ def _no_steps(gamma: int) -> EngineError:
     )
 
 
-def _cost(gamma: int, batch_size: int, by_start: Sequence[Sequence[_Round]]) -> StepCost:
-    medians = [statistics.median(_per_step(rounds)) for rounds in by_start]
-    relative = [
-        seconds / median
-        for rounds, median in zip(by_start, medians, strict=True)
-        for seconds in _per_step(rounds)
-    ]
+def _cost(gamma: int, batch_size: int, by_start: Sequence[Sequence[float]]) -> StepCost:
+    """The cost of a step, from the seconds per step of the rounds of each start."""
+    medians = [statistics.median(rounds) if rounds else 0.0 for rounds in by_start]
+    if min(medians) <= 0:
+        raise _no_steps(gamma)
+    pairs = zip(by_start, medians, strict=True)
+    relative = [seconds / median for rounds, median in pairs for seconds in rounds]
     around = median_interval(torch.tensor(relative))
     if len(relative) < _MIN_ROUNDS or around.low <= 0:
         raise _no_steps(gamma)
@@ -282,7 +254,6 @@ def _cost(gamma: int, batch_size: int, by_start: Sequence[Sequence[_Round]]) -> 
         batch_size=batch_size,
         seconds=over_starts(within, medians),
         seconds_by_start=medians,
-        num_steps=sum(round_.steps for rounds in by_start for round_ in rounds),
     )
 
 
@@ -301,7 +272,7 @@ class StepTimer:
     ) -> None:
         self._config, self._requests, self._progress = config, requests, progress
         self._num_starts = num_starts
-        self._rounds: dict[tuple[int, int], list[list[_Round]]] = {}
+        self._seconds: dict[tuple[int, int], list[list[float]]] = {}
 
     @property
     def gammas(self) -> list[int]:
@@ -315,16 +286,16 @@ class StepTimer:
         """
         num_rounds = self._config.num_rounds
         for batch_size in sorted(set(self._config.batch_sizes)):
-            rounds: dict[int, list[_Round]] = {gamma: [] for gamma in engines}
+            for gamma in engines:
+                self._seconds.setdefault((gamma, batch_size), []).append([])
             for number in range(start, num_rounds, self._num_starts):
                 for gamma, engine in engines.items():
-                    rounds[gamma].append(self._round(engine, gamma, batch_size, number))
+                    seconds, steps = self._round(engine, gamma, batch_size, number)
+                    if steps > 0:
+                        self._seconds[gamma, batch_size][-1].append(seconds / steps)
                 gammas = "/".join(map(str, engines))
                 stage = f"timing steps (gamma {gammas}, batch size {batch_size})"
                 self._progress(stage, number + 1, num_rounds)
-            for gamma, of_start in rounds.items():
-                _check(engines[gamma].name, gamma, of_start)
-                self._rounds.setdefault((gamma, batch_size), []).append(of_start)
 
     def costs(self) -> list[StepCost]:
         """Seconds per step by gamma and batch size: geometric mean over starts of the median.
@@ -332,28 +303,22 @@ class StepTimer:
         The interval is over at least 3 starts. With fewer it is that of the median of all rounds,
         each divided by its start's median.
         """
-        return [_cost(*key, by_start) for key, by_start in sorted(self._rounds.items())]
+        return [_cost(*key, by_start) for key, by_start in sorted(self._seconds.items())]
 
-    def _round(self, engine: Engine, gamma: int, batch_size: int, number: int) -> _Round:
+    def _round(self, engine: Engine, gamma: int, batch_size: int, number: int) -> tuple[float, int]:
+        """Seconds and steps of long answers less those of short ones, summed over requests."""
         count = batch_size * (_REQUESTS_PER_SLOT if batch_size > 1 else 1)
         indices = range(number * count, (number + 1) * count)
         full = [self._requests[index % len(self._requests)] for index in indices]
         shortened = [_shortened(request) for request in full]
         # fills the prefix cache of servers that have one
         engine.serve_together(shortened, batch_size)
-        long, short = (
-            _counted(engine.serve_together(batch, batch_size), gamma) for batch in (full, shortened)
-        )
-        return _Round(
-            long.seconds - short.seconds, long.steps - short.steps, long.drafted - short.drafted
-        )
-
-
-def _counted(answers: Served, gamma: int) -> _Round:
-    if not gamma:
-        return _Round(answers.seconds, len(answers.tokens), 0)
-    blocks = answers.blocks or BlockCounts()
-    return _Round(answers.seconds, blocks.num_blocks, blocks.num_drafted)
+        long, short = (engine.serve_together(batch, batch_size) for batch in (full, shortened))
+        steps = [
+            (one.blocks or BlockCounts()).num_blocks if gamma else len(one.tokens)
+            for one in (long, short)
+        ]
+        return long.seconds - short.seconds, steps[0] - steps[1]
 
 
 def _shortened(request: Request) -> Request:

@@ -155,25 +155,20 @@ class PassCosts:
         """Part of a block of gamma tokens that blocks of this mean length draft."""
         return 1.0 if self.drafts_in_full or drafted is None else drafted / gamma
 
-    def break_even(self, gamma: int) -> float:
-        """Acceptance above which a block is faster than plain decoding; inf if there is none."""
-        ratios = self.drafting_cost_ratio(gamma), self.block_cost_ratio(gamma)
-        return break_even_acceptance(gamma, *ratios)
-
     def priced(self, row: Row) -> Row:
         """A row with blocks, and what these cost, as totals with their bounds.
 
         In an engine c is that of this gamma: it includes more than the draft's passes.
         """
         gamma, drafted = gamma_of(row), row.totals["drafted_per_block"]
-        c = self.drafting_cost_ratio(gamma)
+        c, verifying = self.drafting_cost_ratio(gamma), self.block_cost_ratio(gamma)
         totals = {
             "cost_ratio": c if self.engine else self.cost_ratio,
             "drafting_cost_ratio": c,
-            "block_cost_ratio": self.block_cost_ratio(gamma),
+            "block_cost_ratio": verifying,
             "block_cost": self.block_cost(gamma, drafted),
             "needed_block_efficiency": self.block_cost(gamma),
-            "break_even_acceptance": self.break_even(gamma),
+            "break_even_acceptance": break_even_acceptance(gamma, c, verifying),
             "block_s": self.block_s(gamma),
         }
         bounds = self.bounds_of_cost(gamma, drafted)

@@ -117,13 +117,8 @@ class PairConfig(ModelsConfig):
         models: Iterable[ModelFacts],
         *,
         new_tokens: int,
-        timed: tuple[int, int] = (0, 0),
     ) -> None:
-        """Check that the prompts and their `new_tokens` fit the models' context.
-
-        `timed`: number of the first prompts that the target, the first model, continues by another
-        number of tokens, and this number.
-        """
+        """Check that the prompts and their `new_tokens` fit the models' context."""
         models = list(models)
         encoder = any(model.decoder_prompt is not None for model in models)
         limit = _least(model.max_length for model in models)
@@ -131,7 +126,7 @@ class PairConfig(ModelsConfig):
         tokenizer = next((m.tokenizer for m in models if m.tokenizer is not None), None)
         records = read_records(self.prompts.first(self.num_prompts))
         most, lengths = self.max_prompt_tokens, list[int]()
-        for number, record in enumerate(records):
+        for record in records:
             if tokenizer is None:
                 break
             tokens = encode_prompt(record, tokenizer)
@@ -145,8 +140,6 @@ class PairConfig(ModelsConfig):
                 )
             if not encoder:
                 _check_room(record.where, length, new_tokens, limit)
-                if number < timed[0]:
-                    _check_room(record.where, length, timed[1], models[0].max_length)
             lengths.append(length)
         of = f" of {min(lengths)} to {max(lengths)} tokens" if lengths else ""
         checks.lines.append(f"prompts: {self.prompts.path}, {len(records)} prompts{of}")

@@ -18,18 +18,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from paceline.core.bootstrap import Interval, log_distance, product_interval, ratio_interval
 from paceline.core.bounded_means import bounded_mean_interval, bounded_ratio_interval
 from paceline.errors import UsageError
+from paceline.results.row import read_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
+    import pandas as pd
     from torch import Tensor
 
     from paceline.results.row import Row
@@ -249,3 +252,48 @@ def register(figure: Figure) -> Figure:
 def as_values(row: Row) -> dict[str, Interval]:
     """The figures that a row has, with intervals, by name, in the order of the registry."""
     return {name: figure.measure(row) for name, figure in FIGURES.items() if figure.is_in(row)}
+
+
+def load(path: str | Path, *, per: Literal["row", "unit"] = "row") -> pd.DataFrame:
+    """Rows of a file, or of all runs in a directory, as a DataFrame.
+
+    `per="row"`: a line per row: settings, number of units, totals, and each figure with the bounds
+    of its 95% interval, such as `speedup`, `speedup_low`, `speedup_high`. `per="unit"`: a line per
+    unit, with the sums of the row instead of figures.
+
+    Raises:
+        UsageError: there are no rows, or one has another version or is malformed.
+    """
+    return frame_of(read_rows(Path(path)), per=per)
+
+
+def frame_of(rows: Iterable[Row], *, per: Literal["row", "unit"] = "row") -> pd.DataFrame:
+    """As `load`, for rows in memory."""
+    import pandas as pd  # takes half a second
+
+    if per == "unit":
+        return pd.DataFrame([line for row in rows for line in _units(row)])
+    return pd.DataFrame([_line(row) for row in rows])
+
+
+def _head(row: Row) -> dict[str, Any]:
+    return {"command": row.source.command, "population": row.population} | row.setting
+
+
+def _line(row: Row) -> dict[str, Any]:
+    line = _head(row) | {"num_units": len(row.units)}
+    for name, value in row.totals.items():
+        line[name] = value
+        if name in row.bounds:
+            line[f"{name}_low"], line[f"{name}_high"] = row.bounds[name]
+    for name, figure in as_values(row).items():
+        line[name], line[f"{name}_low"], line[f"{name}_high"] = figure
+    return line
+
+
+def _units(row: Row) -> list[dict[str, Any]]:
+    head = _head(row)
+    return [
+        head | {"unit": unit} | {name: values[place] for name, values in row.sums.items()}
+        for place, unit in enumerate(row.units)
+    ]

@@ -34,8 +34,8 @@ from paceline.view.tables import drafts_table, gamma_table, served_tables, steps
 if TYPE_CHECKING:
     from paceline.measure import Measurement
     from paceline.measure.agreement import Agreement
-    from paceline.measure.drafts import DraftComparison
     from paceline.measure.losslessness import DistributionCheck, LosslessnessReport
+    from paceline.measure.measurement import DraftComparison
     from paceline.measure.served import ServedMeasurement
     from paceline.measure.verdict import Verdict
     from paceline.view.page import Block, Line, Tone

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from paceline.decode.strategies import DecodingConfig
     from paceline.measure import Measurement
     from paceline.measure.analysis import PredictedFrontier
-    from paceline.measure.drafts import DraftComparison
     from paceline.measure.engine_costs import EngineCosts
+    from paceline.measure.measurement import DraftComparison
     from paceline.measure.served import ServedMeasurement
     from paceline.results.row import Row
     from paceline.view.page import Line

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from paceline.measure.drafts import paired_difference
+from paceline.measure.measurement import paired_difference
 from paceline.results.figures import FIGURES
 from paceline.results.row import Row
 from support.results import result_row
