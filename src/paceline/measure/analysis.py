@@ -24,7 +24,6 @@ from paceline.core.sampling import UNTEMPERED, to_probs
 from paceline.core.speed import drafted_tokens, examined_places, tokens_and_blocks
 from paceline.data.input_checks import InputChecks, checked
 from paceline.environment import environment
-from paceline.errors import UsageError
 from paceline.extensions import RuleChoice
 from paceline.measure.acceptance import PairTexts, forced_logits, usable_gammas
 from paceline.measure.latency import PassCosts, PassTimer
@@ -105,10 +104,6 @@ def analyze_rules(
         setting is `gamma`.
     """
     lengths = texts.lengths
-    if not rules or not lengths:
-        raise UsageError(
-            f"got {len(rules)} rules and {len(lengths)} texts; give at least one of each"
-        )
     shape = (len(rules), len(lengths), max(lengths))
     totals = RuleEffect(*(torch.zeros(shape) for _ in RuleEffect._fields))
     for number, (prompt, completion) in enumerate(
@@ -197,7 +192,7 @@ class AnalyzeConfig(PairConfig):
     """Configuration of `analyze`."""
 
     num_prompts: int = Field(default=16, ge=1)
-    rules: tuple[RuleChoice, ...] = DEFAULT_RULES
+    rules: tuple[RuleChoice, ...] = Field(default=DEFAULT_RULES, min_length=1)
     bonus: Bonus = "rule"
     """What bonus tokens and first tokens follow: the rule, or the target, as in vLLM."""
     gammas: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(1, 2, 3, 4, 5), min_length=1)

@@ -7,21 +7,18 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.core.bootstrap import Interval
 from paceline.core.sampling import SamplingParams
-from paceline.core.stats import DecodeStats, Times
+from paceline.core.stats import DecodeStats
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import UsageError
 from paceline.measure import latency
 from paceline.measure.acceptance import PairTexts, score_texts
-from paceline.measure.latency import PairedTimes, PassTimer, time_pairs
+from paceline.measure.latency import PassTimer, time_pairs
 from paceline.measure.measurement import MeasureConfig, measure_models
 from paceline.measure.results import gamma_of, num_tokens
-from paceline.measure.verdict import decide_served
 from paceline.progress import silent
-from paceline.results import FIGURES, Row, Source, frame_of
+from paceline.results import FIGURES, frame_of
 from support.fakes import TableModel
-from support.results import gamma_row
 
 TAU = FIGURES["block_efficiency"].value
 PROMPTS = [[1, 2], [3], [4, 5, 1], [0, 0]] * 3
@@ -128,12 +125,6 @@ def test_a_first_token_that_no_block_drafts_does_not_count():
     assert stats.block_efficiency == 2
 
 
-def test_a_measurement_is_a_line():
-    found = _measured(max_new_tokens=10, timed_prompts=0, gammas=(1, 3))
-    assert repr(found) == f"<Measurement: {found.verdict.word}: {found.verdict.reason}>"
-    assert str(found.rows[0]).startswith(f"<Row: {len(found.rows[0].units)} prompts of ")
-
-
 def test_the_figures_of_a_measurement_are_ratios_of_the_sums_of_its_rows():
     """By numpy: the JSON that `measure --json` prints has both."""
     made = _measured(max_new_tokens=16, timed_prompts=12, gammas=(1, 3), seed=5)
@@ -229,30 +220,6 @@ def test_timed_texts_end_where_they_would_when_served():
     assert min(sampled.sums["tokens"]) < 9, "some text met a stop token"
 
 
-def _speeds(baseline: list[Times], method: list[Times]) -> list[Interval]:
-    """Speedup of whole requests, and after the first token."""
-    sums = PairedTimes(baseline, method, [DecodeStats()] * 2).sums
-    row = Row(population="p", units=(0, 1), setting={}, sums=sums, source=Source(command="measure"))
-    return [FIGURES[name].measure(row) for name in ("speedup", "decoding_speedup")]
-
-
-def test_a_text_that_ended_early_does_not_count_as_fast():
-    # a second a token both ways, in texts of other lengths
-    baseline, method = ([Times(n, 0, n, 1) for n in counts] for counts in ((4, 2), (1, 3)))
-    assert _speeds(baseline, method)[0] == (1, 1, 1)
-
-
-def test_decoding_alone_leaves_the_first_tokens_out():
-    # two repeats, each first token after 5 s of a prompt; then 1 s a token against 0.5 s
-    sides = (
-        [Times(seconds, 10.0, tokens, 2) for seconds, tokens in zip(both, (6, 8), strict=True)]
-        for both in ((14.0, 16.0), (12.0, 13.0))
-    )
-    whole, after = _speeds(*sides)
-    assert after == pytest.approx((2, 2, 2))
-    assert whole.value == pytest.approx(30 / 25)
-
-
 def test_the_shortest_texts_that_draft_something_are_timed():
     target = TableModel.random(6, 1, seed=1)
     found = measure_models(target, target, PROMPTS, _config(max_new_tokens=3, timed_prompts=2))
@@ -297,29 +264,6 @@ def test_passes_are_timed_as_blocks_make_them(monkeypatch: pytest.MonkeyPatch, t
     assert costs.drafting_s == {2: 2, 5: 5}
     assert costs.verifying_s == {2: 10, 5: 10}
     assert costs.block_cost(5) == pytest.approx(5 * costs.cost_ratio + 1)
-
-
-def _verdict(low, high, num_requests=8):
-    speedup = Interval((low + high) / 2, low, high)
-    return decide_served(speedup, gamma_row(2, count=num_requests), "vllm")
-
-
-def test_an_undecided_verdict_is_neither_go_nor_no_go():
-    assert [_verdict(1.1, 1.2).exit_code, _verdict(0.5, 0.7).exit_code] == [0, 1]
-    for count in (1, 7):
-        few = _verdict(1.2, 1.3, num_requests=count)
-        assert (few.go, few.decided, few.exit_code) == (False, False, 3)
-        assert str(few).startswith("TOO FEW: measured 1.25x in vllm at gamma 2 on ")
-        assert "set num_prompts=8 or more" in few.reason
-    assert "on 1 request," in _verdict(1.2, 1.3, num_requests=1).reason
-    assert _verdict(1.2, 1.3, num_requests=8).decided
-
-
-@pytest.mark.parametrize("timed", [0, 5])
-def test_few_prompts_give_no_verdict(timed: int):
-    found = _measured(PROMPTS[:5], timed_prompts=timed)
-    assert not found.verdict.decided
-    assert ("num_prompts=8" if timed == 0 else "timed_prompts=8") in found.verdict.reason
 
 
 def test_the_interval_of_one_request_is_everything_and_survives_json():

@@ -17,7 +17,7 @@ from paceline.config import validate
 from paceline.data.distillation_data import generate_data
 from paceline.data.input_checks import InputChecks
 from paceline.data.requests import GenerateDataConfig
-from paceline.errors import InputNote, PromptError, StorageError, UsageError
+from paceline.errors import InputNote, PromptError, UsageError
 from paceline.measure import MeasureConfig, VerifyConfig, measure, verify_losslessness
 from paceline.measure.analysis import AnalyzeConfig, analyze
 from paceline.measure.perplexity import PerplexityConfig, perplexity
@@ -84,17 +84,6 @@ def test_a_draft_that_is_missing_is_one_line(
     config = config_of(verb, folder, tmp_path / "out", folder / "corpus.jsonl")
     with pytest.raises(UsageError, match=r"^no/where"):
         verb(config.model_copy(update={"draft": "no/where"}))
-
-
-def test_a_disk_without_space_for_checkpoints_is_one_line(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    class Full:
-        free = 1
-
-    monkeypatch.setattr("shutil.disk_usage", lambda _path: Full)
-    with pytest.raises(StorageError, match="needs about"):
-        align(config_of(align, folder, tmp_path / "out", folder / "corpus.jsonl"))
 
 
 def test_a_draft_larger_than_its_target_is_noted(folder: Path, tmp_path: Path):
