@@ -108,13 +108,8 @@ class PairTexts:
     @cached_property
     def completions(self) -> list[Sequence[int]]:
         """The texts, cut where the shorter context ends."""
-        most = as_list(budgets_of(self.pair, self.prompts, self._longest))
+        most = as_list(self.budgets)
         return [text[:count] for text, count in zip(self.written, most, strict=True)]
-
-    @property
-    def _longest(self) -> int:
-        longest = max(map(len, self.written), default=0)
-        return longest if self.max_new_tokens is None else self.max_new_tokens
 
     @property
     def pair(self) -> tuple[Model, Model]:
@@ -139,7 +134,8 @@ class PairTexts:
     @property
     def most(self) -> int:
         """Maximum number of tokens of a text."""
-        return max(self.lengths, default=0) if self.max_new_tokens is None else self.max_new_tokens
+        longest = max(map(len, self.written), default=0)
+        return longest if self.max_new_tokens is None else self.max_new_tokens
 
     @property
     def batch_size(self) -> int:

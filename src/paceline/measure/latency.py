@@ -383,63 +383,51 @@ def candidates(rows: Sequence[Row]) -> list[Row]:
     return chosen
 
 
-class Candidate:
-    """A gamma that is timed to choose one, and the seconds per block of its requests.
-
-    `scored`: the row of the scored texts with blocks of this gamma.
-    """
-
-    def __init__(self, scored: Row, decoder: Decoder) -> None:
-        self.scored = scored
-        self.decoder = decoder
-        self.num_requests = 0
-        self._block_s: list[float] = []
-
-    def add(self, request: TimedAnswer) -> None:
-        self.num_requests += 1
-        times = request.times
-        if num_blocks := request.stats.num_blocks:
-            self._block_s.append((times.seconds - times.first_seconds) / num_blocks)
-
-    @property
-    def row(self) -> Row:
-        """`scored` with the median seconds per block, which is robust to interruptions."""
-        totals = {name: value for name, value in self.scored.totals.items() if name != "block_s"}
-        if self._block_s:
-            totals["block_s"] = statistics.median(self._block_s)
-        totals["num_requests"] = self.num_requests
-        setting = self.scored.setting | {"timed": "choosing"}
-        return self.scored.model_copy(update={"setting": setting, "totals": totals})
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Tokens per second after the first; 0 without blocks."""
-        return value_of(self.row, "decoding_tokens_per_s") or 0.0
-
-
 def choose_gamma(
-    tried: Sequence[Candidate],
+    tried: Sequence[tuple[Row, Decoder]],
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int,
     seed: int,
     progress: Progress,
-) -> Candidate:
-    """Time the candidates. -> the fastest.
+) -> tuple[int, list[Row]]:
+    """Time the candidates, the rows of scored texts with blocks of a gamma, and their decoders.
 
     Candidates are compared by predicted tokens per block / measured seconds per block: a few
     requests suffice to measure the cost of a block, but not its number of tokens. Each of two
     rounds uses half of the prompts; the second is without the slowest of three candidates. Do not
     reuse these requests to measure the speedup, since they selected gamma.
+
+    Returns:
+        The place of the fastest, and the rows with the median seconds per block, which is robust to
+        interruptions.
     """
-    for candidate in tried:
-        warm_up(candidate.decoder, prompts, max_new_tokens, seed)
-    running = list(tried)
+    block_s: list[list[float]] = [[] for _ in tried]
+    num_requests = [0] * len(tried)
+
+    def timed(place: int) -> Row:
+        scored, _ = tried[place]
+        totals = {name: value for name, value in scored.totals.items() if name != "block_s"}
+        totals |= {"block_s": statistics.median(block_s[place])} if block_s[place] else {}
+        totals["num_requests"] = num_requests[place]
+        changes = {"setting": scored.setting | {"timed": "choosing"}, "totals": totals}
+        return scored.model_copy(update=changes)
+
+    def speed(place: int) -> float:
+        return value_of(timed(place), "decoding_tokens_per_s") or 0.0
+
+    for _, decoder in tried:
+        warm_up(decoder, prompts, max_new_tokens, seed)
+    running = list(range(len(tried)))
     for number, prompt in enumerate(prompts):
         if number == (len(prompts) + 1) // 2 and len(running) > _NUM_ROUNDS:
-            running.remove(min(running, key=lambda candidate: candidate.tokens_per_s))
+            running.remove(min(running, key=speed))
         for index in range(len(running)):
-            candidate = running[(index + number) % len(running)]
-            candidate.add(time_request(candidate.decoder, prompt, max_new_tokens, seed + number))
+            place = running[(index + number) % len(running)]
+            request = time_request(tried[place][1], prompt, max_new_tokens, seed + number)
+            num_requests[place] += 1
+            if num_blocks := request.stats.num_blocks:
+                seconds = request.times.seconds - request.times.first_seconds
+                block_s[place].append(seconds / num_blocks)
         progress("choosing gamma", number + 1, len(prompts))
-    return max(running, key=lambda candidate: candidate.tokens_per_s)
+    return max(running, key=speed), list(map(timed, range(len(tried))))

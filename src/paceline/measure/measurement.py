@@ -23,7 +23,6 @@ from paceline.measure.engine_costs import (
     words_of_starts,
 )
 from paceline.measure.latency import (
-    Candidate,
     PassTimer,
     candidates,
     choose_gamma,
@@ -42,12 +41,12 @@ from paceline.results.row import Row, Source, select
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from paceline.measure.latency import PassCosts
     from paceline.models.contract import Model
     from paceline.models.inspection import ModelFacts
     from paceline.results.figures import Figure
 
 
+_PASSES = ("target_pass_s", "draft_pass_s", "cost_ratio")
 _SPEEDUPS = ("mbsu", "predicted_speedup", "expected_speedup")
 
 
@@ -267,7 +266,7 @@ def measure_models(
     elif architecture is None:
         costs = PassTimer.within(texts, gammas).run(config.pass_repeats, progress)
     if costs is not None:
-        seconds = _pass_costs(costs)
+        seconds = {name: getattr(costs, name) for name in _PASSES}
         row, *blocks = (one.extended({}, seconds, **setting) for one in (row, *blocks))
         blocks = [costs.priced(of_gamma) for of_gamma in blocks]
     if engine is None and architecture is not None:
@@ -289,10 +288,6 @@ def measure_models(
     )
 
 
-def _pass_costs(costs: PassCosts) -> dict[str, float]:
-    return {name: getattr(costs, name) for name in ("target_pass_s", "draft_pass_s", "cost_ratio")}
-
-
 def _time_best(
     texts: PairTexts, blocks: Sequence[Row], config: MeasureConfig, progress: Progress
 ) -> tuple[Row, list[Row]]:
@@ -303,18 +298,18 @@ def _time_best(
         timed requests.
     """
     prompts, length = texts.prompts[: config.timed_prompts], config.max_new_tokens
-
-    def timed(row: Row) -> Candidate:
-        settings = None, gamma_of(row), texts.sampling
-        drafts = texts.draft_sampling
-        return Candidate(row, SpeculativeDecoder(*texts.pair, *settings, draft_sampling=drafts))
-
-    best, *others = map(timed, candidates(blocks))
-    choosing = num_choosing(len(prompts)) if others else 0
-    tried = [best, *others] if choosing else []
+    chosen = candidates(blocks)
+    choosing = num_choosing(len(prompts)) if len(chosen) > 1 else 0
+    decoders = [
+        SpeculativeDecoder(
+            *(*texts.pair, None, gamma_of(row), texts.sampling), draft_sampling=texts.draft_sampling
+        )
+        for row in chosen
+    ]
+    best, tried = 0, list[Row]()
     if choosing:
-        best = choose_gamma(
-            tried,
+        best, tried = choose_gamma(
+            list(zip(chosen, decoders, strict=True)),
             prompts[:choosing],
             max_new_tokens=length,
             seed=config.seed + len(prompts),  # not used by time_pairs
@@ -322,16 +317,23 @@ def _time_best(
         )
     times = time_pairs(
         AutoregressiveDecoder(texts.target, texts.sampling),
-        best.decoder,
+        decoders[best],
         prompts[choosing:],
         max_new_tokens=length,
         seed=config.seed,
         progress=progress,
     )
-    changes = {"units": best.scored.units[choosing : len(prompts)], "sums": times.sums}
-    changes |= {"setting": best.scored.setting | {"timed": "requests"}, "bounds": {}}
-    requests = best.scored.model_copy(update=changes)
-    return best.scored, [*(candidate.row for candidate in tried), requests]
+    scored = chosen[best]
+    requests = scored.model_copy(
+        update={
+            "units": scored.units[choosing : len(prompts)],
+            "setting": scored.setting | {"timed": "requests"},
+            "sums": times.sums,
+            "totals": {name: scored.totals[name] for name in _PASSES},
+            "bounds": {},
+        }
+    )
+    return scored, [*tried, requests]
 
 
 class Compared(NamedTuple):

@@ -88,19 +88,17 @@ class Source(StrictModel):
     @classmethod
     def here(cls, command: str, **more: Any) -> Source:
         """The source of a row that this process makes now."""
-        return cls.of(environment(), command=command, date=_today(), **more)
-
-    @classmethod
-    def of(cls, record: Mapping[str, Any], **more: Any) -> Source:
-        """The source of rows of a run, from the environment that its manifest records."""
+        record = environment()
         git = record.get("git") or {}
         level, cores = record.get("processor_level"), record.get("cpu_count")
         machine = f"{record.get('processor', 'unknown processor')} ({level}, {cores} cores)"
         return cls(
+            command=command,
             commit=git.get("commit"),
             modified=bool(git.get("modified")),
             machine=f"{machine}, {record['gpu']}" if "gpu" in record else machine,
             versions={"python": record.get("python", "")} | record.get("versions", {}),
+            date=datetime.now(tz=UTC).date().isoformat(),
             **more,
         )
 
@@ -170,10 +168,6 @@ class Row(Result):
         chosen = [places[unit] for unit in units]
         sums = {name: tuple(values[n] for n in chosen) for name, values in self.sums.items()}
         return self.model_copy(update={"units": tuple(units), "sums": sums})
-
-
-def _today() -> str:
-    return datetime.now(tz=UTC).date().isoformat()
 
 
 def select(rows: Iterable[Row], **conditions: Label) -> list[Row]:

@@ -90,11 +90,11 @@ def test_a_source_names_this_machine_and_its_commit():
     assert source.sizes == {"target": 7}
 
 
-def test_a_source_names_the_gpu_if_one_was_used():
+def test_a_source_names_the_gpu_if_one_was_used(monkeypatch: pytest.MonkeyPatch):
     record = {"processor": "a processor", "processor_level": "avx2", "cpu_count": 2}
-    found = [Source.of(record | gpu, command="bench") for gpu in ({}, {"gpu": "NVIDIA H100"})]
-    machine = "a processor (avx2, 2 cores)"
-    assert [source.machine for source in found] == [machine, f"{machine}, NVIDIA H100"]
+    record["gpu"] = "NVIDIA H100"
+    monkeypatch.setattr("paceline.results.row.environment", lambda: record)
+    assert Source.here("bench").machine == "a processor (avx2, 2 cores), NVIDIA H100"
 
 
 def test_rows_are_read_as_they_were_written(tmp_path: Path):
