@@ -4,7 +4,7 @@ Paper: Goel et al. 2024, section 3: tau and MBSU at gamma 3 and 5 over checkpoin
 the initial draft, on tasks similar to the training text and on others.
 """
 
-# B batch, T positions, D hidden, V vocabulary
+# B batch, T positions
 from __future__ import annotations
 
 import json
@@ -14,18 +14,18 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-import torch
 from pydantic import Field, model_validator
 
 from paceline.config import HomePath, Options, StrictModel, fields_of, read_json
 from paceline.core.sampling import SamplingParams, as_list
 from paceline.data import CorpusConfig, read_prompts
+from paceline.data.collate import collate
 from paceline.data.input_checks import InputChecks, checked
+from paceline.data.sources import rows_of
 from paceline.errors import UnsupportedModelError, UsageError
 from paceline.measure.acceptance import PairTexts, rows_of_texts, score_texts
 from paceline.measure.pair import check_task, load_beside, sample_texts
 from paceline.models import load_model, prepare_for_decoding
-from paceline.models.contract import decoder_contexts, decoder_prompt_of, pad
 from paceline.models.loading import fingerprint, tokenizer_of
 from paceline.places import PathPart
 from paceline.progress import silent
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.core.bootstrap import Interval
+    from paceline.measure.acceptance import ForcedLogits
     from paceline.models import HfModel
     from paceline.models.contract import Model, Tokenizer
     from paceline.progress import Progress
@@ -154,27 +155,16 @@ def names_of(runs: Sequence[Path]) -> dict[Path, str]:
 def checkpoints_of(path: Path) -> Iterator[Checkpoint]:
     """The drafts of one run: the initial one, the checkpoints, the final one."""
     run = RunDirectory(path)
-    manifest = run.read_manifest()
-    if manifest is None:
-        raise UsageError(f"{path} is not a run directory; give one from pretrain or align")
-    config = manifest["config"]
+    config, result = (run.read_manifest() or {}).get("config", {}), run.read_result()
     start = config.get("draft") or config.get("model")
-    initial = path / "start" if not isinstance(start, str) else Path(start)
-    result = run.read_result()
     if start is None or (result is not None and "num_steps" not in result):
         raise UsageError(f"{path} is not a training run; give one from pretrain or align")
-
+    initial = Path(start) if isinstance(start, str) else path / "start"
     begun = fingerprint(initial)
 
     def at(label: str, step: int, elapsed_s: float, model: Path) -> Checkpoint:
         return Checkpoint(path, label, step, elapsed_s, model, fingerprint(model), begun)
 
-    inputs = manifest.get("inputs", {})
-    if begun != inputs.get("draft", inputs.get("model", begun)):
-        raise UsageError(
-            f"the initial draft of {path} at {initial} has changed since the run; restore it, or "
-            "leave the run out"
-        )
     yield Checkpoint(path, START, 0, 0.0, initial, begun, begun)
     last = result["num_steps"] if result is not None else -1
     for checkpoint in sorted(run.checkpoints.glob("step-*")):
@@ -274,8 +264,8 @@ class _Scorer:
         self.cases = [(task, sampling) for task in self._prompts for sampling in config.samplings]
         self._texts: dict[Case, tuple[list[list[int]], list[list[int]]]] = {}
         self._target_logits = None
-        with suppress(UnsupportedModelError):  # the logits are an unknown function of the states
-            self._target_logits = KeptStates(self._target)
+        with suppress(UnsupportedModelError):
+            self._target_logits = kept_logits(self._target)
         self._draft = lru_cache(maxsize=1)(self._load_draft)
         self._prepared = lru_cache(maxsize=1)(self._prepare)
 
@@ -382,35 +372,24 @@ def gain_of(row: Row, rows: Sequence[Row]) -> Interval | None:
     return FIGURES["block_efficiency"].gain(row, start)
 
 
-class KeptStates:
-    """Logits of the target before each token of texts; see `acceptance.ForcedLogits`.
+def kept_logits(target: HfModel) -> ForcedLogits:
+    """The target's logits before each token of texts, for `score_texts`.
 
     Keeps hidden states of texts while many drafts are scored on these texts: the target's own pass
     is most of the work of scoring. Its head, a small part, runs again each time.
+
+    Raises:
+        UnsupportedModelError: the logits are an unknown function of the states.
     """
+    head = target.head
+    kept: dict[Key, Tensor] = {}
 
-    def __init__(self, target: HfModel) -> None:
-        self._target, self._head = target, target.head
-        self._kept: dict[Key, Tensor] = {}
+    def logits(prompts: Sequence[Sequence[int]], tokens_BT: Tensor) -> Tensor:
+        texts = as_list(tokens_BT)
+        key = tuple(map(tuple, prompts)), tuple(map(tuple, texts))
+        if key not in kept:
+            batch = collate(rows_of(target, prompts, texts)).to(target.device)
+            kept[key] = target.hidden(batch)[batch.mask_BT].reshape(*tokens_BT.shape, -1)
+        return head.logits(kept[key])
 
-    def __call__(self, prompts: Sequence[Sequence[int]], tokens_BT: Tensor) -> Tensor:
-        """Shapes: B prompts, tokens [B, T] -> [B, T, V]."""
-        key = tuple(map(tuple, prompts)), tuple(map(tuple, as_list(tokens_BT)))
-        if key not in self._kept:
-            self._kept[key] = self._hidden(prompts, tokens_BT)
-        return self._head.logits(self._kept[key])
-
-    def _hidden(self, prompts: Sequence[Sequence[int]], tokens_BT: Tensor) -> Tensor:
-        contexts = decoder_contexts(self._target, prompts)
-        rows = [
-            [*context, *map(int, tokens_T[:-1])]
-            for context, tokens_T in zip(contexts, tokens_BT, strict=True)
-        ]
-        texts = pad(rows)
-        if decoder_prompt_of(self._target) is not None:
-            texts = texts._replace(source=pad(prompts).to(self._target.device))
-        hidden_BTD = self._target.hidden(texts.to(self._target.device))
-        first_B = torch.tensor([len(context) - 1 for context in contexts])
-        places_BT = first_B[:, None] + torch.arange(tokens_BT.shape[1])
-        index_BT1 = places_BT[..., None].to(hidden_BTD.device)
-        return hidden_BTD.gather(1, index_BT1.expand(-1, -1, hidden_BTD.shape[-1]))
+    return logits

@@ -1,7 +1,6 @@
 """An engine's costs: timed as differences, read back, and in the place of our own decoder's."""
 
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from paceline.core.sampling import SamplingParams
 from paceline.decode.strategies import Autoregressive, Speculative
 from paceline.engines.contract import BlockCounts, Engine, Request, Served
 from paceline.engines.kinds import untested
-from paceline.environment import begin
 from paceline.errors import EngineError, PacelineError
 from paceline.measure import MeasureConfig, measure
 from paceline.measure.engine_costs import StepTimer, WriteCosts, read_costs
@@ -249,23 +247,3 @@ def test_rows_of_a_bench_take_the_engines_seconds():
         assert sums["seconds"] == pytest.approx(seconds)
         assert sums["target_seconds"] == pytest.approx(0.05)
         assert sums["first_seconds"] == sums["target_first_seconds"] == 0
-
-
-@pytest.mark.filterwarnings("ignore:the chat template gets the date")
-def test_measurements_on_two_days_agree_if_the_date_is_given(folder: Path, tmp_path: Path):
-    pair = shutil.copytree(folder, tmp_path / "pair")
-    for name in ("target", "draft"):
-        template = "{{ strftime_now('%d %b') + messages[0].content }}"
-        (pair / name / "chat_template.jinja").write_text(template)
-    chats = tmp_path / "chats.jsonl"
-    chats.write_text(json.dumps({"messages": [{"role": "user", "content": "a cat"}]}) + "\n")
-    found: list[tuple[float | None, ...]] = []
-    for arguments in ({}, {"strftime_now": "2026-07-26"}):
-        prompts = {"path": str(chats), "chat_template_kwargs": arguments}
-        for day in ("2026-11-28 23:59:59", "2026-11-29 00:00:01"):
-            with begin({"environment": {"began": day}}):
-                measured = measure(config(pair, prompts=prompts, num_prompts=1))
-            assert measured.environment["began"] == day
-            found.append(measured.texts.sums["acceptance"])
-    assert found[0] != found[1]
-    assert found[2] == found[3]

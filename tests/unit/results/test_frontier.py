@@ -25,18 +25,6 @@ def test_what_came_with_the_prompt_or_in_the_first_block_is_left_out_token_by_to
     assert found.measure("decoding_speedup", cell).value == pytest.approx((0.9 / 10) / (0.8 / 8))
 
 
-def test_decoding_speedup_leaves_the_first_token_out():
-    examples = [
-        example(seconds=2.0, first_s=1.5, num_tokens=6, baseline_s=4.0, baseline_first_s=1.0),
-        example(seconds=1.0, first_s=0.5, num_tokens=11, baseline_s=3.0, baseline_first_s=1.0),
-        example(seconds=9.0, first_s=7.0, num_tokens=2, baseline_s=9.0, baseline_first_s=8.0),
-    ]
-    cell = row(Chow(0.2), examples)
-    expected = ((3 + 2 + 1) / (10 + 10 + 10)) / ((0.5 + 0.5 + 2) / (5 + 10 + 1))
-    found = Frontier([THREE, cell]).measure("decoding_speedup", cell)
-    assert found.value == pytest.approx(expected)
-
-
 def test_untimed_examples_count_for_quality_and_rejection_but_not_for_speed():
     cell = row(
         Chow(0.2),
