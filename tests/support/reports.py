@@ -169,7 +169,6 @@ def served(folder: Path) -> Path:
             "plain_tokens_per_s": 50.0,
             "speculative_tokens_per_s": 60.0,
             "num_equal": 60,
-            "num_near_ties": 2,
         },
         "environment": ENVIRONMENT,
     }

@@ -144,11 +144,8 @@ def served_lines(found: ServedMeasurement) -> Iterator[RenderableType]:
             f"measured speedup {speed.speedup}: {speed.plain_tokens_per_s:.1f} -> "
             f"{speed.speculative_tokens_per_s:.1f} tokens/s, whole requests"
         )
-        different = found.num_requests - speed.num_equal
         equal = f"{speed.num_equal} of {found.num_requests} texts are equal with and without"
         yield f"{equal} the draft"
-        if speed.num_near_ties is not None and different:
-            yield f"{speed.num_near_ties} of {different} others differ at a near-tie of the logits"
     if found.costs is not None:
         yield printed(steps_table(found.costs))
     if speed is not None or found.costs is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
-import torch
 from pydantic import Field, model_validator
 
 from paceline.config import Options, Result, StrictModel
@@ -34,10 +33,9 @@ from paceline.measure.agreement import (
     served_counts,
 )
 from paceline.measure.engine_costs import EngineCosts, StepTimer, WriteCosts, over_starts
-from paceline.measure.losslessness import TIE_16_BITS, TIE_FLOAT32, first_split, logit_gap
 from paceline.measure.pair import Pair, PairConfig, load_beside
 from paceline.measure.verdict import Verdict, decide_served
-from paceline.models import HfModel, load_model
+from paceline.models import load_model
 from paceline.models.hf.draft_vocabulary import is_baked
 from paceline.models.inspection import inspect_model
 from paceline.models.loading import fingerprint, load_tokenizer, model_directory
@@ -270,8 +268,6 @@ class ServedSpeed(StrictModel):
         speedup: Seconds per token without / with the draft, paired by prompt.
         speedup_by_start: Of each start; with 3 or more, the interval of `speedup` is over them.
         num_equal: Texts that are equal with and without; all at temperature 0 in exact arithmetic.
-        num_near_ties: Texts that differ first where the target's two highest logits are closer than
-            0.25, in float32 than 0.001; None above temperature 0.
     """
 
     speedup: Interval
@@ -279,7 +275,6 @@ class ServedSpeed(StrictModel):
     plain_tokens_per_s: float
     speculative_tokens_per_s: float
     num_equal: int
-    num_near_ties: int | None
 
 
 class ServedMeasurement(Result):
@@ -361,7 +356,7 @@ def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedM
     speed = verdict = None
     if plain is not None:
         rows.append(timed_requests(rows[0], plain.served, served))
-        speed = _speed(rows[-1], config, pair, requests, plain, drafted)
+        speed = _speed(rows[-1], plain, drafted)
         verdict = decide_served(speed.speedup, rows[0], engine.name)
     return ServedMeasurement(
         config=config,
@@ -452,25 +447,16 @@ def compare_served(
     return [*actual.rows(base, "served"), *predicted.rows(base, "predicted")], agreement
 
 
-def _speed(
-    row: Row,
-    config: ServedConfig,
-    pair: Pair,
-    requests: Sequence[Request],
-    plain: Answers,
-    drafted: Answers,
-) -> ServedSpeed:
+def _speed(row: Row, plain: Answers, drafted: Answers) -> ServedSpeed:
     """The speed of the timed requests in `row`."""
     sides = plain.served, drafted.served
     by_start = speedup_by_start(plain, drafted)
-    ties = _near_ties(pair.target, requests, *sides) if config.sampling.greedy else None
     return ServedSpeed(
         speedup=over_starts(FIGURES["speedup"].measure(row), by_start),
         speedup_by_start=by_start,
         plain_tokens_per_s=FIGURES["target_tokens_per_s"].value(row),
         speculative_tokens_per_s=FIGURES["tokens_per_s"].value(row),
         num_equal=sum(a.tokens == b.tokens for a, b in zip(*sides, strict=True)),
-        num_near_ties=ties,
     )
 
 
@@ -489,23 +475,6 @@ def speedup_by_start(plain: Answers, drafted: Answers) -> list[float]:
     """Seconds per token without / with the draft of each start, which answers the same requests."""
     sides = (one.seconds_per_token for one in (plain, drafted))
     return [without / with_draft for without, with_draft in zip(*sides, strict=True)]
-
-
-def _near_ties(
-    target: HfModel,
-    requests: Sequence[Request],
-    plain: Sequence[Served],
-    drafted: Sequence[Served],
-) -> int:
-    """Number of texts that differ first where rounding may decide between two tokens."""
-    limit = TIE_FLOAT32 if target.dtype == torch.float32 else TIE_16_BITS
-    count = 0
-    for request, without, with_draft in zip(requests, plain, drafted, strict=True):
-        split = first_split(without.tokens, with_draft.tokens)
-        if split is not None and split < min(len(without.tokens), len(with_draft.tokens)):
-            begun = request.prompt, without.tokens[:split]
-            count += logit_gap(target, *begun, request.sampling, target.vocab_size) < limit
-    return count
 
 
 def _costs(config: ServedConfig, pair: Pair, runs: Runs) -> EngineCosts | None:

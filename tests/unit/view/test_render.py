@@ -170,7 +170,13 @@ def test_a_page_defines_what_its_columns_name_once_also_a_figure_registered_afte
     finally:
         del figures.FIGURES[mine.name]
     terms = re.findall(r"<dt>([^<]*)", text)
-    assert terms == ["gamma", "speedup", "TVD under the rule", "my figure", "95% interval"]
+    assert terms == [
+        "gamma",
+        "speedup",
+        "TVD to the target under the rule",
+        "my figure",
+        "95% interval",
+    ]
     assert "what it is." in text
 
 
