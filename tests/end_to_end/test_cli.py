@@ -122,7 +122,7 @@ def test_analyze_gives_every_rule_a_row(run, folder):
         for over, under in (("output_tvd", "tokens"), ("expected_rejected", "expected_examined"))
     )
     assert tvd["lossless"] < 1e-6
-    assert rejected["chow 1"] == 0
+    assert rejected["chow 1"] < 1e-6
     assert 0 < tvd["chow 1"] < 1
     assert 0 < rejected["lossless"] < 1
     chosen = ("--set", "rules=[{rule: diff, alpha: 0.2}]")
@@ -134,7 +134,6 @@ def test_draft_makes_a_directory_that_measure_reads(run, folder, tmp_path):
     out = tmp_path / "small"
     text = succeeded(run, "draft", "--target", folder / "target", "--layers", "0,3", "--out", out)
     assert "layers 0,3" in text
-    assert "a pass costs" in text
     given = ("--target", folder / "target", "--draft", out, "--prompts", folder / "corpus.jsonl")
     assert run("measure", *given, *MEASURE)[0] == 3
 

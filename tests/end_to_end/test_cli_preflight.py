@@ -140,13 +140,6 @@ def test_a_disk_without_room_for_checkpoints_is_said_first(
     assert not (tmp_path / "out").exists()
 
 
-def test_texts_that_are_cut_to_prompts_are_said(run: Run, pair_folder: Path, tmp_path: Path):
-    given = arguments("measure", pair_folder, tmp_path)
-    given += ["--set", "max_prompt_tokens=5", "--dry-run"]
-    _, _, err = run("measure", *given)
-    assert "7 of 7 texts are longer than max_prompt_tokens 5" in one_line(err)
-
-
 OPEN = "has a prompt but no completion"
 
 

@@ -157,18 +157,6 @@ def test_64_requests_show_an_engine_that_is_off(keeps: tuple[float, ...], least:
     assert rates(64, keeps)["differs"] > least
 
 
-def test_the_estimate_of_requests_for_a_verdict_is_of_the_right_size():
-    """Runs of 16 that are undecided ask for a number of requests that decides three in four."""
-    found = verdicts(16, KEEPS[1.0])
-    asked = sorted(16 + one.more_requests for one in found if not one.decided)
-    middle = asked[len(asked) // 2]
-    assert 17 < middle < 128
-    both = simulated(60 * middle, KEEPS[1.0], 5)
-    rows = [slice(run * middle, (run + 1) * middle) for run in range(60)]
-    decided = [judge(Simulated(*(part(side, one) for side in both))).decided for one in rows]
-    assert sum(decided) > 0.75 * 60
-
-
 def test_a_rule_that_agrees_where_no_difference_is_shown_is_caught():
     assert rates_of_mutant(8, KEEPS[0.95])["agrees"] > 0.8
     assert rates_of_mutant(8, KEEPS[0.9])["agrees"] > 0.3

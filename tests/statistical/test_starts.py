@@ -15,7 +15,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.engines.contract import BlockCounts, Engine, Request, Served
 from paceline.measure import engine_costs, served
 from paceline.measure.engine_costs import StepTimer, WriteCosts, over_starts
-from paceline.measure.served_runs import Answers
+from paceline.measure.served import Answers
 from paceline.progress import silent
 from paceline.results.figures import FIGURES
 from paceline.results.row import Row, Source

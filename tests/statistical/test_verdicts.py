@@ -95,7 +95,7 @@ def in_an_engine(
         seconds = median_interval(rounds)
         of_start = [seconds.value]
         return StepCost(
-            gamma=gamma, batch_size=1, seconds=seconds, seconds_by_start=of_start, num_steps=9
+            gamma=gamma, batch_size=1, seconds=seconds, seconds_by_start=of_start
         )
 
     costs = costs_of(step(0, 1.0), *(step(gamma, cost) for gamma in gammas))
@@ -105,7 +105,7 @@ def in_an_engine(
 def row(gamma: int, passes: PassCosts, counts: tuple[Tensor, Tensor]) -> Row:
     base = gamma_row(gamma, count=len(counts[0]))
     base = base.extended(dict(zip(("emitted", "calls"), counts, strict=True)))
-    return passes.priced(base, gamma, gamma)
+    return passes.priced(base)
 
 
 ALPHA = Interval(0.5, 0.45, 0.55)

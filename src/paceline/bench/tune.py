@@ -301,8 +301,7 @@ def in_engine_seconds(rows: Sequence[Row], costs: EngineCosts, concurrency: int)
 
     Rows must be of the target alone, or of a rule with blocks of a fixed length.
     """
-    gammas = {int(row.setting["gamma"]) for row in rows if "gamma" in row.setting}
-    steps = costs.step_costs(sorted({*gammas, *costs.gammas}), concurrency)
+    steps = costs.step_costs(costs.gammas, concurrency)
     step_s = steps.target_pass_s
 
     def timed(row: Row) -> Row:

@@ -16,8 +16,7 @@ from paceline.data.input_checks import InputChecks, note
 from paceline.decode.strategies import DecodingConfig
 from paceline.engines.kinds import KINDS, RuleServer
 from paceline.measure.engine_costs import WithCosts
-from paceline.measure.pair import ModelsConfig
-from paceline.measure.prompt_checks import check_costs, check_task
+from paceline.measure.pair import ModelsConfig, check_task
 from paceline.records import RunDirectory
 from paceline.results.frontier import measure
 from paceline.results.row import Row
@@ -117,7 +116,7 @@ class TuneConfig(WithCosts, ModelsConfig):
             note(self.shortage)
         RunDirectory(self.output).check_kind(self)
         checks.device(self.device)
-        check_costs(checks, self, self.block_lengths)
+        self.check_costs(checks, self.block_lengths)
         count = self.num_examples + self.num_confirmed
         check_task(checks, "task", self.task, count, self.seed)
         checks.pair(self.target, self.draft)

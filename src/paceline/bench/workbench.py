@@ -26,8 +26,7 @@ from paceline.decode.strategies import (
 from paceline.engines.commands import EngineChoice
 from paceline.errors import PacelineError, UsageError
 from paceline.extensions import RuleChoice
-from paceline.measure.pair import ModelsConfig, Pair, load_models
-from paceline.measure.prompt_checks import check_task
+from paceline.measure.pair import ModelsConfig, Pair, check_task, load_models
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.hf.draft_vocabulary import is_baked

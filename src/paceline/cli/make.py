@@ -26,9 +26,6 @@ MAKE = Group("Make drafts and data")
 @MAKE.command("paceline.train.initial_draft:DraftConfig")
 def draft(
     call: Call,
-    time_passes: Annotated[
-        bool, typer.Option("--time/--no-time", help="Time forward passes of draft and target.")
-    ] = True,
     dry_run: options.DryRun = False,
 ) -> None:
     """Create a draft from the target's layers, or a new one."""
@@ -45,18 +42,6 @@ def draft(
     small = make_draft(config, model)
     save_draft(small, config.target, config.out, stored_dtype(config.target))
     stdout.print(f"{config.out}: {_description(small, config, model)}")
-    if time_passes:
-        # loaded again, because saving may round the weights
-        stdout.print(_times(model, load_model(config.out, dtype=model.dtype)))
-
-
-def _times(target: "HfModel", draft: "HfModel") -> str:
-    from paceline.measure.latency import time_draft
-    from paceline.models.compatibility import UNTIMED, without_rollback
-
-    if without_rollback(target, draft) is not None:
-        return f"passes are not timed: {UNTIMED}"
-    return time_draft(target, draft)
 
 
 def _description(draft: "HfModel", config: "DraftConfig", target: "HfModel") -> str:

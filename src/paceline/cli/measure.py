@@ -23,15 +23,12 @@ if TYPE_CHECKING:
     )
     from paceline.measure.analysis import AnalyzeConfig, PredictedFrontier
     from paceline.measure.perplexity import Perplexity, PerplexityConfig
-    from paceline.measure.served import ServedMeasurement
-    from paceline.measure.served_runs import ServedConfig
+    from paceline.measure.served import ServedConfig, ServedMeasurement
 
 MEASURE = Group("Measure drafts and models")
 
 
-@MEASURE.command(
-    "paceline.measure:MeasureConfig", engine="paceline.measure.served_runs:ServedConfig"
-)
+@MEASURE.command("paceline.measure:MeasureConfig", engine="paceline.measure.served:ServedConfig")
 def measure(
     call: Call,
     dry_run: options.DryRun = False,
@@ -58,6 +55,8 @@ def measure(
             raise UsageError(f"{option} needs --engine with {names_of(lambda _: True)}")
     if with_engine and isinstance(call.chosen.get("draft"), list):
         raise UsageError("--engine serves one draft; give one --draft, and run it for each")
+    if isinstance(drafts := call.chosen.get("draft"), list):
+        call.chosen |= {"draft": drafts[0], "other_drafts": drafts[1:]}
     run = _SERVED if with_engine else _MEASURED
     if not with_engine:
         from paceline.measure import MeasureConfig
@@ -115,7 +114,7 @@ _COMPARED = Verb(
     is_verdict=True,
 )
 _SERVED = Verb(
-    "paceline.measure.served_runs:ServedConfig",
+    "paceline.measure.served:ServedConfig",
     "paceline.measure.served:measure_served",
     _served,
     page="paceline.view.measure_pages:served_page",

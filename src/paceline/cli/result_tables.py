@@ -9,6 +9,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from paceline.cli.tables import printed
+from paceline.measure.engine_costs import words_of_starts
 from paceline.measure.losslessness import OPEN_QUESTION
 from paceline.measure.results import ACCEPTANCE, gamma_of, num_tokens
 from paceline.results.figures import FIGURES
@@ -64,9 +65,6 @@ def measurement_table(found: Measurement) -> Group:
         return Group(summary, table, *_speed_lines(found))
     ratio = f"cost ratio {cost['cost_ratio']:.3f}"
     summary.add_row("one pass", f"target {target}, draft {draft}, {ratio}")
-    if "target_start_s" in ms:
-        once = f"target {ms['target_start_s']}, draft {ms['draft_start_s']}, once per request"
-        summary.add_row("encoder and first pass", once)
     return Group(summary, table, *_speed_lines(found), *disturbed_line(found.disturbance))
 
 
@@ -146,15 +144,12 @@ def served_lines(found: ServedMeasurement) -> Iterator[RenderableType]:
             f"measured speedup {speed.speedup}: {speed.plain_tokens_per_s:.1f} -> "
             f"{speed.speculative_tokens_per_s:.1f} tokens/s, whole requests"
         )
-        different = found.num_requests - speed.num_equal
         equal = f"{speed.num_equal} of {found.num_requests} texts are equal with and without"
         yield f"{equal} the draft"
-        if speed.num_near_ties is not None and different:
-            yield f"{speed.num_near_ties} of {different} others differ at a near-tie of the logits"
     if found.costs is not None:
         yield printed(steps_table(found.costs))
     if speed is not None or found.costs is not None:
-        yield found.starts.words
+        yield words_of_starts(found.starts)
 
 
 def alignment_table(result: dict[str, Any], evaluation: Evaluation) -> Group:

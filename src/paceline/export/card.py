@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from paceline.core.sampling import proposal_params
 from paceline.engines.contract import Drafting
 from paceline.errors import UsageError
-from paceline.measure.drafts import fastest
+from paceline.measure.measurement import fastest
 from paceline.measure.results import ACCEPTANCE, gamma_of
 from paceline.results.figures import FIGURES
 from paceline.results.row import select

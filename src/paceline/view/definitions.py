@@ -34,8 +34,7 @@ def definitions_of(columns: Iterable[str], *, intervals: bool = False) -> list[D
     found: list[Definition] = []
     for name in columns:
         if (figure := FIGURES.get(name)) is not None:
-            term = figure.term or figure.words
-            found.append(Definition(term, f"{figure.definition}.", figure.symbol))
+            found.append(Definition(figure.words, f"{figure.definition}.", figure.symbol))
         elif name in _OTHERS:
             found.append(Definition(name, _OTHERS[name]))
     return [*found, *([Definition("95% interval", _INTERVAL)] if intervals else [])]

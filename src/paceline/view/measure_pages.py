@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from paceline.measure.engine_costs import words_of_starts
 from paceline.measure.losslessness import OPEN_QUESTION
 from paceline.measure.results import (
     ACCEPTANCE,
@@ -33,8 +34,8 @@ from paceline.view.tables import drafts_table, gamma_table, served_tables, steps
 if TYPE_CHECKING:
     from paceline.measure import Measurement
     from paceline.measure.agreement import Agreement
-    from paceline.measure.drafts import DraftComparison
     from paceline.measure.losslessness import DistributionCheck, LosslessnessReport
+    from paceline.measure.measurement import DraftComparison
     from paceline.measure.served import ServedMeasurement
     from paceline.measure.verdict import Verdict
     from paceline.view.page import Block, Line, Tone
@@ -45,8 +46,8 @@ _PREDICTIONS = {
     "mbsu": "MBSU (parameter ratio)",
 }
 _OF_REQUESTS = (
-    *("speedup", "decoding_speedup", "cost_ratio", "predicted_speedup", "measured_over_predicted"),
-    *("engine_efficiency", "target_tokens_per_s", "tokens_per_s", "block_efficiency"),
+    *("speedup", "decoding_speedup", "cost_ratio", "predicted_speedup", "engine_efficiency"),
+    *("target_tokens_per_s", "tokens_per_s", "block_efficiency"),
     "acceptance_rate",
 )
 _OF_TRIED = ("decoding_tokens_per_s", "expected_speedup")
@@ -247,13 +248,13 @@ def _served_blocks(found: ServedMeasurement) -> Section:
 def _served_speed(found: ServedMeasurement) -> list[Section]:
     blocks: list[Block] = []
     if found.speed is not None:
-        text = f"With and without the draft; {found.starts.words}."
+        text = f"With and without the draft; {words_of_starts(found.starts)}."
         blocks.append(Table("Whole requests", [dict(found.speed)], text=text))
     if (costs := found.costs) is not None:
         rows = steps_table(costs).rows
         gamma = Axis("gamma", "drafted tokens per block; 0: without the draft", "d", whole=True)
         ms = Axis("ms per step", format=".2f")
-        text = f"Time of an engine step, with 95% intervals; {costs.starts.words}."
+        text = f"Time of an engine step, with 95% intervals; {words_of_starts(costs.starts)}."
         panels = [Panel(charts.curves(rows, gamma, ms, "requests at a time"))]
         blocks.append(Figure("Cost of a step", text, panels, rows))
     return [Section("Speed", blocks)] if blocks else []

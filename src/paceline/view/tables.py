@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from paceline.decode.strategies import DecodingConfig
     from paceline.measure import Measurement
     from paceline.measure.analysis import PredictedFrontier
-    from paceline.measure.drafts import DraftComparison
     from paceline.measure.engine_costs import EngineCosts
+    from paceline.measure.measurement import DraftComparison
     from paceline.measure.served import ServedMeasurement
     from paceline.results.row import Row
     from paceline.view.page import Line
@@ -44,8 +44,6 @@ def gamma_table(found: Measurement, *, with_intervals: bool = False) -> Table:
     figures = ("block_efficiency", "break_even_acceptance", *_SPEEDUPS)
     if found.engine:
         figures = (*_IN_ENGINE, "expected_speedup")
-    elif with_intervals:
-        figures = ("block_efficiency_iid", *figures)
     table = table_of(
         rows,
         ("gamma",),
@@ -61,12 +59,11 @@ def gamma_table(found: Measurement, *, with_intervals: bool = False) -> Table:
         if found.verdict.timed and "break_even_acceptance" not in row.totals:
             named["break_even_acceptance"] = "none"
         if found.engine:
-            known = "" if gamma in found.timed_gammas else " ~"
-            named["block"] = f"{row.totals['block_s'] * 1e3:.1f} ms{known}"
+            named["block"] = f"{row.totals['block_s'] * 1e3:.1f} ms"
         lines.append(named)
     columns = {"*": "the gamma to serve."} if found.best_gamma else {}
     if found.engine:
-        columns["block"] = "time per block in the engine, drafting included; ~: interpolated."
+        columns["block"] = "time per block in the engine, drafting included."
     return dataclasses.replace(table, rows=lines, columns=columns)
 
 
@@ -109,7 +106,7 @@ def frontier_table(found: PredictedFrontier) -> Table:
         bare=_OF_RULES[1:],
         text=(
             f"On {sum(filter(None, rows[0].sums['tokens'])):.0f} tokens of the "
-            f"{found.config.text}, {sampling_words(vars(found.config.sampling))}, cost ratio "
+            f"target, {sampling_words(vars(found.config.sampling))}, cost ratio "
             f"{rows[0].totals['cost_ratio']:.3f}{untimed}."
         ),
         units="texts",

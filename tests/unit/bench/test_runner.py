@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -438,8 +437,5 @@ def test_what_stands_in_a_directory_of_questions_is_part_of_the_context(
 def test_a_prompt_longer_than_the_context_is_one_line(folder: Path, tmp_path: Path):
     write_corpus(tmp_path / "long.jsonl", [{"prompt": "the cat " * 60, "completion": " ran"}])
     task = {"task": "pairs", "corpus": str(tmp_path / "long.jsonl")}
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match=r"has \d+ tokens.* 64"):
         bench(settings(folder, tmp_path / "run", task=task, num_examples=1))
-    assert re.fullmatch(
-        r"a prompt has \d+ tokens, but .* 64 .*; use shorter prompts", str(caught.value)
-    )

@@ -1,15 +1,11 @@
 """One teacher-forced pass tells what every rule would do, and decoding does it."""
 
-import json
 import math
-from io import StringIO
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
-from paceline.cli.tables import printed
 from paceline.config import validate
 from paceline.core.rule_base import Bonus, Position, TargetBonus, with_bonus
 from paceline.core.rules import (
@@ -31,11 +27,9 @@ from paceline.core.rules import (
 from paceline.core.sampling import SamplingParams
 from paceline.core.stats import DecodeStats
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
-from paceline.errors import UsageError
 from paceline.measure.acceptance import PairTexts
 from paceline.measure.analysis import AnalyzeConfig, analyze_models, analyze_rules, rule_effect
 from paceline.results import FIGURES
-from paceline.view.tables import frontier_table
 from support import exact
 from support.fakes import TableModel
 
@@ -172,7 +166,7 @@ def test_a_lossless_rule_is_at_no_distance_and_drafting_alone_at_all_of_it():
     (lossless, *_), (alone, *blocks) = analyze_rules(texts, rules, gammas=(1, 2, 3, 4))
     assert FIGURES["output_tvd"].value(lossless) == pytest.approx(0, abs=1e-6)
     assert FIGURES["output_kl"].value(lossless) == pytest.approx(0, abs=1e-6)
-    assert REJECTED(blocks[0]) == 0
+    assert REJECTED(blocks[0]) == pytest.approx(0, abs=1e-6)
     p, q = tables()
     distances = [exact.tvd(p[before], q[before]) for before in (1, 2, 3, 4, 5)]
     assert FIGURES["output_tvd"].value(alone) == pytest.approx(math.fsum(distances) / 5, abs=1e-6)
@@ -217,16 +211,6 @@ def test_texts_of_one_token_are_no_blocks_of_an_exact_rule():
     assert (row.sums["calls"], row.totals["drafted_per_block"]) == ((0,), 0)
 
 
-@pytest.mark.parametrize(
-    ("texts", "chosen", "says"),
-    [([], RULES, "0 texts"), ([[1, 2]], [], "0 rules")],
-)
-def test_nothing_to_analyse_is_one_line(texts: list[list[int]], chosen: list[Rule], says: str):
-    target, draft = (TableModel(values) for values in tables())
-    with pytest.raises(UsageError, match=says):
-        analyze_rules(PairTexts(target, draft, [[1]] * len(texts), texts, SamplingParams()), chosen)
-
-
 def test_analyze_predicts_for_vllm_too():
     """Under a rule that is all but lossless, the first token is then the target's, as there."""
     target, draft = (TableModel(values) for values in tables())
@@ -244,49 +228,13 @@ def test_analyze_predicts_for_vllm_too():
     assert taus["rule"][1] != pytest.approx(taus["rule"][0], rel=1e-4)
 
 
-def test_what_is_printed_of_rules_follows_from_the_rows_in_the_json():
-    """By numpy."""
-    p, q = tables()
-    rules = [{"rule": "lossless"}, {"rule": "lenient", "kind": "exponential", "epsilon": 0.4}]
-    rules += [{"rule": "chow", "alpha": 1.0}, {"rule": "token_v3", "alpha": 0.3}]
-    given = {"target": "t", "draft": "d", "prompts": "p", "rules": rules, "gammas": [1, 3]}
-    config = validate(AnalyzeConfig, given | {"max_new_tokens": 9, "pass_repeats": 1})
-    found = analyze_models(TableModel(p), TableModel(q), [[0], [1], [2]] * 4, config)
-    rows = json.loads(found.model_dump_json())["rows"]
-    seen = StringIO()
-    Console(file=seen, width=80).print(printed(frontier_table(found)))
-    lines = [line.split() for line in seen.getvalue().splitlines()]
-    assert max(map(len, seen.getvalue().splitlines())) <= 80
-    for rule in rules:
-        text, *blocks = (row for row in rows if rule.items() <= row["setting"].items())
-        assert [row["setting"].get("gamma") for row in (text, *blocks)] == [None, 1, 3]
-        whole = {name: np.array(values) for name, values in text["sums"].items()}
-        tvd = whole["output_tvd"].sum() / whole["tokens"].sum()
-        kl = whole["output_kl"].sum() / whole["tokens"].sum() if "output_kl" in whole else np.inf
-        surprisal = whole["surprisal"].sum() / whole["tokens"].sum()
-        tried: list[tuple[float, list[str]]] = []
-        for row in blocks:
-            sums = {name: np.sum(values) for name, values in row["sums"].items()}
-            gamma, totals = row["setting"]["gamma"], row["totals"]
-            tau = sums["emitted"] / sums["calls"]
-            rejected = sums["expected_rejected"] / sums["expected_examined"]
-            cells = [str(gamma), f"{rejected:.2f}", f"{tau:.3f}"]
-            tried.append((tau / totals["block_cost"], cells))
-        speedup, (gamma, rejected, tau) = max(tried)
-        cells = [*(f"{one:.3f}" for one in (tvd, kl, surprisal)), tau, f"{speedup:.3f}"]
-        cells = ["∞" if cell == "inf" else cell for cell in cells]
-        (line,) = (line for line in lines if line[-5:] == cells and line[0] == rule["rule"])
-        assert line[-8:-6] == [gamma, rejected]
-
-
-@pytest.mark.parametrize("text", ["target", "draft"])
-def test_texts_end_with_the_shorter_context_whichever_prompt_is_the_first(text: str):
+@pytest.mark.parametrize("limits", [(40, 20), (20, 40)])
+def test_texts_end_with_the_shorter_context_whichever_prompt_is_the_first(limits: tuple[int, int]):
     """A prompt of 17 tokens leaves 3 of 20, fewer than a block of gamma 5 needs."""
-    limits = {"target": (40, 20), "draft": (20, 40)}[text]
     models = [
         TableModel(values, max_length=limit) for values, limit in zip(tables(), limits, strict=True)
     ]
-    given = {"target": "t", "draft": "d", "prompts": "p", "gammas": [1, 5], "text": text}
+    given = {"target": "t", "draft": "d", "prompts": "p", "gammas": [1, 5]}
     given |= {"max_new_tokens": 12, "pass_repeats": 1, "sampling": {"temperature": 0.0}}
     config, prompts = validate(AnalyzeConfig, given), [[1] * 17, [2, 3, 4, 5]]
     found, turned = (analyze_models(*models, order, config) for order in (prompts, prompts[::-1]))

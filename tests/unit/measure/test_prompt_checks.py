@@ -17,7 +17,7 @@ from paceline.config import validate
 from paceline.data.distillation_data import generate_data
 from paceline.data.input_checks import InputChecks
 from paceline.data.requests import GenerateDataConfig
-from paceline.errors import InputNote, PromptError, StorageError, UsageError
+from paceline.errors import InputNote, PromptError, UsageError
 from paceline.measure import MeasureConfig, VerifyConfig, measure, verify_losslessness
 from paceline.measure.analysis import AnalyzeConfig, analyze
 from paceline.measure.perplexity import PerplexityConfig, perplexity
@@ -86,17 +86,6 @@ def test_a_draft_that_is_missing_is_one_line(
         verb(config.model_copy(update={"draft": "no/where"}))
 
 
-def test_a_disk_without_space_for_checkpoints_is_one_line(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    class Full:
-        free = 1
-
-    monkeypatch.setattr("shutil.disk_usage", lambda _path: Full)
-    with pytest.raises(StorageError, match="needs about"):
-        align(config_of(align, folder, tmp_path / "out", folder / "corpus.jsonl"))
-
-
 def test_a_draft_larger_than_its_target_is_noted(folder: Path, tmp_path: Path):
     config = config_of(measure, folder, tmp_path, folder / "corpus.jsonl")
     swapped = config.model_copy(update={"target": config.draft, "draft": config.target})
@@ -114,20 +103,6 @@ def test_a_draft_with_a_shorter_context_is_noted_and_not_refused(
     config = config.model_copy(update={"draft": str(short), "max_new_tokens": 30})
     with pytest.warns(InputNote, match="short has a context of 9 tokens; beyond it the target"):
         config.check(InputChecks())
-
-
-def test_repeated_prompts_are_counted_as_they_are_cut(folder: Path, tmp_path: Path):
-    """The interval of 32 copies of a text has no width, and says nothing of other texts."""
-    text = tmp_path / "prompts.jsonl"
-    texts = ["the cat sat", "a hen", "the cat ran", "a hen", "the cat sat on the mat"]
-    text.write_text("".join(json.dumps({"text": each}) + "\n" for each in texts))
-    tokenizer = AutoTokenizer.from_pretrained(folder / "target")
-    for limit in (3, 64):
-        cut = {tuple(tokenizer(each)["input_ids"][:limit]) for each in texts}
-        config = config_of(measure, folder, tmp_path, text)
-        config = config.model_copy(update={"max_prompt_tokens": limit, "timed_prompts": 0})
-        with pytest.warns(InputNote, match=f"^{len(texts) - len(cut)} of 5 prompts repeat"):
-            config.check(InputChecks())
 
 
 SERVED = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 1.0, "min_p": None}

@@ -1,7 +1,7 @@
-"""Servers that are started in turn: how often, in which order, and what is asked of each."""
+"""Servers that are started in turn, their faults, and keys, which stay out of the record."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,30 +10,26 @@ import pytest
 from scipy import stats
 
 from paceline.core.bootstrap import Interval
-from paceline.core.sampling import SamplingParams
-from paceline.engines.client import Client
 from paceline.engines.commands import EngineChoice
 from paceline.engines.contract import Engine, Request, Served, Setup, together
-from paceline.engines.process import connect
 from paceline.engines.vllm import VllmServer
-from paceline.measure import served_runs
-from paceline.measure.engine_costs import Starts, over_starts
+from paceline.errors import EngineError, PacelineError, UsageError
+from paceline.measure import served
+from paceline.measure.engine_costs import over_starts
 from paceline.measure.served import ServedMeasurement, measure_served
-from paceline.measure.served_runs import Answers, num_passes
 from paceline.models import CausalModel
 from paceline.progress import Progress
 from support.engines import (
     GAMMA,
+    Route,
     Speculating,
     costs_of,
-    llamacpp_routes,
-    served_config,
     serving,
-    sglang_routes,
     step,
     vllm_routes,
     write_near_pair,
 )
+from support.engines import served_config as config
 
 pytestmark = pytest.mark.slow
 
@@ -72,52 +68,41 @@ def servers(pair: tuple[CausalModel, CausalModel], monkeypatch: pytest.MonkeyPat
 
     @contextmanager
     def started(choice: EngineChoice, setup: Setup, progress: Progress) -> Iterator[Engine]:
-        del choice
-        progress("starting the server", 5, 900)
+        del choice, progress
         gamma = 0 if setup.drafting is None else setup.drafting.gamma
         found.append((gamma, []))
         engine = Speculating(target, draft if gamma else None, gamma, behind_end=True)
         yield Counting(engine, found[-1][1])
 
-    monkeypatch.setattr(served_runs, "started", started)
+    monkeypatch.setattr(served, "started", started)
     monkeypatch.setattr("paceline.data.input_checks.check_choice", lambda _: None)
     return found
 
 
-def measured(folder: Path, said: list[str] | None = None, **changes: Any) -> ServedMeasurement:
+def measured(folder: Path, **changes: Any) -> ServedMeasurement:
     settings = {"num_prompts": 12, "max_new_tokens": 12, "sampling": {"temperature": 0.0}}
-
-    def progress(stage: str, done: float, total: float, note: str = "") -> None:
-        if said is not None:
-            said.append(f"{stage} {done:.0f}/{total:.0f} {note}")
-
-    settings |= changes
-    return measure_served(served_config(folder, {"engine": "vllm"}, **settings), progress)
+    return measure_served(config(folder, {"engine": "vllm"}, **settings | changes))
 
 
 def test_each_side_is_started_twice_in_turn_and_answers_half_of_the_requests_each_time(
     folder: Path, servers: Started
 ):
     """The default asks for one request more per side than one start does: its warm-up."""
-    said: list[str] = []
-    found = measured(folder, said)
+    found = measured(folder)
     assert [gamma for gamma, _ in servers] == [GAMMA, 0, GAMMA, 0]
     even, odd = [0, *range(0, 12, 2)], [1, *range(1, 12, 2)]
     assert [asked for _, asked in servers] == [even, even, odd, odd]
-    assert found.starts.number == 2
-    assert "the intervals of seconds leave out (3 starts have it)" in found.starts.words
+    assert found.starts == 2
     assert found.agreement.num_different == 0, "answers are in the order of the requests"
     assert found.speed is not None
     assert found.speed.num_equal == 12
     assert len(found.speed.speedup_by_start) == 2
-    assert "starting servers 0/4 0 s" in said
-    assert any(line.startswith("starting servers 4/4") for line in said)
     twice = sum(len(asked) for _, asked in servers)
     servers.clear()
     once = measured(folder, starts=1)
     assert [gamma for gamma, _ in servers] == [GAMMA, 0]
     assert twice == sum(len(asked) for _, asked in servers) + 2
-    assert "is not in the intervals" in once.starts.words
+    assert once.starts == 1
 
 
 def test_costs_of_two_starts_take_as_many_requests_as_of_one(
@@ -134,14 +119,8 @@ def test_costs_of_two_starts_take_as_many_requests_as_of_one(
         assert found.costs is not None
         assert [len(one.seconds_by_start) for one in found.costs.steps] == [starts] * 3
         assert found.costs.starts == found.starts
-        assert found.starts.number == starts
+        assert found.starts == starts
     assert sizes[1] == sizes[0] + 2, "a warm-up request more with the draft, and without"
-
-
-def test_counts_without_seconds_need_one_start(folder: Path, servers: Started):
-    found = measured(folder, plain=False)
-    assert [gamma for gamma, _ in servers] == [GAMMA]
-    assert found.starts.number == 1
 
 
 def test_from_three_starts_on_the_interval_of_the_speedup_is_over_them(
@@ -154,7 +133,6 @@ def test_from_three_starts_on_the_interval_of_the_speedup_is_over_them(
     half = stats.t.ppf(0.975, 2) * logs.std(ddof=1) / 3**0.5
     value, low, high = found.speed.speedup
     assert (low, high) == pytest.approx((value * np.exp(-half), value * np.exp(half)))
-    assert "intervals of seconds are over starts" in found.starts.words
 
 
 def test_an_interval_over_starts_is_students_t_of_the_logarithms():
@@ -173,29 +151,75 @@ def test_a_block_over_a_step_has_the_error_of_the_starts_ratios():
         step(gamma, seconds[0]).model_copy(update={"seconds_by_start": seconds})
         for gamma, seconds in ((0, plain), (2, block))
     ]
-    costs = costs_of(*steps, starts=Starts(number=3))
+    costs = costs_of(*steps, starts=3)
     assert costs.step_costs([2], 1).errors[2] == pytest.approx((1, 1, 1))
     once = costs_of(step(0, 0.01), step(2, 0.015)).step_costs([2], 1)
     assert once.errors[2] == pytest.approx((1, 0.9 / 1.1, 1.1 / 0.9))
 
 
-@pytest.mark.parametrize("engine", ["vllm", "llamacpp", "sglang"])
-def test_lengths_of_answers_without_a_draft_are_no_variation_between_starts(
-    engine: str, pair: tuple[CausalModel, CausalModel]
+ENDED = {"text": "...", "finish_reason": "length"}
+
+
+def broken(folder: Path, routes: dict[str, Route], **changes: Any) -> str:
+    """The one line that a server's fault becomes."""
+    with (
+        serving(routes, key=changes.pop("key", None)) as url,
+        pytest.raises(PacelineError) as caught,
+    ):
+        measure_served(config(folder, {"engine": "vllm", "url": url, **changes}))
+    return str(caught.value)
+
+
+def test_every_fault_of_a_server_is_one_line(
+    folder: Path,
+    pair: tuple[CausalModel, CausalModel],
+    monkeypatch: pytest.MonkeyPatch,
 ):
-    """A token takes 10 ms in both starts, whose answers have other lengths."""
-    routes = {"vllm": vllm_routes, "llamacpp": llamacpp_routes, "sglang": sglang_routes}[engine]
-    with serving(routes(pair[0], None, GAMMA)) as url, closing(Client(url)) as client:
-        choice = EngineChoice(engine=engine, url=url)  # pyright: ignore[reportArgumentType]
-        server = connect(choice, client)
-        by_start = [
-            {number: server.serve(Request([5, 6], length, SamplingParams(), number))}
-            for number, length in enumerate((4, 24))
-        ]
-    timed = [
-        {number: one._replace(seconds=0.01 * len(one.tokens)) for number, one in start.items()}
-        for start in by_start
-    ]
-    first, second = ([len(one.tokens) for one in start.values()] for start in timed)
-    assert first != second
-    assert Answers(server, timed).seconds_per(num_passes) == pytest.approx([0.01] * 2)
+    right = vllm_routes(*pair, GAMMA)
+    for status, said in ((429, "refuses more requests"), (500, "check the server log")):
+        faulty = right | {"/v1/completions": lambda _, s=status: (s, {"error": {"message": "no"}})}
+        assert said in broken(folder, faulty)
+    shapeless = right | {"/v1/completions": lambda _: (200, {"choices": None})}
+    assert "with invalid choices" in broken(folder, shapeless)
+    half = right | {"/v1/completions": lambda _: (200, '{"choices": [{"token_i')}
+    assert "is not JSON" in broken(folder, half)
+    assert "serves served, not mine" in broken(folder, right, model="mine")
+    assert "the API key is wrong or missing" in broken(folder, right, key="secret")
+    monkeypatch.setenv("MY_KEY", "wrong")
+    assert "the API key is wrong or missing" in broken(
+        folder, right, key="secret", api_key_env="MY_KEY"
+    )
+    short = right | {
+        "/v1/completions": lambda _: (200, {"choices": [{**ENDED, "token_ids": [5, 6]}]})
+    }
+    assert "generated 2 tokens where 24 were requested" in broken(folder, short)
+    assert "answered 404" in broken(folder, {})
+
+
+def test_a_key_is_in_no_record(
+    folder: Path, pair: tuple[CausalModel, CausalModel], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("MY_KEY", "sesame-open")
+    engine = {"engine": "vllm", "api_key_env": "MY_KEY"}
+    with serving(vllm_routes(*pair, GAMMA), key="sesame-open") as url:
+        found = measure_served(config(folder, engine | {"url": url}, num_prompts=2))
+    assert "sesame-open" not in found.model_dump_json()
+
+
+def test_nobody_at_the_url_and_no_url_at_all(folder: Path, pair: tuple[CausalModel, CausalModel]):
+    del pair
+    with pytest.raises(EngineError, match="cannot be reached"):
+        measure_served(config(folder, {"engine": "vllm", "url": "http://127.0.0.1:9"}))
+    for url, said in (
+        ("ftp://x", "is not the URL of a server"),
+        ("http://x:abc", "is not the URL of a server"),
+        ("http://[::1", "is not the URL of a server"),
+        ("http://me:secret@x", "holds a user name or a password"),
+    ):
+        with pytest.raises(UsageError, match=said) as caught:
+            measure_served(config(folder, {"engine": "vllm", "url": url}))
+        assert "secret" not in str(caught.value)
+    with pytest.raises(UsageError, match="may not hold an API key"):
+        measure_served(config(folder, {"engine": "vllm", "options": ["--api-key=abc"]}))
+    with pytest.raises(UsageError, match="is not installed here"):
+        measure_served(config(folder, {"engine": "vllm", "program": "no-such-program"}))

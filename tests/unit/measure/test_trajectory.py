@@ -12,15 +12,22 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.speed import mbsu, tokens_and_blocks
 from paceline.data.tokens import encode
 from paceline.decode import AutoregressiveDecoder
-from paceline.errors import ConfigError, UsageError
+from paceline.errors import ConfigError, UnsupportedModelError, UsageError
 from paceline.measure.acceptance import PairTexts, score_texts
-from paceline.measure.trajectory import TrajectoryConfig, checkpoints_of, gain_of, trajectory
-from paceline.models import load_model, prepare_for_decoding
+from paceline.measure.trajectory import (
+    TrajectoryConfig,
+    checkpoints_of,
+    gain_of,
+    kept_logits,
+    trajectory,
+)
+from paceline.models import HfModel, load_model, prepare_for_decoding, wrap_model
 from paceline.results.figures import as_values
 from paceline.results.row import Row
 from paceline.tasks import build_task
 from paceline.train import align
 from paceline.view.training_pages import along, draw_trajectories
+from support.models import tiny_hf, tiny_pair
 from support.reports import trajectory_row
 from support.runs import align_config, write_corpus
 
@@ -120,7 +127,7 @@ def test_an_output_of_other_settings_and_what_is_no_run_are_refused(
 ):
     with pytest.raises(UsageError, match="holds a run with another num_prompts"):
         trajectory(begun.config.model_copy(update={"num_prompts": 2}))
-    with pytest.raises(UsageError, match="is not a run directory"):
+    with pytest.raises(UsageError, match="is not a training run"):
         trajectory(config(folder, tmp_path / "new", runs=[str(tmp_path)]))
 
 
@@ -128,7 +135,7 @@ def test_rows_of_another_version_are_refused_in_one_line(begun: Measured, tmp_pa
     made = begun.continued(tmp_path / "out")
     kept = tmp_path / "out" / "rows.jsonl"
     kept.write_text(kept.read_text("utf-8").replace('"schema_version": ', '"schema_version": 9'))
-    with pytest.raises(UsageError, match=r"rows.jsonl has a row that is not .* remove the file"):
+    with pytest.raises(UsageError, match=r"rows.jsonl row 1 has schema_version 91"):
         trajectory(made)
 
 
@@ -192,14 +199,6 @@ def test_rows_that_are_there_are_not_measured_again_and_runs_of_one_draft_share_
     assert all(gain_of(row, both) for row in both if row.has(label="end"))
 
 
-def test_at_least_one_prompt_remains_after_the_skipped_ones(folder: Path, tmp_path: Path):
-    second = {"runs": [str(folder / "second")], **SMALL}
-    rows = trajectory(config(folder, tmp_path / "out", skip_prompts=5, **second))
-    assert {row.units for row in rows} == {(5, 6)}
-    with pytest.raises(UsageError, match="has 7 prompts and skip_prompts is 7; lower it"):
-        trajectory(config(folder, tmp_path / "none", skip_prompts=7))
-
-
 def test_samplings_that_differ_have_texts_of_their_own(folder: Path, tmp_path: Path):
     shaped = [{"temperature": 0.6}, {"temperature": 0.6, "repetition_penalty": 1.5}]
     changes = {"samplings": shaped, "gammas": [1], "runs": [str(folder / "second")]}
@@ -217,19 +216,6 @@ def test_runs_are_laid_end_to_end():
     assert along(drafts, "elapsed_s") == [0, 3, 3, 5, 6]
 
 
-def test_a_run_whose_first_draft_is_another_by_now_has_no_start(folder: Path, tmp_path: Path):
-    run = tmp_path / "second"
-    shutil.copytree(folder / "second", run)
-    manifest = json.loads((run / "manifest.json").read_text())
-    moved = shutil.copytree(folder / "first" / "draft", tmp_path / "draft")
-    manifest["config"]["draft"] = str(moved)
-    (run / "manifest.json").write_text(json.dumps(manifest))
-    assert [stop.label for stop in checkpoints_of(run)] == ["start", "end"]
-    shutil.copytree(folder / "draft", moved, dirs_exist_ok=True)
-    with pytest.raises(UsageError, match=r"the initial draft of .* has changed since the run"):
-        list(checkpoints_of(run))
-
-
 def test_own_answers_of_drafts_are_scored_on_the_examples_of_a_task(folder: Path, tmp_path: Path):
     rows = [{"prompt": f"number {n}", "completion": f"{n} and {n + 1}"} for n in range(9)]
     corpus = write_corpus(tmp_path / "questions.jsonl", rows)
@@ -240,7 +226,6 @@ def test_own_answers_of_drafts_are_scored_on_the_examples_of_a_task(folder: Path
         runs=[str(folder / "first")],
         scored_tasks={"questions": task},
         samplings=[{"temperature": 1.0}],
-        skip_prompts=2,
     )
     found = trajectory(made)
     scored = [row for row in found if row.has(task="questions")]
@@ -249,14 +234,14 @@ def test_own_answers_of_drafts_are_scored_on_the_examples_of_a_task(folder: Path
     places = {stop.fingerprint: stop.path for stop in checkpoints_of(folder / "first")}
     # by another road: one example after the other, in the order of the task
     built = build_task(task)
-    examples = built.examples("test", 6)[2:]
+    examples = built.examples("test", 4)
     for row in scored[::2]:
         draft = load_model(places[row.source.fingerprints["draft"]])
         assert draft.tokenizer is not None
         decoder = AutoregressiveDecoder(prepare_for_decoding(draft), SamplingParams())
         decoder.forces_eos = False
         scores: list[float] = []
-        for number, example in enumerate(examples, start=2):
+        for number, example in enumerate(examples):
             prompt, _ = encode(example.record, draft.tokenizer)
             (answer,) = decoder.generate([prompt], 10, seed=[number])
             text = draft.tokenizer.decode(answer.tokens, skip_special_tokens=True)
@@ -278,3 +263,82 @@ def test_tasks_that_cannot_be_scored_or_are_named_twice_are_one_line(folder: Pat
         config(folder, tmp_path / "out", scored_tasks={"text": plain["a"]})
     with pytest.raises(ConfigError, match="name tasks or scored_tasks"):
         config(folder, tmp_path / "out", tasks={})
+
+
+PROMPTS = [[5], [7, 8, 9, 4], [11, 12], [6, 6, 5], [9, 10, 11, 12, 13]]
+TEXTS = [[3, 4, 5], [8, 9, 10, 11, 12, 13], [4], [20, 21, 22, 23], [3, 9]]
+SAMPLING = SamplingParams(temperature=0.7, top_p=0.9, repetition_penalty=1.2)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "cohere", "t5_v1_1", "bart"])
+def test_scores_of_every_draft_are_those_of_a_pass_of_its_own(architecture: str):
+    target, draft = tiny_pair(architecture)
+    kept = kept_logits(target)
+    for other in (draft, target):
+        texts = PairTexts(target, other, PROMPTS, TEXTS, SAMPLING)
+        both = score_texts(texts), score_texts(texts, target_logits=kept)
+        for wanted, got in zip(*both, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_the_target_processes_each_text_once(monkeypatch: pytest.MonkeyPatch):
+    target, draft = tiny_pair()
+    kept = kept_logits(target)  # compares the head with that of transformers
+    passes: list[int] = []
+    hidden = type(target).hidden
+
+    def counted(self: HfModel, batch: object) -> torch.Tensor:
+        passes.extend([1] * (self is target))
+        return hidden(self, batch)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(type(target), "hidden", counted)
+    monkeypatch.setattr("paceline.measure.acceptance._MOST_LOGITS", 0)  # four texts in a batch
+    monkeypatch.setattr("paceline.measure.acceptance._MOST_LOGITS_CUDA", 0)
+    for _ in range(2):
+        score_texts(PairTexts(target, draft, PROMPTS, TEXTS, SAMPLING), target_logits=kept)
+        assert len(passes) == 2
+
+
+@pytest.mark.parametrize("architecture", ["llama", "t5_v1_1"])
+def test_scores_do_not_depend_on_the_size_of_a_batch(
+    architecture: str, monkeypatch: pytest.MonkeyPatch
+):
+    texts = PairTexts(*tiny_pair(architecture), PROMPTS, TEXTS, SAMPLING)
+    assert texts.batch_size == 64, "tiny models"
+    found = score_texts(texts)
+    monkeypatch.setattr("paceline.measure.acceptance._MOST_TEXTS", 1)
+    for together, alone in zip(found, score_texts(texts), strict=True):
+        torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_a_target_whose_logits_are_an_unknown_function_has_none():
+    hf = tiny_hf()
+
+    def clamp(_hf: object, _inputs: object, output: Any) -> None:
+        output.logits.clamp_(max=1)
+
+    hf.register_forward_hook(clamp)
+    with pytest.raises(UnsupportedModelError):
+        kept_logits(wrap_model(hf))
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_tokens_that_models_may_not_write_leave_the_cross_entropy_as_it_is(keeps: bool):
+    """By transformers, without the columns of these tokens."""
+    hfs = tiny_hf(seed=0), tiny_hf(seed=1, num_hidden_layers=2)
+    for hf in hfs:
+        hf.generation_config.suppress_tokens = [30, 41]  # pyright: ignore
+    target, draft = map(wrap_model, hfs)
+    texts = PairTexts(target, draft, PROMPTS, TEXTS, SamplingParams())
+    kept = kept_logits(target) if keeps else None
+    found = score_texts(texts, target_logits=kept, with_cross_entropy=True)
+    assert found.cross_entropy_BT is not None
+    allowed = [token for token in range(61) if token not in (30, 41)]
+    for row, (prompt, text) in enumerate(zip(PROMPTS, TEXTS, strict=True)):
+        whole = torch.tensor([[*prompt, *text]])
+        with torch.no_grad():
+            p_TV, q_TV = (hf(whole).logits[0, len(prompt) - 1 : -1, allowed] for hf in hfs)
+        wanted_T = torch.nn.functional.cross_entropy(q_TV, p_TV.softmax(-1), reduction="none")
+        got_T = found.cross_entropy_BT[row]
+        torch.testing.assert_close(got_T[: len(text)], wanted_T, rtol=1e-4, atol=1e-5)
+        assert not got_T[len(text) :].any()

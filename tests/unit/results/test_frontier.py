@@ -3,14 +3,14 @@
 import math
 
 import pytest
-import torch
 
-from paceline.core.bootstrap import Interval, ratio_interval
+from paceline.core.bootstrap import Interval
 from paceline.core.rules import Chow, Diff, Lenient, Lossless, Lossy, Opt
 from paceline.decode.draft_policies import Adaptive, Confident
 from paceline.decode.strategies import Oracle, ResponseByResponse, Speculative, TokenByToken
 from paceline.errors import UsageError
 from paceline.results.frontier import Frontier
+from paceline.results.row import Row
 from support.results import ALONE, example, row, steady
 
 THREE = row(ALONE, [example(0.5), example(1.0), example(0.0)])
@@ -23,18 +23,6 @@ def test_what_came_with_the_prompt_or_in_the_first_block_is_left_out_token_by_to
     found = Frontier([row(ALONE, [example()] * 3), cell])
     assert found.measure("deferral_rate", cell).value == pytest.approx(4 / 11)
     assert found.measure("decoding_speedup", cell).value == pytest.approx((0.9 / 10) / (0.8 / 8))
-
-
-def test_decoding_speedup_leaves_the_first_token_out():
-    examples = [
-        example(seconds=2.0, first_s=1.5, num_tokens=6, baseline_s=4.0, baseline_first_s=1.0),
-        example(seconds=1.0, first_s=0.5, num_tokens=11, baseline_s=3.0, baseline_first_s=1.0),
-        example(seconds=9.0, first_s=7.0, num_tokens=2, baseline_s=9.0, baseline_first_s=8.0),
-    ]
-    cell = row(Chow(0.2), examples)
-    expected = ((3 + 2 + 1) / (10 + 10 + 10)) / ((0.5 + 0.5 + 2) / (5 + 10 + 1))
-    found = Frontier([THREE, cell]).measure("decoding_speedup", cell)
-    assert found.value == pytest.approx(expected)
 
 
 def test_untimed_examples_count_for_quality_and_rejection_but_not_for_speed():
@@ -152,28 +140,6 @@ def test_a_task_without_metric_has_speed_and_no_quality():
     assert found.finest(cells[1:], 0.5) is None
 
 
-def test_the_interval_of_a_speedup_is_that_of_the_sums_over_examples():
-    """How often it holds the truth: `statistical/test_intervals.py`."""
-    examples = [example(1.0, 1.0 + n % 5, 5 + n, baseline_s=2.0 + n % 3) for n in range(30)]
-    cell = row(Chow(0.2), examples)
-    found = Frontier([row(ALONE, examples), cell]).measure("speedup", cell)
-    names = ("target_seconds", "target_tokens", "seconds", "tokens")
-    parts = [torch.tensor(cell.sums[name]) for name in names]
-    over, under = (parts[0], parts[1]), (parts[2], parts[3])
-    expected = ratio_interval(over, under[::-1])
-    assert found == pytest.approx(expected)
-
-
-def test_rows_without_the_target_alone_are_refused():
-    with pytest.raises(UsageError, match="target alone has no finished cell"):
-        Frontier([steady(Chow(0.2))])
-
-
-def test_rows_of_different_examples_are_refused():
-    with pytest.raises(UsageError, match="a cell has 3 examples, the target alone 20"):
-        Frontier([steady(ALONE), steady(Chow(0.2), count=3)])
-
-
 def test_a_lossless_cell_has_the_targets_quality_whatever_luck_its_samples_had():
     unlucky, near = steady(Lossless(), 0.5, 1.4), steady(Chow(0.2), 0.5, 1.6)
     found = Frontier([steady(ALONE), unlucky, near])
@@ -231,18 +197,13 @@ def test_a_cell_lies_on_the_curve_of_all_but_its_threshold(cell, curve, place):
     assert (cell.setting["family"], cell.setting.get("setting", "")) == (curve, place)
 
 
-def test_families_are_the_cells_of_one_curve():
-    cells = [steady(ALONE), steady(Chow(0.2)), steady(Chow(0.3)), steady(Diff(0.2))]
-    found = Frontier(cells).families()
-    assert {name: len(rows) for name, rows in found.items()} == {
-        "autoregressive": 1,
-        "chow": 2,
-        "diff": 1,
-    }
-
-
-def test_a_figure_that_is_no_ratio_has_no_resamples():
-    """It was 1 in every one of them."""
-    cell = steady(Chow(0.2))
-    with pytest.raises(UsageError, match="relative_latency is no ratio of sums"):
-        Frontier([steady(ALONE), cell]).value("relative_latency", cell)
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([steady(Chow(0.2))], "target alone has no finished cell"),
+        ([steady(ALONE), steady(Chow(0.2), count=3)], "a cell has 3 examples, the target alone 20"),
+    ],
+)
+def test_rows_that_are_no_frontier_are_refused(rows: list[Row], said: str):
+    with pytest.raises(UsageError, match=said):
+        Frontier(rows)
