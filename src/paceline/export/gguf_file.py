@@ -85,6 +85,7 @@ def write_gguf(
     writer.close()
 
 
+_ROPES = ("default", "linear", "llama3")
 _TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}
 
 
@@ -100,8 +101,8 @@ def refuse_unknown(config: Any) -> None:
     elif windowed and window < (context_length(config) or 0):
         fault = f"llama.cpp ignores the sliding window of {window} tokens in a {config.model_type}"
         advice = "serve it by vLLM or SGLang (--to vllm), or choose a draft without a window"
-    elif (setting := _unknown_rope(config.rope_parameters)) is not None:
-        fault = f"rotary positions with {setting} are not supported as GGUF"
+    elif (kind := config.rope_parameters.get("rope_type", "default")) not in _ROPES:
+        fault = f"rotary positions with rope_type={kind} are not supported as GGUF"
     else:
         return
     raise UnsupportedModelError(f"{fault}; {advice}")
@@ -110,34 +111,6 @@ def refuse_unknown(config: Any) -> None:
 _ALTERNATIVE = (
     "export a directory (--to transformers) and convert it with llama.cpp's convert_hf_to_gguf.py"
 )
-_ROPE_KEYS: dict[str, dict[str, Any]] = {  # settings of each type; those with a value have only it
-    "default": {},
-    "linear": {"factor": None},
-    "llama3": {
-        **dict.fromkeys(("factor", "original_max_position_embeddings")),
-        "low_freq_factor": 1,
-        "high_freq_factor": 4,
-    },
-    "yarn": {
-        **dict.fromkeys(("factor", "original_max_position_embeddings", "attention_factor")),
-        "beta_fast": 32,
-        "beta_slow": 1,
-        "truncate": True,
-    },
-}
-
-
-def _unknown_rope(rope: Mapping[str, Any]) -> str | None:
-    """The first setting that llama.cpp does not have, as `name=value`."""
-    kind = rope.get("rope_type", "default")
-    if kind not in _ROPE_KEYS:
-        return f"rope_type={kind}"
-    known = _ROPE_KEYS[kind] | {"rope_theta": None, "partial_rotary_factor": 1.0}
-    known |= {"rope_type": kind, "type": kind}  # its old name, which transformers keeps
-    for name, value in rope.items():
-        if value is not None and (name not in known or known[name] not in (None, value)):
-            return f"{name}={value}"
-    return None
 
 
 def _add_sizes(writer: GGUFWriter, config: Any, family: str) -> None:
@@ -157,17 +130,9 @@ def _add_rope(writer: GGUFWriter, rope: Mapping[str, Any]) -> None:
     import gguf
 
     writer.add_rope_freq_base(rope["rope_theta"])
-    if rope.get("rope_type") not in ("linear", "yarn"):
-        return
-    factor = rope["factor"]
-    writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
-    writer.add_rope_scaling_factor(factor)
-    if rope["rope_type"] == "yarn":
-        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-        if (attention := rope.get("attention_factor")) is not None:
-            # llama.cpp multiplies by the usual factor itself
-            usual = 1 + 0.1 * math.log(factor) if factor > 1 else 1.0
-            writer.add_rope_scaling_attn_factors(attention / usual)
+    if rope.get("rope_type") == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
 
 
 def head_width(config: Any) -> int:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import shlex
 import shutil
 from pathlib import Path
@@ -343,51 +342,6 @@ def test_a_family_that_is_not_written_as_gguf_is_refused_with_a_way_out(tmp_path
     folder = write_pair(tmp_path, architecture="gpt2")
     with pytest.raises(UsageError, match=r"gpt2 is none of the families.*convert_hf_to_gguf"):
         run(folder, "llamacpp")
-
-
-def test_the_engine_is_asked_to_load_it_where_that_is_wanted(tmp_path: Path):
-    folder = models(tmp_path)
-    found = run(folder, "transformers", check_engine=True)
-    assert found.served is not None
-    assert "drafted tokens accepted in 24 tokens" in found.served
-    named = {"model": str(folder / "draft"), "target": str(folder / "target"), "to": "vllm"}
-    asked: dict[str, Any] = {"out": str(folder / "other"), "check_engine": True}
-    asked |= {"engine": {"program": "no-such-program"}}
-    with pytest.raises(UsageError, match="is not installed here"):
-        export(ExportConfig(**(named | asked)))
-    assert not (folder / "other").exists()
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [("url", "http://127.0.0.1:1"), ("target", "T.gguf"), ("draft", "D.gguf")],
-)
-def test_an_engine_that_is_asked_is_started_with_the_export(
-    setting: str, value: str, tmp_path: Path
-):
-    values = {"model": "d", "target": "t", "to": "llamacpp", "out": str(tmp_path / "out")}
-    engine = {"engine": {setting: value}}
-    with pytest.raises(ConfigError, match=r"leave engine\.url, engine\.target and engine\.draft"):
-        validate(ExportConfig, values | engine | {"check_engine": True})
-
-
-def test_what_no_engine_could_serve_is_refused_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    def refused(folder: Path, match: str, to: str = "transformers", **values: Any) -> None:
-        with pytest.raises(UsageError, match=match):
-            run(folder, to, check_engine=True, **values)
-        assert not (folder / "out").exists()
-
-    folder = models(tmp_path / "pair")
-    refused(folder, "none is given; give --target", target=None)
-    program = tmp_path / "bin" / "vllm"
-    program.parent.mkdir()
-    program.write_text("#!/bin/sh\nexit 1\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
-    refused(folder, "needs the target as a directory: run", "vllm", served_target="T.gguf")
-    refused(write_pair(tmp_path / "t5", architecture="t5"), "is an encoder-decoder, which")
 
 
 def test_a_strangers_manifest_is_named_and_writes_no_markup(tmp_path: Path):

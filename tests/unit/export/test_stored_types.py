@@ -56,12 +56,6 @@ def test_activations_beyond_float16_are_an_error(tmp_path: Path):
     assert "Run in bfloat16, its logits are finite" in card
 
 
-def test_a_weight_beyond_float16_is_named(tmp_path: Path):
-    saved(tmp_path / "draft", large(up=1, down=1e6))
-    with pytest.raises(ExportError, match=r"layers\.0\.mlp\.down_proj\.weight has values beyond"):
-        run(tmp_path, dtype="float16")
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_only_16_bits_are_run_once_more(tmp_path: Path, dtype: str):
     saved(tmp_path / "draft", tiny_hf("llama", vocab_size=266))
