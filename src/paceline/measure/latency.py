@@ -28,7 +28,7 @@ from paceline.errors import ContextLengthError, UsageError
 from paceline.measure.results import disturbance, gamma_of, value_of
 from paceline.models import prepare_for_decoding
 from paceline.models.compatibility import check_rollback, check_same_vocabulary
-from paceline.models.contract import decoder_contexts, decoder_prompt_of, source_vocab_size_of
+from paceline.models.contract import decoder_contexts
 from paceline.progress import Progress, silent
 from paceline.results.figures import FIGURES
 from paceline.results.row import sums_of
@@ -218,7 +218,7 @@ class PassTimer:
         self._token, generated = text[-1], text[len(begun) :]
         self._target, self._draft = target.start_session(), draft.start_session()
         self._starts: dict[str, Model] = {}
-        if decoder_prompt_of(target) is None:
+        if target.decoder_prompt is None:
             prompt, generated = text, ()
         else:
             self._starts = {"target start": target, "draft start": draft}
@@ -297,7 +297,7 @@ def time_draft(target: HfModel, draft: HfModel, *, seed: int = 0) -> str:
     rng = torch.Generator().manual_seed(seed)
     halves = [size // 2 for size in (target.max_length, draft.max_length) if size]
     length = max(1, min([_DRAFT_CONTEXT, *halves]))
-    num_tokens = source_vocab_size_of(target) or target.vocab_size
+    num_tokens = target.source_vocab_size or target.vocab_size
     context = as_list(torch.randint(num_tokens, (length,), generator=rng))
     pair = prepare_for_decoding(target), prepare_for_decoding(draft)
     costs = PassTimer(*pair, context, _DRAFT_GAMMAS, SamplingParams()).run(_DRAFT_REPEATS)

@@ -26,7 +26,7 @@ from paceline.measure.measurement import ScoredTexts
 from paceline.measure.pair import load_beside, sample_texts
 from paceline.measure.prompt_checks import check_task
 from paceline.models import load_model, prepare_for_decoding
-from paceline.models.contract import decoder_contexts, decoder_prompt_of, pad
+from paceline.models.contract import decoder_contexts, pad
 from paceline.models.loading import fingerprint, tokenizer_of
 from paceline.places import PathPart
 from paceline.progress import silent
@@ -483,7 +483,7 @@ class KeptStates:
             for context, tokens_T in zip(contexts, tokens_BT, strict=True)
         ]
         texts = pad(rows)
-        if decoder_prompt_of(self.target) is not None:
+        if self.target.decoder_prompt is not None:
             texts = texts._replace(source=pad(prompts).to(self.target.device))
         hidden_BTD = self.target.hidden(texts.to(self.target.device))
         first_B = torch.tensor([len(context) - 1 for context in contexts])
