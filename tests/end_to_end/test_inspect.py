@@ -97,7 +97,7 @@ def test_a_dry_run_of_training_shows_its_first_example(run: Run, tmp_path: Path)
 def test_what_is_no_model_is_one_line(run: Run, tmp_path: Path):
     file = tmp_path / "model.gguf"
     file.write_text("no model")
-    assert "is not a complete GGUF file" in refused(run, "inspect", file)
+    assert "cannot be read as a GGUF file" in refused(run, "inspect", file)
 
 
 def test_a_type_of_16_bits_is_shown(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

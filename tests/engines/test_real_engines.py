@@ -27,7 +27,7 @@ from paceline.cli.main import main
 from paceline.engines.client import Client
 from paceline.engines.process import free_port
 from paceline.models import load_model
-from paceline.models.gguf.pre_tokenizers import RULES
+from paceline.models.gguf.vocabulary import RULES
 from support.gguf_files import TEXTS, TOKENS, write_gguf, written
 from support.models import tiny_hf
 from support.texts import Run

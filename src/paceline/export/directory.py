@@ -35,17 +35,10 @@ def fit(inputs: Inputs) -> None:
     num_rows = config_at(target.path).get_text_config(decoder=True).vocab_size
     set_rows(model, num_rows, only=only)
     config: Any = model.hf.config.get_text_config(decoder=True)
-    if extends_positions(inputs) and target.max_length is not None:
+    rope, limit = getattr(config, "rope_parameters", None), target.max_length
+    if isinstance(rope, dict) and rope.get("rope_type") == "default" and limit is not None:
         # at the draft's limit, engines would stop or draft nonsense
-        config.max_position_embeddings = max(config.max_position_embeddings, target.max_length)
-
-
-def extends_positions(inputs: Inputs) -> bool:
-    """True if the draft can have its target's context: rotary positions without scaling."""
-    config: Any = inputs.model.hf.config.get_text_config(decoder=True)
-    rope = getattr(config, "rope_parameters", None) or {}
-    has_limit = getattr(config, "max_position_embeddings", None) is not None
-    return has_limit and isinstance(rope, dict) and rope.get("rope_type") == "default"
+        config.max_position_embeddings = max(config.max_position_embeddings, limit)
 
 
 def write_directory(inputs: Inputs, launch: Launch | None, folder: Path) -> None:
@@ -87,9 +80,6 @@ def set_rows(model: HfModel, num_rows: int, *, only: Tensor | None = None) -> No
         only: Draft vocabulary, [K]. The head's rows of all other tokens become the mean of these
             rows, so greedy drafting never proposes them. The head is then no longer tied to the
             embedding.
-
-    Raises:
-        UsageError: The tokenizer has more than `num_rows` tokens.
     """
     if num_rows < model.vocab_size:
         raise UsageError(

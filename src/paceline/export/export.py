@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -17,7 +16,7 @@ from paceline.export.checks import (
     check_gguf,
     reference_of,
 )
-from paceline.export.directory import copy_licence, extends_positions, fit, write_directory
+from paceline.export.directory import copy_licence, fit, write_directory
 from paceline.export.export_inputs import Inputs, manifest_of, read_inputs
 from paceline.export.gguf_file import write_gguf
 from paceline.models.hf.draft_vocabulary import EXPORTED
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from paceline.export.export_inputs import ExportConfig
-    from paceline.models.inspection import ModelFacts
 
 _SUFFIXES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "q8_0": "q8_0"}
 
@@ -136,8 +134,15 @@ def notes_of(inputs: Inputs, launch: Launch | None) -> Iterator[str]:
             f"the target {target.path} is the one in {manifest_of(config.model)}; give --target to "
             "choose it"
         )
-    if launch is not None:
-        yield from _launch_notes(inputs, launch)
+    if launch is not None and not launch.measured:
+        yield (
+            f"{launch.gamma} tokens per block was not measured; give the JSON of paceline measure "
+            "as --measurement"
+        )
+    if inputs.measurement is not None and not inputs.measurement.verdict.go:
+        yield f"the measurement says {inputs.measurement.verdict}"
+    if launch is not None and (note := _other_target(inputs)) is not None:
+        yield note
     limit = inputs.model.draft_vocabulary
     if limit is not None and config.draft_vocabulary == "keep":
         yield (
@@ -147,23 +152,3 @@ def notes_of(inputs: Inputs, launch: Launch | None) -> Iterator[str]:
         )
     if inputs.licence is None:
         yield "the model states no licence; look it up before you publish the export"
-
-
-def _launch_notes(inputs: Inputs, launch: Launch) -> Iterator[str]:
-    config, model, target = inputs.config, inputs.model, cast("ModelFacts", inputs.target)
-    if not launch.measured:
-        yield (
-            f"{launch.gamma} tokens per block was not measured; give the JSON of paceline measure "
-            "as --measurement"
-        )
-    if inputs.measurement is not None and not inputs.measurement.verdict.go:
-        yield f"the measurement says {inputs.measurement.verdict}"
-    have, wanted = model.max_length, target.max_length or math.inf
-    if have is not None and have < wanted and not extends_positions(inputs):
-        yield (
-            f"the draft has {have:,} positions and the target "
-            f"{'no limit' if wanted == math.inf else format(wanted, ',')}; {config.to} may fail "
-            f"beyond {have:,} tokens, so limit the served context to {have:,}"
-        )
-    if (note := _other_target(inputs)) is not None:
-        yield note

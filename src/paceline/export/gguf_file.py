@@ -16,8 +16,7 @@ from torch import Tensor
 from paceline.errors import UnsupportedModelError, UsageError
 from paceline.models.gguf.architectures import ARCHITECTURES, ROPE_FACTORS
 from paceline.models.gguf.conversion import open_gguf, rotated_by_pairs, tensor_names
-from paceline.models.gguf.pre_tokenizers import name_of
-from paceline.models.gguf.vocabulary import ENDS
+from paceline.models.gguf.vocabulary import ENDS, name_of
 from paceline.models.hf.architectures import context_length
 
 if TYPE_CHECKING:
@@ -196,18 +195,13 @@ _LOOKS_SPECIAL = re.compile("<[|\uff5c].*[|\uff5c]>")
 def _add_tokenizer(
     writer: GGUFWriter, tokenizer: Any, source: str, num_rows: int, ends: Sequence[int]
 ) -> None:
-    """Write the keys of a tokenizer with `num_rows` tokens; `ends` are those that end a text.
-
-    Raises:
-        UnsupportedModelError: llama.cpp has no equivalent of this tokenizer, as far as known here.
-    """
+    """Write the keys of a tokenizer with `num_rows` tokens; `ends` are those that end a text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise UnsupportedModelError(
             f"{source} has no tokenizer.json, which the GGUF export needs; {_OTHER_TOKENIZER}"
         )
     settings = json.loads(backend.to_str())
-    _refuse_other(settings, source)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(_pre_tokenizer(settings, source))
     tokens, kinds = _tokens(tokenizer, settings, num_rows)
@@ -234,39 +228,21 @@ def _copy_keys(writer: GGUFWriter, path: Path) -> None:
             writer.add_key_value(field.name, field.contents(), kind, inner)
 
 
-def _refuse_other(settings: dict[str, Any], source: str) -> None:
-    """Raise unless this is a byte-level BPE as llama.cpp's."""
-    model = settings["model"]
-    kind = (settings.get("normalizer") or {}).get("type", "NFC")
-    others = ("byte_fallback", "dropout", "continuing_subword_prefix", "end_of_word_suffix")
-    if model["type"] != "BPE" or kind != "NFC" or any(model.get(name) for name in others):
-        raise UnsupportedModelError(
-            f"the tokenizer of {source} is not a plain byte-level BPE, which the GGUF export "
-            f"needs; {_OTHER_TOKENIZER}"
-        )
-    for token in settings["added_tokens"]:
-        for name in ("lstrip", "rstrip", "single_word"):
-            if token.get(name):
-                raise UnsupportedModelError(
-                    f"the tokenizer of {source} has {name}=true for {token['content']}, which "
-                    f"llama.cpp does not know; {_OTHER_TOKENIZER}"
-                )
-
-
 def _pre_tokenizer(settings: dict[str, Any], source: str) -> str:
-    """llama.cpp's name of the pre-tokenizer, derived from the settings of the tokenizer.
+    """llama.cpp's name of the pre-tokenizer of a byte-level BPE, derived from its settings.
 
     So a new vocabulary with a known pre-tokenizer is supported.
     """
-    splits = settings.get("pre_tokenizer") or {}
-    ignore_merges = bool(settings["model"].get("ignore_merges"))
-    name = name_of(splits, ignore_merges=ignore_merges)
+    model, kind = settings["model"], (settings.get("normalizer") or {}).get("type", "NFC")
+    others = ("byte_fallback", "dropout", "continuing_subword_prefix", "end_of_word_suffix")
+    name = None
+    if model["type"] == "BPE" and kind == "NFC" and not any(model.get(each) for each in others):
+        ignore_merges = bool(model.get("ignore_merges"))
+        name = name_of(settings.get("pre_tokenizer"), ignore_merges=ignore_merges)
     if name is None:
-        parts = [part.get("type") for part in splits.get("pretokenizers", [splits])]
         raise UnsupportedModelError(
-            f"the tokenizer of {source} has pre-tokenizers {parts} with "
-            f"ignore_merges={str(ignore_merges).lower()}, for which llama.cpp has no name; "
-            f"{_OTHER_TOKENIZER}"
+            f"the tokenizer of {source} is not a byte-level BPE whose pre-tokenizer llama.cpp has "
+            f"a name for; {_OTHER_TOKENIZER}"
         )
     return name
 
@@ -318,11 +294,5 @@ def _add_ends(writer: GGUFWriter, tokenizer: Any, tokens: list[str], ends: Seque
     """Write the tokens that end a text and that llama.cpp does not know by their texts."""
     known = {tokenizer.eos_token_id, *(n for n, token in enumerate(tokens) if token in ENDS)}
     left = [number for number in ends if number not in known and number < len(tokens)]
-    keys = (writer.add_eot_token_id, writer.add_eom_token_id)
-    if len(left) > len(keys):
-        raise UnsupportedModelError(
-            f"{len(left)} tokens end a text besides EOS ({left}), of which a GGUF file holds "
-            f"{len(keys)}; {_OTHER_TOKENIZER}"
-        )
-    for add, number in zip(keys, left, strict=False):
+    for add, number in zip((writer.add_eot_token_id, writer.add_eom_token_id), left, strict=False):
         add(number)

@@ -22,84 +22,57 @@ from paceline.models.checkpoint_files import (
     refuse_incomplete,
     with_weights,
 )
-from paceline.models.hf.architectures import is_quantized, is_tied, untie_head
+from paceline.models.hf.architectures import is_tied, untie_head
 from paceline.models.silence import quiet
 from paceline.places import copy_files
 
-_FORMAT = 3  # increase when merged models change, so that old cache entries are not used
+_FORMAT = 4  # increase when merged models change, so that old cache entries are not used
 CONFIG = "adapter_config.json"
-_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
-_ADVICE = "merge it into its base model, and name the directory of the merged model"
 
 
 def merged_adapter(directory: Path) -> Path:
     """The directory of the base model with the adapter merged; merges it if it is not in the cache.
 
     The base model is `base_model_name_or_path`: a directory, or in the cache of the hub.
-
-    Raises:
-        ModelLoadError: peft or the base model is missing, or the adapter does not fit.
-        StorageError: The disk is too full for the merged model.
     """
     settings = json.loads((directory / CONFIG).read_text("utf-8"))
     if find_spec("peft") is None:
         raise ModelLoadError(
-            f"{directory} holds an adapter, which peft merges: pip install -e '.[peft]'; or "
-            f"{_ADVICE}"
+            f"{directory} holds an adapter, which peft merges: pip install -e '.[peft]'"
         )
     # peft would import the module that megatron_core names, and load what adapters names
-    for key in ("megatron_config", "adapters"):
-        if settings.get(key):
-            raise ModelLoadError(
-                f"{directory / CONFIG} sets {key}, which names code or files outside of the "
-                f"adapter; {_ADVICE}"
-            )
-    base = _base_of(directory, settings)
-    if (directory / "config.json").exists() or (base / CONFIG).exists():
+    if fault := next((key for key in ("megatron_config", "adapters") if settings.get(key)), None):
         raise ModelLoadError(
-            f"{directory} is an adapter with a model beside it, or of another adapter; {_ADVICE}"
+            f"{directory / CONFIG} sets {fault}, which names code or files outside of the adapter; "
+            "merge it into its base model, and name the merged model"
         )
+    base = _base_of(settings)
+    if (base / CONFIG).exists():
+        raise ModelLoadError(f"{directory} is an adapter of another, {base}; merge that one first")
     name = f"{directory.name}-{_FORMAT}-{model_fingerprint(directory, base)}"
     return cached_directory("merged", name, lambda folder: _merge_into(folder, directory, base))
 
 
-def _base_of(directory: Path, settings: dict[str, Any]) -> Path:
+def _base_of(settings: dict[str, Any]) -> Path:
     name = str(settings.get("base_model_name_or_path"))
     if (base := Path(name).expanduser()).is_dir():
         return base
     options = {"revision": settings.get("revision"), "local_files_only": True}
-    try:
-        return Path(huggingface_hub.snapshot_download(name, **options))
-    except Exception:
-        raise ModelLoadError(
-            f"{directory} holds an adapter of {name}, which is neither a directory nor in the "
-            f"cache of the hub; download it, or set base_model_name_or_path in {CONFIG}"
-        ) from None
+    return Path(huggingface_hub.snapshot_download(name, **options))
 
 
 def _merge_into(scratch: Path, directory: Path, base: Path) -> None:
-    """Write the merged model, with tokenizer and other files of the adapter, else of the base."""
+    """Write the merged model, with the tokenizer of the adapter, else that of the base."""
     location = ModelLocation(str(base), str(base))
     with quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         config = read_config(location)
-        if is_quantized(config):
-            raise ModelLoadError(
-                f"{base} is quantized, so the adapter in {directory} cannot be merged into it; "
-                "name the original model as its base"
-            )
         hf, info = with_weights(location, config, torch.float32)
         refuse_incomplete(location, hf, info)
         _merge(hf, directory, base)
         stored = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
         hf.to(stored).save_pretrained(scratch)
-    left_out = tokenizer_paths(base) if has_vocabulary(directory) else ()  # not parts of two
-    for folder in (directory, base):
-        for file in folder.iterdir():
-            is_ours = (scratch / file.name).exists() or file.name.startswith("adapter")
-            is_weights = file.suffix in _WEIGHT_SUFFIXES or file.name.endswith(".index.json")
-            if not is_ours and not is_weights and file not in left_out:
-                copy_files([file], scratch)
+    copy_files(tokenizer_paths(directory if has_vocabulary(directory) else base), scratch)
 
 
 def _merge(hf: Any, directory: Path, base: Path) -> None:
@@ -117,7 +90,7 @@ def _merge(hf: Any, directory: Path, base: Path) -> None:
     except Exception as error:
         raise ModelLoadError(
             f"peft cannot merge the adapter in {directory} into {base} ({first_line(error)}); "
-            f"check that it belongs to this base model, or {_ADVICE}"
+            "check that it belongs to this base model"
         ) from error
     if odd:
         raise ModelLoadError(

@@ -35,10 +35,6 @@ def check_same_vocabulary(target: Model, draft: Model) -> int:
 
     Embedding tables may be padded to different widths, and special tokens may differ: only the
     mapping from tokens to ids has to agree.
-
-    Raises:
-        VocabularyMismatchError: A token has different ids, or one of the models lacks a token.
-        UsageError: One of the models is an encoder-decoder, or their decoder prompts differ.
     """
     _check_same_kind(target, draft)
     width = max(target.vocab_size, draft.vocab_size)
@@ -61,9 +57,6 @@ def check_same_tokenizer(target: PreTrainedTokenizerBase, draft: Model) -> int:
     """`check_same_vocabulary` for a target of which only the tokenizer is here.
 
     Both tokenizers may have tokens beyond the last logit.
-
-    Raises:
-        VocabularyMismatchError: A token has different ids, or one of the tokenizers lacks it.
     """
     if draft.tokenizer is not None:
         _check_same_tokens(target, draft.tokenizer)
@@ -108,24 +101,19 @@ def check_fits(
     `names` are the settings of both lengths and `who` is the model, for the message.
     """
     prompt_name, new_name = names
-    decoder_prompt, limit = model.decoder_prompt, model.max_length
-    if decoder_prompt is None:
-        if limit is not None and num_prompt + num_new > limit:
+    start, limit = model.decoder_prompt, model.max_length
+    if start is not None:
+        source_limit = model.max_source_length
+        if source_limit is not None and num_prompt > source_limit:
             raise ContextLengthError(
-                f"{prompt_name} + {new_name} is {num_prompt + num_new:,}, but {who}'s context "
-                f"holds {limit:,} tokens; lower one of the two"
+                f"{prompt_name} is {num_prompt:,}, but {who}'s encoder holds {source_limit:,} "
+                "tokens; lower it"
             )
-        return
-    source_limit = model.max_source_length
-    if source_limit is not None and num_prompt > source_limit:
+        prompt_name, num_prompt = "the decoder prompt", len(start)
+    if limit is not None and num_prompt + num_new > limit:
         raise ContextLengthError(
-            f"{prompt_name} is {num_prompt:,}, but {who}'s encoder holds {source_limit:,} tokens; "
-            "lower it"
-        )
-    if limit is not None and len(decoder_prompt) + num_new > limit:
-        raise ContextLengthError(
-            f"{new_name} is {num_new:,}, but {who}'s decoder holds {limit:,} tokens, "
-            f"{len(decoder_prompt)} of which begin every text; lower it"
+            f"{prompt_name} + {new_name} is {num_prompt + num_new:,}, but {who}'s context holds "
+            f"{limit:,} tokens; lower one of the two"
         )
 
 

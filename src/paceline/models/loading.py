@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import logging
 import re
 from multiprocessing import parent_process
 from pathlib import Path
@@ -67,8 +66,6 @@ if TYPE_CHECKING:
     from paceline.models.contract import Model
     from paceline.models.hf.base import HfModel
 
-_log = logging.getLogger(__name__)
-
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model")
@@ -97,8 +94,7 @@ def load_model(
         The model, with the tokenizer of the same path (None if there is none).
 
     Raises:
-        ModelLoadError: The model does not exist or is damaged, its weights are not finite, or
-            several GPUs cannot hold it together.
+        ModelLoadError: The model does not exist or is damaged, or its weights are not finite.
         UnsupportedModelError: The architecture is unknown, or its sessions do not give the logits
             of transformers.
         UsageError: The device does not exist.
@@ -108,7 +104,7 @@ def load_model(
         with open_model(path) as location:
             config = read_config(location)
             kind = choose_dtype(dtype, found_device)
-            spread = _spread(location, config, kind) if device == "auto" else None
+            spread = _spread(config, kind) if device == "auto" else None
             hf, info = with_weights(location, config, kind, spread or found_device)
             join_ends(hf)
             refuse_incomplete(location, hf, info)
@@ -348,24 +344,14 @@ def _locate(path: str | Path) -> ModelLocation:
     local = Path(path).expanduser()
     if is_gguf(local):
         return ModelLocation(str(path), str(converted_gguf(local)))
-    if local.is_file():
-        raise ModelLoadError(
-            f"{path} is a file; name the directory that holds config.json and the weights, or a "
-            ".gguf file"
-        )
     if not local.exists():
         return _locate_on_hub(str(path))
     if (local / CONFIG).exists():
         return ModelLocation(str(path), str(merged_adapter(local)))
-    if not (local / "config.json").exists():
-        hint = "name the directory that holds config.json and the weights"
-        if found := sorted(local.glob("*.gguf")):
-            hint = f"it holds a GGUF file: name {found[0]}"
-        raise ModelLoadError(f"{path} has no config.json; {hint}")
-    if not weight_files(local):
+    if not (local / "config.json").exists() or not weight_files(local):
         raise ModelLoadError(
-            f"{path} has a config.json but no weights; expected model.safetensors (or its index) "
-            "in the same directory"
+            f"{path} does not hold config.json and model.safetensors (or its index); name the "
+            "directory that holds both, or a .gguf file"
         )
     return ModelLocation(str(path), str(local))
 
@@ -405,49 +391,27 @@ def find_device(device: str) -> torch.device:
     """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    known = ", ".join(["auto", "cpu", *gpus])
     try:
         found = torch.device(device)
-    except RuntimeError:
-        raise UsageError(f"there is no device called {device!r}; wanted one of {known}") from None
-    try:
         torch.zeros(1, device=found).item()
     except (AssertionError, RuntimeError) as error:
+        gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
         raise UsageError(
-            f"device {device!r} cannot be used ({first_line(error)}); wanted one of {known}"
+            f"device {device!r} cannot be used ({first_line(error)}); wanted one of "
+            f"{', '.join(['auto', 'cpu', *gpus])}"
         ) from None
     return found
 
 
-def _spread(location: ModelLocation, config: Any, dtype: torch.dtype) -> str | None:
-    """The `device_map` of a model that the first of several GPUs cannot hold; else None.
-
-    Raises:
-        ModelLoadError: They cannot hold it together.
-    """
+def _spread(config: Any, dtype: torch.dtype) -> str | None:
+    """The `device_map` of a model that the first of several GPUs cannot hold; else None."""
     count, is_worker = torch.cuda.device_count(), parent_process() is not None
     # workers have a card each; shapes do not tell the size of quantized weights
     if count < 2 or is_worker or is_quantized(config):
         return None
     size = num_bytes(without_weights(copy.deepcopy(config)), dtype)
-    free = [_free_bytes(card) for card in range(count)]
-    if size <= SHARE * free[0]:
-        return None
-    needs = f"{location.name} needs {size / 1e9:.1f} GB in {str(dtype).removeprefix('torch.')}"
-    if size > SHARE * sum(free):
-        listed = ", ".join(f"{each / 1e9:.1f}" for each in free)
-        raise ModelLoadError(
-            f"{needs}, and the GPUs have {listed} GB free, of which weights may take {SHARE:.0%}; "
-            "free memory, use more or larger GPUs, or load it on the CPU (device=cpu)"
-        )
-    _log.info("%s and is spread over %d GPUs", needs, count)
-    return "auto"
-
-
-def _free_bytes(card: int) -> int:
-    cached = torch.cuda.memory_reserved(card) - torch.cuda.memory_allocated(card)
-    return torch.cuda.mem_get_info(card)[0] + cached
+    cached = torch.cuda.memory_reserved(0) - torch.cuda.memory_allocated(0)
+    return None if size <= SHARE * (torch.cuda.mem_get_info(0)[0] + cached) else "auto"
 
 
 def choose_dtype(dtype: DType | torch.dtype, device: torch.device) -> torch.dtype:

@@ -13,7 +13,7 @@ from paceline.config import validate
 from paceline.errors import ExportError, UsageError
 from paceline.export import ExportConfig, export
 from paceline.models import load_model
-from paceline.models.gguf.pre_tokenizers import RULES, name_of
+from paceline.models.gguf.vocabulary import RULES, name_of
 from support.models import tiny_hf
 from support.runs import write_pair
 
@@ -149,17 +149,6 @@ def test_a_rule_that_was_read_is_written_by_a_name_that_means_the_same(name: str
 )
 def test_other_pre_tokenizers_have_no_name(parts: tuple[pre_tokenizers.PreTokenizer, ...]):
     assert name_of(settings(*parts), ignore_merges=False) is None
-
-
-def test_a_token_that_takes_the_space_behind_it_is_refused(tmp_path: Path):
-    write_pair(tmp_path)
-    path = tmp_path / "draft" / "tokenizer.json"
-    found = json.loads(path.read_text())
-    found["added_tokens"][0]["rstrip"] = True
-    path.write_text(json.dumps(found))
-    values = {"model": tmp_path / "draft", "out": tmp_path / "out", "to": "llamacpp"}
-    with pytest.raises(UsageError, match="has rstrip=true for"):
-        export(validate(ExportConfig, {key: str(each) for key, each in values.items()}))
 
 
 def test_a_window_is_refused_where_the_architecture_applies_it(tmp_path: Path):

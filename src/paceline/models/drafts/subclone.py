@@ -52,11 +52,7 @@ class Importance(NamedTuple):
 
 
 def width_of(model: HfModel) -> Width:
-    """Sizes of a Llama-like model.
-
-    Raises:
-        UnsupportedModelError: The model is of another kind.
-    """
+    """Sizes of a Llama-like model."""
     config: Any = model.hf.config
     if not is_llama_like(model.hf):
         raise UnsupportedModelError(
