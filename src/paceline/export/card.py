@@ -19,7 +19,7 @@ from paceline.results.row import select
 if TYPE_CHECKING:
     from paceline.core.sampling import SamplingParams
     from paceline.engines.contract import DraftSampling
-    from paceline.export.checks import Checks
+    from paceline.export.directory import Checks
     from paceline.export.export_inputs import ExportConfig, Inputs
     from paceline.measure import Measurement
 

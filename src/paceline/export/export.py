@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any, cast
 from paceline.config import StrictModel, as_written
 from paceline.data.input_checks import checked
 from paceline.export.card import Launch, model_card, plan_launch
-from paceline.export.checks import (
+from paceline.export.directory import (
     Checks,
     check_directory,
     check_gguf,
+    copy_licence,
+    fit,
     reference_of,
+    write_directory,
 )
-from paceline.export.directory import copy_licence, fit, write_directory
 from paceline.export.export_inputs import Inputs, manifest_of, read_inputs
 from paceline.export.gguf_file import write_gguf
 from paceline.models.hf.draft_vocabulary import EXPORTED
@@ -106,7 +108,7 @@ def _write(inputs: Inputs, launch: Launch | None, folder: Path, name: str) -> Ch
     reference = reference_of(inputs.model)
     fit(inputs)
     if not config.kind.loads_gguf:
-        write_directory(inputs, launch, folder)
+        write_directory(inputs, None if launch is None else launch.gamma, folder)
         return check_directory(inputs, reference, folder)
     write_gguf(
         *(inputs.model, folder / name),

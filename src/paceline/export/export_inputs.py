@@ -250,28 +250,20 @@ def check_same_reading(target: ModelFacts, draft: ModelFacts) -> None:
         raise VocabularyMismatchError(
             f"{missing} has no tokenizer files, so its tokenizer cannot be compared; add them"
         )
-    where = "in their merges"
-    if _merges(ours) == _merges(theirs):
-        where = _differing_text(ours, theirs)
-    if where is not None:
-        raise VocabularyMismatchError(
-            f"the tokenizers of {target.path} and {draft.path} have the same tokens but differ "
-            f"{where}; build the draft with the target's tokenizer"
-        )
+    same = _merges(ours) == _merges(theirs)
+    for text in (*SAMPLES, *PROBES):
+        ids = [one(text, add_special_tokens=False)["input_ids"] for one in (ours, theirs)]
+        if ids[0] != ids[1] or not same:
+            raise VocabularyMismatchError(
+                f"the tokenizers of {target.path} and {draft.path} have the same tokens but differ "
+                f"in their merges or on {text[:30]!r}; build the draft with the target's tokenizer"
+            )
 
 
 def _merges(tokenizer: Any) -> Any:
     """Merges of a BPE tokenizer, in order; None for other tokenizers."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     return None if backend is None else json.loads(backend.to_str())["model"].get("merges")
-
-
-def _differing_text(ours: Any, theirs: Any) -> str | None:
-    for text in (*SAMPLES, *PROBES):
-        ids = [one(text, add_special_tokens=False)["input_ids"] for one in (ours, theirs)]
-        if ids[0] != ids[1]:
-            return f"on {text[:30]!r}"
-    return None
 
 
 def manifest_of(model: str) -> Path:

@@ -21,7 +21,7 @@ from paceline.errors import (
     UsageError,
     VocabularyMismatchError,
 )
-from paceline.export import ExportConfig, Exported, checks, export
+from paceline.export import ExportConfig, Exported, directory, export
 from paceline.export.directory import set_rows
 from paceline.measure import MeasureConfig, measure
 from paceline.models import load_model, wrap_model
@@ -178,7 +178,7 @@ def test_a_tokenizer_that_splits_otherwise_is_refused_and_one_that_says_it_other
     path.write_text(json.dumps(settings | {"pre_tokenizer": same}))
     run(folder)
     path.write_text(json.dumps(settings | {"normalizer": {"type": "Lowercase"}}))
-    with pytest.raises(VocabularyMismatchError, match="but differ on"):
+    with pytest.raises(VocabularyMismatchError, match="but differ in their merges or on"):
         run(folder, overwrite=True)
 
 
@@ -317,7 +317,7 @@ def test_eight_bits_a_weight_are_stored_as_such(tmp_path: Path, monkeypatch: pyt
     """Random weights of 32 columns round far more than real ones, so the bound is not for them."""
     import gguf
 
-    monkeypatch.setattr(checks, "LEAST_AGREEMENT", 0.8)
+    monkeypatch.setattr(directory, "LEAST_AGREEMENT", 0.8)
     found = run(models(tmp_path), "llamacpp", dtype="q8_0")
     kinds = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(found.path).tensors}
     assert kinds["token_embd.weight"] == kinds["blk.0.attn_q.weight"] == "Q8_0"

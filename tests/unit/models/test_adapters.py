@@ -149,7 +149,7 @@ def test_an_adapter_without_peft_is_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
-    monkeypatch.setattr("paceline.models.adapters.find_spec", lambda name: None)
+    monkeypatch.setattr("paceline.models.loading.find_spec", lambda name: None)
     fails(tmp_path, "holds an adapter", "'.[peft]'")
 
 
