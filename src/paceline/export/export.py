@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -83,19 +82,6 @@ def export(config: ExportConfig, progress: Progress = silent) -> Exported:
     )
 
 
-def _other_target(inputs: Inputs) -> str | None:
-    """How to make the target that the engine needs, if it cannot load this one."""
-    config, served = inputs.config, inputs.served_target
-    if config.kind.loads(served):
-        return None
-    gguf = config.kind.loads_gguf
-    wanted, made = ("a GGUF file", "FILE.gguf") if gguf else ("a directory", "TARGET")
-    return (
-        f"{config.to} needs the target as {wanted}: run paceline export {shlex.quote(served)} "
-        f"--to {config.to} --out TARGET, then add --set served_target={made} here"
-    )
-
-
 def _gguf_type(inputs: Inputs) -> str:
     return inputs.stored_name if inputs.config.dtype == "auto" else inputs.config.dtype
 
@@ -143,8 +129,9 @@ def notes_of(inputs: Inputs, launch: Launch | None) -> Iterator[str]:
         )
     if inputs.measurement is not None and not inputs.measurement.verdict.go:
         yield f"the measurement says {inputs.measurement.verdict}"
-    if launch is not None and (note := _other_target(inputs)) is not None:
-        yield note
+    if launch is not None and not config.kind.loads(inputs.served_target):
+        kind = "a GGUF file" if config.kind.loads_gguf else "a directory"
+        yield f"{config.to} needs the target as {kind}: export it too, and name it as served_target"
     limit = inputs.model.draft_vocabulary
     if limit is not None and config.draft_vocabulary == "keep":
         yield (

@@ -1,6 +1,5 @@
 """Loading: what works, and one clear line for each thing that can be wrong with the place."""
 
-import importlib.metadata
 import json
 import os
 import shutil
@@ -22,8 +21,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import WhisperConfig
 
-import paceline
-from paceline.environment import environment
 from paceline.errors import ModelLoadError, UnsupportedModelError, UsageError
 from paceline.models import load_model, wrap_model
 from paceline.models.inspection import inspect_model
@@ -84,20 +81,6 @@ def test_auto_dtype_is_the_precision_that_was_chosen(
 ):
     monkeypatch.setenv("PACELINE_PRECISION", precision)
     assert load_model(model_directory, device="cpu").dtype == getattr(torch, precision)
-
-
-def test_models_load_from_a_source_tree_that_is_not_installed(
-    model_directory: Path, monkeypatch: pytest.MonkeyPatch
-):
-    def only_others(package: str) -> str:
-        if package == "paceline":
-            raise importlib.metadata.PackageNotFoundError(package)
-        return version(package)
-
-    version = importlib.metadata.version
-    monkeypatch.setattr("importlib.metadata.version", only_others)
-    assert load_model(model_directory).tokenizer is not None
-    assert environment()["versions"]["paceline"] == paceline.__version__
 
 
 def lie_about_a_shape(data: bytes) -> bytes:
