@@ -38,19 +38,14 @@ def check_same_vocabulary(target: Model, draft: Model) -> int:
     """
     _check_same_kind(target, draft)
     width = max(target.vocab_size, draft.vocab_size)
-    has_names = target.tokenizer is not None, draft.tokenizer is not None
     if target.tokenizer is not None and draft.tokenizer is not None:
         _check_same_tokens(target.tokenizer, draft.tokenizer, width)
-    # without a tokenizer the logits may be padded, so only missing columns are a mismatch
-    shared = draft.vocab_size if has_names == (False, True) else target.vocab_size
-    missing = target.vocab_size < shared or draft.vocab_size < shared
-    unclear = has_names[0] == has_names[1] and target.vocab_size != draft.vocab_size
-    if missing or unclear:
+    if target.vocab_size != draft.vocab_size:
         raise VocabularyMismatchError(
             f"the target has logits for {target.vocab_size} tokens and the draft for "
             f"{draft.vocab_size}; {_ADVICE}"
         )
-    return shared
+    return target.vocab_size
 
 
 def check_same_tokenizer(target: PreTrainedTokenizerBase, draft: Model) -> int:

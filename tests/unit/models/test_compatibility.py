@@ -18,7 +18,7 @@ from paceline.models.compatibility import check_same_tokenizer, check_same_vocab
 from paceline.models.loading import load_tokenizer
 from support.checkpoints import edit
 from support.fakes import TableModel
-from support.models import generated, tiny_hf, tiny_model, tiny_tokenizer
+from support.models import generated, tiny_hf, tiny_tokenizer
 
 LINES = ["the cat sat on the mat and the dog", "hello world this is a test"]
 LINES += ["der hund und die katze sitzen hier", "ein test der welt hallo"]
@@ -203,11 +203,3 @@ def test_without_tokenizers_only_equal_widths_pass():
     assert check_same_vocabulary(TableModel.random(5), TableModel.random(5, seed=1)) == 5
     with pytest.raises(VocabularyMismatchError, match="5 tokens and the draft for 6"):
         check_same_vocabulary(TableModel.random(5), TableModel.random(6))
-
-
-def test_one_tokenizer_decides_for_a_model_without():
-    named = wrap_model(tiny_hf(vocab_size=320), tiny_tokenizer())
-    assert check_same_vocabulary(named, tiny_model(vocab_size=320)) == 266
-    assert check_same_vocabulary(tiny_model(vocab_size=320), named) == 266
-    with pytest.raises(VocabularyMismatchError):
-        check_same_vocabulary(named, tiny_model(vocab_size=61))
