@@ -159,17 +159,10 @@ def test_analyze_takes_the_cost_ratio_of_the_parameters(run, drafted: Path):
     assert totals
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang", "transformers"])
-def test_an_export_is_read_back_and_notes_the_state(
-    run, drafted: Path, tmp_path: Path, engine: str
-):
+def test_an_export_is_read_back(run, drafted: Path, tmp_path: Path):
     out = tmp_path / "export"
-    given = ("--to", engine, "--out", out, "--target", drafted / "target")
-    code, printed, err = run("export", drafted / "draft", *given)
-    assert code == 0, err
-    said = " ".join((printed + err).split())
-    wanted = "refuses assisted generation with" if engine == "transformers" else "must restore when"
-    assert wanted in said
+    given = ("--to", "vllm", "--out", out, "--target", drafted / "target")
+    succeeded(run, "export", drafted / "draft", *given)
     assert (out / "config.json").exists()
 
 

@@ -27,7 +27,7 @@ from paceline.cli.main import main
 from paceline.engines.client import Client
 from paceline.engines.process import free_port
 from paceline.models import load_model
-from paceline.models.gguf.pre_tokenizers import RULES
+from paceline.models.gguf.vocabulary import RULES
 from support.gguf_files import TEXTS, TOKENS, write_gguf, written
 from support.models import tiny_hf
 from support.texts import Run
@@ -217,23 +217,6 @@ def test_transformers_accepts_what_was_predicted(run: Run):
     keep("transformers-float32", out)
     found = json.loads(out)
     assert found["speed"]["num_equal"] == found["num_requests"] == 64
-
-
-@needs("vllm", "llamacpp")
-@pytest.mark.parametrize("to", ["vllm", "llamacpp", "transformers"])
-def test_an_export_is_loaded_by_its_engine(run: Run, export, to: str):
-    """--check-engine."""
-    target = export(f"{to}-served", TARGET, to)
-    more = ["--set", f"engine={{engine: {to}}}"]
-    if to in PROGRAMS:
-        options = json.dumps(OPTIONS[to])
-        more = ["--set", f"engine={{engine: {to}, program: {PROGRAMS[to]}, options: {options}}}"]
-    code, out, err = run(
-        *("export", DRAFT, "--target", TARGET, "--to", to, "--out", RESULTS / f"exports/{to}-ok"),
-        *("--overwrite", "--check-engine", "--set", f"served_target={target}", *more),
-    )
-    assert code == 0, err
-    assert "drafted tokens accepted" in out
 
 
 class _Tokens(BaseModel):

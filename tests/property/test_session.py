@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from paceline.models import HfModel, prepare_for_decoding, wrap_model
-from paceline.models.contract import decoder_prompt_of
 from paceline.models.prepare import with_cuda_graphs
 from paceline.models.recorded.session import GraphSession
 from paceline.native import compiled
@@ -52,7 +51,7 @@ class Row(NamedTuple):
 
 
 def row_of(model: HfModel | TableModel, prompt: list[int]) -> Row:
-    start = decoder_prompt_of(model)
+    start = model.decoder_prompt
     return Row(list(prompt)) if start is None else Row(list(start), list(prompt))
 
 

@@ -29,6 +29,7 @@ class TableModel:
     """
 
     tokenizer: Any = None
+    decoder_prompt = max_source_length = source_vocab_size = forced_eos = None
 
     def __init__(
         self,

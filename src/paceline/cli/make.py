@@ -132,8 +132,6 @@ def export(result: "Exported", _config: "ExportConfig") -> "Shown":
         yield (
             f"run in {checks.stored}: finite, top token of float32 in {checks.stored_agreement:.1%}"
         )
-    if result.served is not None:
-        yield result.served
     for note in result.notes:
         yield f"note: {note}"
     if result.command is not None:

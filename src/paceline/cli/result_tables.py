@@ -77,9 +77,6 @@ def model_lines(report: ModelReport) -> Iterator[str]:
     """What was read in a model."""
     for name, value in report.facts.items():
         yield f"{name:<20} {value}"
-    for use in report.uses:
-        fault = "" if use.fault is None else f": {use.fault}"
-        yield f"{'can' if use.fault is None else 'cannot':<20} {use.name}{fault}"
     yield from example_lines(report.examples)
     for warning in report.warnings:
         yield f"{'warning':<20} {warning}"

@@ -21,14 +21,13 @@ from paceline.engines.client import api_key, root_of
 from paceline.engines.process import check_choice
 from paceline.errors import InputNote, ModelLoadError, StorageError, UsageError
 from paceline.models.compatibility import check_same_vocabulary, no_rollback
-from paceline.models.inspection import ModelFacts, inspect_model, read_header, state_keeper
+from paceline.models.inspection import ModelFacts, inspect_model, state_keeper
 from paceline.models.loading import find_device, load_tokenizer
 from paceline.records import storage_errors
 
 if TYPE_CHECKING:
     from paceline.data.examples import Example
     from paceline.engines.commands import EngineChoice
-    from paceline.models.inspection import Header
 
 _MAX_RECORDS = 20_000  # records read to check a text
 _STREAMED = 1_000  # of a text that is streamed, maybe from the hub
@@ -78,14 +77,12 @@ class InputChecks:
     Attributes:
         resume: The run directory may hold a run of this configuration.
         lines: A line per result.
-        headers: Headers of the models by path.
         example: The first training text with its tokenizer, if there is one.
     """
 
     def __init__(self, *, resume: bool = False) -> None:
         self.resume = resume
         self.lines: list[str] = []
-        self.headers: dict[str, Header] = {}
         self.example: tuple[Example, Any] | None = None
         self._models: dict[str, ModelFacts] = {}
         self._texts: list[CorpusConfig] = []
@@ -101,8 +98,7 @@ class InputChecks:
         run, below = Path(path).expanduser(), Path(path).expanduser() / "draft"
         if not (run / "config.json").exists() and (below / "config.json").exists():
             raise ModelLoadError(f"{path} is the directory of a run; name its draft, {path}/draft")
-        header = self.headers[str(path)] = read_header(path)
-        found = self._models[str(path)] = inspect_model(path, header)
+        found = self._models[str(path)] = inspect_model(path)
         if found.tokenizer is None:
             raise ModelLoadError(
                 f"the {role} {path} has no tokenizer files; copy tokenizer.json and "

@@ -17,7 +17,7 @@ import torch
 from paceline.data.collate import TokenRow, collate
 from paceline.decode import AutoregressiveDecoder
 from paceline.errors import ConfigError, PromptError
-from paceline.models.contract import decoder_contexts, decoder_prompt_of
+from paceline.models.contract import decoder_contexts
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def rows_of(
     model: Model, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
 ) -> list[TokenRow]:
     """Training texts of generated completions; prompts carry no loss."""
-    encodes = decoder_prompt_of(model) is not None
+    encodes = model.decoder_prompt is not None
     parts = zip(prompts, decoder_contexts(model, prompts), completions, strict=True)
     return [
         TokenRow([*context, *text], len(context), source=prompt if encodes else None)

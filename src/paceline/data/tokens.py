@@ -27,7 +27,7 @@ from paceline.models.chat_text import (
     text_of,
 )
 from paceline.models.compatibility import written_vocabulary
-from paceline.models.prompt_text import check_length, prompt_tokens, tokens_of
+from paceline.models.prompt_text import prompt_tokens, tokens_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -310,7 +310,6 @@ class _Encoding:
         return self._checked(text)
 
     def _following(self, prompt: str, prompt_tokens: list[int], text: str) -> list[int]:
-        check_length(text, self.record.where)
         try:
             return following_tokens(prompt, prompt_tokens, text, self.tokenizer)
         except PromptError as error:
@@ -318,7 +317,6 @@ class _Encoding:
 
     def _target(self, text: str) -> list[int]:
         """Tokens of a decoder of its own; some translation models tokenise it differently."""
-        check_length(text, self.record.where)
         tokenize = cast("Any", self.tokenizer)
         return tokenize(text_target=text, add_special_tokens=False, verbose=False)["input_ids"]
 
@@ -481,7 +479,7 @@ class _Rendering(ChatRendering):
         if not _GENERATION.search(template):
             return self.text(messages, open_turn=False), []
         readable: Any = self._readable(messages)
-        with self._misfits(), steady(arguments, is_prompt=False):
+        with self._misfits(), steady(arguments):
             rendered: Any = render_jinja_template(
                 [readable],
                 tools=self.tools,

@@ -22,12 +22,6 @@ from paceline.decode.text import Limits, start_texts
 from paceline.decode.text_prompts import as_tokens, is_text, pieces_of, with_text
 from paceline.errors import ModelLoadError, UsageError
 from paceline.models.admission.trial import check_finite
-from paceline.models.contract import (
-    decoder_prompt_of,
-    forced_eos_of,
-    max_source_length_of,
-    source_vocab_size_of,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -200,13 +194,13 @@ class Decoder(ABC):
         )
 
     def _limits(self) -> Limits:
-        sources = _least(map(source_vocab_size_of, self._models()))
+        sources = _least(model.source_vocab_size for model in self._models())
         return Limits(
             vocab_size=sources or self.vocab_size,
             max_length=self.target.max_length,
-            max_source_length=max_source_length_of(self.target),
-            decoder_prompt=decoder_prompt_of(self.target),
-            forced_eos=forced_eos_of(self.target) if self.forces_eos else None,
+            max_source_length=self.target.max_source_length,
+            decoder_prompt=self.target.decoder_prompt,
+            forced_eos=self.target.forced_eos if self.forces_eos else None,
             in_words=self.context_in_words(),
         )
 
@@ -324,7 +318,7 @@ def shared_context(*models: Model) -> int | None:
 
 def fits_draft(draft: Model, text: Text, count: int) -> bool:
     """Whether a draft can process a text and `count` more tokens."""
-    limit, source_limit = draft.max_length, max_source_length_of(draft)
+    limit, source_limit = draft.max_length, draft.max_source_length
     reads = source_limit is None or len(text.prompt) <= source_limit
     return reads and (limit is None or text.decoded + count <= limit)
 

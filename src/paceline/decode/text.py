@@ -96,8 +96,8 @@ class Limits(NamedTuple):
         vocab_size: Valid token ids of prompts are below it.
         max_length: Maximum number of decoder tokens; None: no limit.
         max_source_length: Maximum number of encoder tokens; None: no limit, or no encoder.
-        decoder_prompt: See `contract.decoder_prompt_of`; None: decoder-only.
-        forced_eos: See `contract.forced_eos_of`.
+        decoder_prompt: See `contract.Model`; None: decoder-only.
+        forced_eos: See `contract.Model`.
         in_words: `max_length` as a phrase for error messages.
     """
 

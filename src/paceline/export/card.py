@@ -19,12 +19,9 @@ from paceline.results.row import select
 if TYPE_CHECKING:
     from paceline.core.sampling import SamplingParams
     from paceline.engines.contract import DraftSampling
-    from paceline.export.checks import Checks
+    from paceline.export.directory import Checks
     from paceline.export.export_inputs import ExportConfig, Inputs
     from paceline.measure import Measurement
-
-_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_FILES = (".txt", ".json", ".jsonl", ".parquet", ".gz")
 
 _CARD = """\
 ---
@@ -60,8 +57,8 @@ Aligned with the target by `paceline align`.
 
 The export was read back and compared with the original model: over {{ checks.num_positions }}
 positions, logits differ by at most {{ "%.1e" % checks.largest_difference }} of the largest logit,
-the most likely token is the same in {{ "%.1f" % (100 * checks.agreement) }}%, and
-{{ checks.num_texts }} texts are tokenized identically.
+the most likely token is the same in {{ "%.1f" % (100 * checks.agreement) }}%, and texts are
+tokenized identically.
 {%- if checks.stored %} Run in {{ checks.stored }}, its logits are finite,
 and the most likely token is that of the original in float32 in
 {{ "%.1f" % (100 * checks.stored_agreement) }}%.
@@ -93,16 +90,14 @@ def model_card(
 
 
 def _header(inputs: Inputs) -> ModelCardData:
-    config, run = inputs.config, inputs.run
+    config = inputs.config
     base = config.base_model or (inputs.source if _is_on_hub(inputs.source) else None)
-    relation = data = None
+    relation = None
     if base is not None and inputs.target is not None:
         # the hub has no word for a draft, and would take a GGUF file for a quantized target
         relation = "finetune"
     elif base is not None and config.dtype == "q8_0":
         relation = "quantized"
-    if run is not None and "data.train" not in run.get("inputs", {}):
-        data = run["config"]["data"]["train"]["path"]  # local files have a fingerprint
     return ModelCardData(
         library_name="gguf" if config.kind.loads_gguf else "transformers",
         pipeline_tag="text-generation",
@@ -110,19 +105,12 @@ def _header(inputs: Inputs) -> ModelCardData:
         license=inputs.licence,
         base_model=base,
         base_model_relation=relation,
-        datasets=[data] if data is not None and _names_data_set(data) else None,
     )
 
 
 def _is_on_hub(path: str) -> bool:
     """True for the name of a model on the hub, if it was read."""
     return not Path(path).expanduser().exists()
-
-
-def _names_data_set(path: str) -> bool:
-    """True for what may be the name of a data set on the hub."""
-    is_name = bool(_NAME.fullmatch(path)) and Path(path).suffix not in _FILES
-    return is_name and _is_on_hub(path)
 
 
 def _model(inputs: Inputs) -> list[str]:

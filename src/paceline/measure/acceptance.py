@@ -29,7 +29,7 @@ from paceline.decode.decoder import shared_context
 from paceline.errors import UsageError
 from paceline.models.admission.trial import check_finite
 from paceline.models.compatibility import check_same_vocabulary
-from paceline.models.contract import decoder_contexts, decoder_prompt_of
+from paceline.models.contract import decoder_contexts
 from paceline.progress import Progress, silent
 from paceline.results.row import Row, rounded
 
@@ -172,7 +172,7 @@ def score_texts(
     parts: list[list[Tensor]] = []
     done: list[int] = []
     limit = None  # prompts of an encoder-decoder take no space in its decoder
-    if decoder_prompt_of(of.target) is None:
+    if of.target.decoder_prompt is None:
         limit = shared_context(*of.pair)
     progress("scoring", 0, count)
     lengths = list(map(len, of.prompts))

@@ -26,7 +26,7 @@ from paceline.decode.text import count_blocks
 from paceline.errors import UsageError
 from paceline.measure.results import gamma_of, value_of
 from paceline.models.compatibility import check_rollback, check_same_vocabulary
-from paceline.models.contract import decoder_contexts, decoder_prompt_of
+from paceline.models.contract import decoder_contexts
 from paceline.progress import Progress, silent
 from paceline.results.figures import FIGURES
 from paceline.results.row import sums_of
@@ -201,7 +201,7 @@ class PassTimer:
             text = text[: max(limit - max(gammas, default=0) - 1, 1)]
         self._token, generated = text[-1], text[len(begun) :]
         self._target, self._draft = target.start_session(), draft.start_session()
-        if decoder_prompt_of(target) is None:
+        if target.decoder_prompt is None:
             prompt, generated = text, ()
         for session in (self._target, self._draft):
             session.vocab_size = shared

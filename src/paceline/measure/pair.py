@@ -95,7 +95,7 @@ class PairConfig(ModelsConfig):
 
     def note_defaults(self, checks: InputChecks) -> None:
         """Say if `sampling` is not set, and engines would sample otherwise by default."""
-        generation = checks.headers[self.target].hf.generation_config
+        generation = checks.model("target", self.target).hf.generation_config
         if "sampling" in self.model_fields_set or not getattr(generation, "do_sample", False):
             return
         wanted = {

@@ -168,11 +168,15 @@ class Model(Protocol):
     """The model interface that decoding uses.
 
     Attributes:
-        tokenizer: Its tokenizer, or None.
         vocab_size: Tokens of the tokenizer and width of the logits, without padding.
         max_length: Context length in tokens, or None if there is no limit.
         eos_token_ids: Tokens that end a text; may be empty.
         num_parameters: Distinct weights: tied ones count once, and packed 4-bit ones singly.
+        decoder_prompt: Tokens that every text of a decoder begins with, which are not part of a
+            generation; None for a decoder-only model.
+        max_source_length: Maximum number of encoder tokens; None: no limit, or no encoder.
+        source_vocab_size: Encoder tokens are below it; None: no encoder.
+        forced_eos: Token that replaces the last one of a text of `max_new_tokens`, or None.
     """
 
     @property
@@ -190,36 +194,25 @@ class Model(Protocol):
     @property
     def num_parameters(self) -> int: ...
 
+    @property
+    def decoder_prompt(self) -> tuple[int, ...] | None: ...
+
+    @property
+    def max_source_length(self) -> int | None: ...
+
+    @property
+    def source_vocab_size(self) -> int | None: ...
+
+    @property
+    def forced_eos(self) -> int | None: ...
+
     def start_session(self) -> ModelSession: ...
-
-
-def decoder_prompt_of(model: Model) -> tuple[int, ...] | None:
-    """Tokens that every text of a decoder begins with; None for a decoder-only model.
-
-    `decoder_start_token_id`, and a forced first token. They are not part of a generation.
-    """
-    return getattr(model, "decoder_prompt", None)
-
-
-def max_source_length_of(model: Model) -> int | None:
-    """Maximum number of encoder tokens; None if there is no limit, or no encoder."""
-    return getattr(model, "max_source_length", None)
-
-
-def source_vocab_size_of(model: Model) -> int | None:
-    """Encoder tokens are below it: Marian may have a vocabulary for them. None: no encoder."""
-    return getattr(model, "source_vocab_size", None)
-
-
-def forced_eos_of(model: Model) -> int | None:
-    """Token that replaces the last one if a text reaches `max_new_tokens`, or None."""
-    return getattr(model, "forced_eos", None)
 
 
 def decoder_contexts(model: Model, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
     """The decoder's tokens before the first new one, for each prompt."""
-    decoder_prompt = decoder_prompt_of(model)
-    return [list(prompt if decoder_prompt is None else decoder_prompt) for prompt in prompts]
+    start = model.decoder_prompt
+    return [list(prompt if start is None else start) for prompt in prompts]
 
 
 class Batch(Protocol):

@@ -12,10 +12,10 @@ from paceline.config import HomePath, StrictModel
 from paceline.data.sources import sample_completions
 from paceline.data.tokens import read_prompts, read_texts
 from paceline.errors import ConfigError
-from paceline.models.drafts.derive import derive_draft
 from paceline.models.drafts.layers import check_layers, subset_layers
 from paceline.models.drafts.restricted_head import limit_vocabulary
 from paceline.models.drafts.save import other_file
+from paceline.models.drafts.scratch import derive_draft
 from paceline.models.drafts.subclone import measure_importance, subclone, width_with
 from paceline.models.hf.architectures import num_decoder_layers
 from paceline.models.hf.text_part import text_model

@@ -393,11 +393,6 @@ def broken(**call: Any) -> dict[str, Any]:
         ({"messages": [USER], "tools": 3}, "has 3 as tools; wanted a list of objects"),
         ({"messages": [USER], "tools": ["3"]}, "as tools; wanted a list of objects"),
         ({"messages": [USER], "chat_template_kwargs": [1]}, "wanted an object such as"),
-        ({"messages": [USER], "chat_template_kwargs": {"tokenize": True}}, "which Paceline sets"),
-        (
-            {"messages": [USER], "chat_template_kwargs": {"strftime_now": "28 Nov"}},
-            "has 28 Nov as strftime_now; wanted a date such as 2026-11-28",
-        ),
     ],
 )
 def test_a_chat_of_another_form_is_one_line_that_names_it(

@@ -70,17 +70,6 @@ def test_given_tokens_are_taken_without_asking_for_the_vocabulary(
     assert read_prompts(path, tokenizer) == [[1, 265]] * 3
 
 
-def test_a_text_too_long_to_tokenise_at_once_is_refused_by_its_place(
-    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("paceline.models.prompt_text._MAX_CHARACTERS", 6)
-    path = write(tmp_path / "a.jsonl", {"text": "abcdef"}, {"prompt": "a", "completion": "abcdefg"})
-    short, long = read_records(path)
-    assert encode(short, tokenizer)[0]
-    with pytest.raises(PromptError, match=r"line 2 has a text of 7 characters, .* split it"):
-        encode(long, tokenizer)
-
-
 def test_an_open_chat_becomes_a_prompt_that_asks_for_the_answer(tmp_path: Path, chatty: Any):
     path = write(tmp_path / "a.jsonl", {"messages": [{"role": "user", "content": "hi"}]})
     prompt, completion = encode(read_records(path)[0], chatty)

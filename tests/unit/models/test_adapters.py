@@ -117,11 +117,8 @@ def lora(folder: Path, target: str, **changes: Any) -> Path:
 def test_what_cannot_be_merged_is_one_line(tmp_path: Path):
     base(tmp_path / "base")
     good = str(tmp_path / "base")
-    fails(lora(tmp_path / "a", "nobody/nothing"), "an adapter of nobody/nothing", "download it")
-    beside = lora(tmp_path / "beside", good)
-    tiny_hf("llama").save_pretrained(beside)
-    fails(beside, "with a model beside it", "merge it into its base model")
-    fails(lora(tmp_path / "b", str(beside)), "or of another adapter")
+    fails(lora(tmp_path / "a", "nobody/nothing"), "cannot be read")
+    fails(lora(tmp_path / "b", str(lora(tmp_path / "other", good))), "an adapter of another")
     fails(lora(tmp_path / "c", good, target_modules=["nothing"]), "peft cannot merge", "base")
     fails(lora(tmp_path / "d", good, peft_type="OTHER"), "peft cannot merge")
     fails(lora(tmp_path / "e", good, target_modules=["q_proj", "v_proj"]), "does not fit", "v_proj")
@@ -152,8 +149,8 @@ def test_an_adapter_without_peft_is_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
-    monkeypatch.setattr("paceline.models.adapters.find_spec", lambda name: None)
-    fails(tmp_path, "holds an adapter", "'.[peft]'", "merge it into its base model")
+    monkeypatch.setattr("paceline.models.loading.find_spec", lambda name: None)
+    fails(tmp_path, "holds an adapter", "'.[peft]'")
 
 
 def test_an_adapter_with_added_tokens_is_to_be_merged_by_its_user(tmp_path: Path):
@@ -163,7 +160,7 @@ def test_an_adapter_with_added_tokens_is_to_be_merged_by_its_user(tmp_path: Path
     hf.resize_token_embeddings(270, mean_resizing=False)
     model, _ = trained(hf, peft.LoraConfig(target_modules=["q_proj"], r=4))
     model.save_pretrained(tmp_path / "adapter")
-    fails(tmp_path / "adapter", "peft cannot merge", "or merge it into its base model")
+    fails(tmp_path / "adapter", "peft cannot merge")
 
 
 @pytest.mark.parametrize("tied", [False, True])

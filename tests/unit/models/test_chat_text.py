@@ -1,6 +1,5 @@
-"""Chat templates render the same in each run, whatever the day, the locale and the chance."""
+"""Chat templates render the same in each run, whatever the day."""
 
-import random
 from typing import Any
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from paceline.data.prompts import Record
 from paceline.data.tokens import chat_answer
 from paceline.environment import begin
-from paceline.errors import InputNote, PromptError
+from paceline.errors import PromptError
 from paceline.models.chat_text import chat_prompt
 from support.models import tiny_tokenizer
 
@@ -36,10 +35,8 @@ def with_template(template: str) -> Any:
     ids=range(4),
 )
 def test_a_template_that_fails_is_one_line(template: str, said: str):
-    with pytest.raises(PromptError, match="row 1 does not fit the chat template") as caught:
+    with pytest.raises(PromptError, match=f"row 1 does not fit the chat template.*{said}"):
         chat_prompt(chat("hi", "ho", "hu"), with_template(template))
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_template_that_was_changed_renders_as_it_is_now():
@@ -67,33 +64,8 @@ def test_a_template_gets_the_day_of_the_run_or_the_one_that_is_given():
         return tokenizer.apply_chat_template(messages, tokenize=False, **day)
 
     with begin({"environment": {"began": "2025-02-03 23:59:59"}}):
-        with pytest.warns(InputNote, match="2025-02-03 23:59; set chat_template_kwargs"):
-            assert chat_prompt(chat("hi"), tokenizer) == told(date_string="03 Feb 2025")
-        with begin():  # a run in a run; what was said is not said again
+        with begin():  # a run in a run
             assert chat_prompt(chat("hi"), tokenizer) == told(date_string="03 Feb 2025")
         given = chat_prompt(chat("hi", strftime_now="2024-07-26"), tokenizer)
         assert given == told(date_string="26 Jul 2024")
     assert chat_prompt(chat("hi"), tokenizer) == told()
-
-
-def test_a_template_writes_english_names_in_every_locale(monkeypatch: pytest.MonkeyPatch):
-    asked: list[Any] = []
-
-    def german(_kind: int, name: str | None = None) -> str:
-        asked.append(name)
-        return "de_DE.UTF-8"
-
-    monkeypatch.setattr("paceline.models.chat_text.locale.setlocale", german)
-    chat_prompt(chat("hi"), with_template("{{ strftime_now('%B') }}"))
-    assert asked == [None, "C", "de_DE.UTF-8"] * (len(asked) // 3)
-    assert asked
-
-
-def test_a_template_that_draws_draws_the_same_each_time_and_the_program_as_without():
-    tokenizer = with_template("{{ range(99999) | random }}")
-    random.seed(3)
-    wanted = random.random()
-    random.seed(3)
-    found = {chat_prompt(chat("hi"), tokenizer) for _ in "ab"}
-    assert len(found) == 1
-    assert random.random() == wanted

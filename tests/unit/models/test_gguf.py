@@ -12,9 +12,9 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from paceline.errors import StorageError, UnsupportedModelError
+from paceline.errors import StorageError
 from paceline.models import load_model, wrap_model
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.gguf.conversion import converted_gguf
@@ -62,25 +62,6 @@ def test_a_gguf_file_gives_the_model_it_was_made_from(gguf_file: Path, hf: PreTr
     text = "the theatre in Zürich"
     assert model.tokenizer.encode(text) == tiny_tokenizer().encode(text)
     assert load_tokenizer(gguf_file).encode(text) == tiny_tokenizer().encode(text)
-
-
-def test_sampling_that_paceline_does_not_apply_is_named(tmp_path: Path, hf: PreTrainedModel):
-    def sampled(temperature: float) -> Path:
-        def add(writer: gguf.GGUFWriter) -> None:
-            tiny_vocabulary(writer)
-            writer.add_float32("general.sampling.temp", temperature)
-            writer.add_float32("general.sampling.penalty_repeat", 1.5)
-            writer.add_int32("general.sampling.mirostat", 2)
-            writer.add_int32("general.sampling.top_k", 20)
-
-        return write_gguf(tmp_path / f"{temperature}.gguf", hf, vocabulary=add)
-
-    with pytest.warns(UserWarning, match=r"repetition_penalty=1.5, .*mirostat=2"):
-        settings: Any = load_model(sampled(0.5)).hf.generation_config
-    assert (settings.do_sample, settings.temperature, settings.top_k) == (True, 0.5, 20)
-    with pytest.warns(UserWarning, match=r"sets repetition_penalty=1.5; Paceline"):
-        settings = load_model(sampled(0.0)).hf.generation_config
-    assert not settings.do_sample
 
 
 def angles(path: Path) -> torch.Tensor:
@@ -185,13 +166,6 @@ def test_biases_are_read_and_a_bias_that_is_not_there_is_zero(tmp_path: Path, hf
         assert not state[f"model.layers.{name}.bias"].any()
 
 
-def test_digits_are_split_as_llama_cpp_splits_them_for_this_kind_of_file(gguf_file: Path):
-    backend: Any = load_tokenizer(gguf_file)
-    split = backend.backend_tokenizer.pre_tokenizer.pre_tokenize_str("in   51 ½")
-    # words alone would give two spaces, then one with 51, and one with ½
-    assert [piece for piece, _ in split] == ["in", "ĠĠĠ", "5", "1", "Ġ", "Â½"]
-
-
 def test_a_model_from_gguf_may_speculate_with_one_from_a_directory(
     gguf_file: Path, hf: PreTrainedModel
 ):
@@ -212,10 +186,6 @@ def test_plain_files_keep_their_precision_and_quantised_ones_become_bfloat16(
     config = json.loads((entry / "config.json").read_text())
     assert config["dtype"] == stored
     assert "quantization_config" not in config
-    entry = converted_gguf(
-        write_gguf(tmp_path / "no type.gguf", hf, file_type=file_type, names_type=False)
-    )
-    assert json.loads((entry / "config.json").read_text())["dtype"] == stored
 
 
 def test_the_second_load_reads_no_gguf(gguf_file: Path, monkeypatch: pytest.MonkeyPatch):
@@ -251,62 +221,24 @@ def test_a_conversion_that_fails_leaves_nothing(
     assert load_model(gguf_file).vocab_size == 266
 
 
-def test_the_scratch_of_a_killed_conversion_is_swept_up(gguf_file: Path, tmp_path: Path):
-    entry = converted_gguf(gguf_file)
-    left = entry.parent / f".{entry.name}.killed"
-    entry.rename(left)  # half a conversion, for all anybody knows
-    assert converted_gguf(gguf_file) == entry
-    assert entries(tmp_path) == [entry.name]
-
-
 def test_two_at_once_make_one_entry(gguf_file: Path, tmp_path: Path):
     with ThreadPool(2) as pool:
         found = pool.map(converted_gguf, [gguf_file] * 2, chunksize=1)
     assert found[0] == found[1]
     assert entries(tmp_path) == [found[0].name]
-    assert load_model(gguf_file).vocab_size == 266
 
 
-@pytest.mark.parametrize("keep", [0, 3, 20, 2_000, 30_000])
+@pytest.mark.parametrize("keep", [0, 20, 30_000])
 def test_a_cut_file_is_refused(gguf_file: Path, tmp_path: Path, keep: int):
     gguf_file.write_bytes(gguf_file.read_bytes()[:keep])
-    fails(gguf_file, "not a complete GGUF file", "download it again")
+    fails(gguf_file, "cannot be read as a GGUF file", "download it again")
     assert entries(tmp_path) == []
 
 
-def test_something_else_by_the_name_of_gguf_is_refused(tmp_path: Path):
-    (tmp_path / "photo.gguf").write_bytes(b"\x89PNG" + bytes(5000))
-    fails(tmp_path / "photo.gguf", "not a complete GGUF file")
-
-
-@pytest.mark.parametrize(
-    "arch",
-    [
-        "bloom",
-        "falcon",
-        "gemma",
-        "gpt2",
-        "nemotron",
-        "qwen2moe",
-        "stablelm",
-        "starcoder2",
-        "martian",
-    ],
-)
+@pytest.mark.parametrize("arch", ["gemma2", "martian"])
 def test_another_family_is_refused_by_name(arch: str, tmp_path: Path, hf: PreTrainedModel):
     path = write_gguf(tmp_path / "strange.gguf", hf, arch=arch)
     fails(path, f"architecture '{arch}'", "use the model's safetensors directory")
-
-
-def test_a_gguf_of_an_architecture_that_cannot_roll_back_is_refused_before_it_is_converted(
-    gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    def refuse(_config: object) -> None:
-        raise UnsupportedModelError("mamba has a recurrent state")
-
-    monkeypatch.setattr("paceline.models.gguf.conversion.refuse_by_name", refuse)
-    fails(gguf_file, "mamba", error=UnsupportedModelError)
-    assert entries(tmp_path) == []
 
 
 def test_without_the_gguf_package_one_line_says_what_to_install(
@@ -319,3 +251,86 @@ def test_without_the_gguf_package_one_line_says_what_to_install(
         lambda name, *rest: None if name == "gguf" else find(name, *rest),
     )
     fails(gguf_file, "pip install -e '.[gguf]'")
+
+
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+RMS = "attention__layer_norm_rms_epsilon"
+EXPERTS = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 16}
+WIDTHS = {"attention__key_length": 16, "attention__value_length": 16}
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    # architecture -> model_type, settings, keys
+    "qwen3moe": (
+        "qwen3_moe",
+        MOE | {"norm_topk_prob": True, "head_dim": 16},
+        {RMS: 1e-6, **EXPERTS, **WIDTHS},
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8},
+        {RMS: 1e-6, **WIDTHS, "attention__sliding_window": 8, "rope__freq_base": 1e6},
+    ),
+}
+
+
+def stored(name: str, weight: np.ndarray, arch: str) -> np.ndarray:
+    """A weight as llama.cpp's converter stores it."""
+    return weight + 1 if arch == "gemma3" and name.endswith("norm.weight") else weight
+
+
+def write_family(path: Path, hf: Any, arch: str, keys: dict[str, Any]) -> Path:
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_file_type(0)
+    sizes = {"context_length": 64, "embedding_length": 32, "block_count": 4}
+    sizes |= {"feed_forward_length": 48, "attention__head_count": 4, "attention__head_count_kv": 2}
+    for name, value in (sizes | keys).items():
+        add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+        add(f"{arch}.{name.replace('__', '.')}", value)
+    tiny_vocabulary(writer)
+    archs = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(archs[arch], 4)
+    for name, weight in hf.state_dict().items():
+        if name == "lm_head.weight" and hf.config.tie_word_embeddings:
+            continue
+        array = stored(name, weight.numpy(), arch)
+        if name.endswith("gate_up_proj"):
+            for part, half in zip(("gate", "up"), np.split(array, 2, 1), strict=True):
+                writer.add_tensor(
+                    f"blk.{name.split('.')[2]}.ffn_{part}_exps.weight", np.ascontiguousarray(half)
+                )
+            continue
+        label = names.get_name(name, (".weight", ".bias"))
+        assert label is not None
+        label += "" if label.endswith((".weight", ".bias")) else ".weight"
+        writer.add_tensor(label, np.ascontiguousarray(array))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("arch", CASES)
+def test_a_file_computes_what_its_model_computes(arch: str, tmp_path: Path):
+    """Layouts and keys are those of llama.cpp's converter."""
+    model_type, settings, keys = CASES[arch]
+    roles = {"vocab_size": 266, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None}
+    config = AutoConfig.for_model(model_type, **SIZES | roles | settings)
+    config.initializer_range = 0.3
+    torch.manual_seed(0)
+    hf: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for weight in hf.eval().parameters():
+        if weight.ndim == 1:
+            torch.nn.init.normal_(weight, mean=0.5, std=0.2)
+    read = load_model(write_family(tmp_path / "a.gguf", hf, arch, keys), dtype="float32")
+    tokens = torch.tensor([[number * 37 % 260 for number in range(40)]])
+    with torch.inference_mode():
+        wanted, found = hf(tokens).logits, read.hf(tokens).logits
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)

@@ -73,11 +73,7 @@ class Architecture:
 
 
 def read_config(file: GgufFile) -> PreTrainedConfig:
-    """The configuration, without the settings of special tokens.
-
-    Raises:
-        ModelLoadError: The architecture or one of its settings is not supported.
-    """
+    """The configuration, without the settings of special tokens."""
     known = ARCHITECTURES.get(file.arch)
     if known is None:
         raise file.error(
@@ -114,40 +110,20 @@ def _has(file: GgufFile, *parts: str) -> bool:
     return any(name.startswith("blk.") and name.endswith(parts) for name in file.tensors)
 
 
-def _granite(file: GgufFile) -> dict[str, Any]:
-    width = _head_width(file)
-    return {
-        "attention_multiplier": file.own("attention.scale", 0.0) or width**-0.5,
-        "embedding_multiplier": file.own("embedding_scale", 0.0) or 1.0,
-        "residual_multiplier": file.own("residual_scale", 0.0) or 1.0,
-        "logits_scaling": file.own("logit_scale", 0.0) or 1.0,
-    }
-
-
-def _scale_of(file: GgufFile, *, large: int) -> float:
+def _query_scale(file: GgufFile) -> float:
     """query_pre_attn_scalar; llama.cpp knows the largest model by its number of layers."""
-    if file.required("block_count") == large:
+    if file.required("block_count") == 62:
         return file.required("embedding_length") / file.required("attention.head_count")
     return _head_width(file)
 
 
-def _windows(file: GgufFile, period: int) -> list[str]:
-    """`layer_types`: the last of `period` layers reads the whole text."""
+def _windows(file: GgufFile) -> list[str]:
+    """`layer_types`: the last of six layers reads the whole text."""
     count = int(file.required("block_count"))
-    given = file.own("attention.sliding_window_pattern", period)
+    given = file.own("attention.sliding_window_pattern", 6)
     if not isinstance(given, list):
         given = [given == 0 or index % given < given - 1 for index in range(count)]
     return ["sliding_attention" if each else "full_attention" for each in given]
-
-
-def _gemma2(file: GgufFile) -> dict[str, Any]:
-    return {
-        "attn_logit_softcapping": file.own("attn_logit_softcapping", 50.0),
-        "final_logit_softcapping": file.own("final_logit_softcapping", 30.0),
-        "sliding_window": file.own("attention.sliding_window", 4096),
-        "layer_types": _windows(file, 2),
-        "query_pre_attn_scalar": _scale_of(file, large=46),
-    }
 
 
 def _gemma3(file: GgufFile) -> dict[str, Any]:
@@ -158,20 +134,9 @@ def _gemma3(file: GgufFile) -> dict[str, Any]:
     return {
         "final_logit_softcapping": file.own("final_logit_softcapping", 0.0) or None,
         "sliding_window": window or 4096,
-        "layer_types": _windows(file, 6) if window else ["full_attention"] * count,
-        "query_pre_attn_scalar": _scale_of(file, large=62),
+        "layer_types": _windows(file) if window else ["full_attention"] * count,
+        "query_pre_attn_scalar": _query_scale(file),
         "rope_parameters": {"full_attention": full, "sliding_attention": swa},
-    }
-
-
-def _phi3(file: GgufFile) -> dict[str, Any]:
-    context = int(file.required("context_length"))
-    original = file.own("rope.scaling.original_context_length", context)
-    window = int(file.own("attention.sliding_window", 0))
-    return {
-        "original_max_position_embeddings": original,
-        "sliding_window": window if 0 < window < context else None,
-        "pad_token_id": None,
     }
 
 
@@ -249,9 +214,6 @@ ARCHITECTURES = {
     "qwen3moe": Architecture(
         "qwen3_moe", _SIZES | _EXPERTS, fixed=_NO_WINDOW | {"norm_topk_prob": True}, flags=_QKV
     ),
-    "gemma2": Architecture("gemma2", fixed=_GELU, more=_gemma2),
     "gemma3": Architecture("gemma3_text", fixed=_GELU, more=_gemma3),
-    "phi3": Architecture("phi3", more=_phi3),
-    "granite": Architecture("granite", flags=_BIASES, more=_granite, pairs=True),
 }
 """The families that are read and written, by llama.cpp's name."""

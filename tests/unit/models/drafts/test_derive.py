@@ -7,9 +7,9 @@ from safetensors.torch import save_file
 from transformers import Gemma3TextConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
 from paceline.errors import UnsupportedModelError, UsageError
-from paceline.models.drafts.derive import _narrowed, _widths, derive_draft
 from paceline.models.drafts.layers import subset_layers
 from paceline.models.drafts.save import save_draft
+from paceline.models.drafts.scratch import _narrowed, _widths, derive_draft
 from support.models import tiny_model, tiny_tokenizer
 
 LLAMA_LIKE = ["llama", "mistral", "qwen2", "qwen3", "gemma3_text"]

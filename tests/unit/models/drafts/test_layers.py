@@ -1,6 +1,5 @@
 """A draft of some of the target's layers: what it computes, what is saved, what is refused."""
 
-import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, Glm4MoeConfig, GPTNeoConfig, Qwen3MoeConfig
 
-from paceline.errors import ModelLoadError, StorageError, UnsupportedModelError, UsageError
+from paceline.errors import ModelLoadError, UnsupportedModelError, UsageError
 from paceline.models import CausalModel, load_model, wrap_model
 from paceline.models.drafts.layers import layer_lists, subset_layers
 from paceline.models.drafts.save import save_draft
@@ -126,24 +125,6 @@ def test_weights_are_stored_in_the_asked_dtype_and_the_draft_keeps_its_own(
     assert json.loads((tmp_path / "draft" / "config.json").read_text())["dtype"] == "bfloat16"
     again = load_model(tmp_path / "draft", dtype="float32")
     assert torch.equal(again.head_weight, draft.head_weight.bfloat16().float())
-
-
-def test_a_full_disk_leaves_the_older_draft_as_it_was(
-    model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    target, out = load_model(model_directory, dtype="float32"), tmp_path / "draft"
-    save_draft(subset_layers(target, [0]), model_directory, out)
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
-    draft = subset_layers(target, [0, 1])
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(type(draft.hf), "save_pretrained", full)
-    with pytest.raises(StorageError, match="the disk is full"):
-        save_draft(draft, model_directory, out)
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
 def test_a_source_without_a_tokenizer_is_refused(model_directory: Path, tmp_path: Path):

@@ -1,4 +1,4 @@
-"""Marian with a vocabulary for each language: prompts have tokens of one, texts of the other."""
+"""Who may speculate with whom; Marian with a vocabulary for each language."""
 
 import json
 import shutil
@@ -17,7 +17,8 @@ from paceline.models import HfModel, load_model, wrap_model
 from paceline.models.compatibility import check_same_tokenizer, check_same_vocabulary
 from paceline.models.loading import load_tokenizer
 from support.checkpoints import edit
-from support.models import generated, tiny_hf
+from support.fakes import TableModel
+from support.models import generated, tiny_hf, tiny_tokenizer
 
 LINES = ["the cat sat on the mat and the dog", "hello world this is a test"]
 LINES += ["der hund und die katze sitzen hier", "ein test der welt hallo"]
@@ -155,3 +156,50 @@ def test_a_draft_with_another_vocabulary_is_refused(
         check_same_vocabulary(model, draft)
     with pytest.raises(VocabularyMismatchError, match="differ in 2 of"):
         check_same_tokenizer(model.tokenizer, draft)
+
+
+def test_one_tokenizer_and_one_width_pass():
+    tokenizer = tiny_tokenizer()
+    models = [wrap_model(tiny_hf(vocab_size=266, seed=seed), tokenizer) for seed in (0, 1)]
+    assert check_same_vocabulary(*models) == 266
+
+
+def test_padded_logits_pass_and_are_sliced_to_what_the_tokenizer_names():
+    target = wrap_model(tiny_hf(vocab_size=320), tiny_tokenizer())
+    draft = wrap_model(tiny_hf(vocab_size=288), tiny_tokenizer())
+    assert check_same_vocabulary(target, draft) == 266
+
+
+def test_other_numbers_for_the_same_tokens_are_counted_and_shown():
+    target = wrap_model(tiny_hf(vocab_size=300), tiny_tokenizer(extra_tokens=("cat", "dog")))
+    draft = wrap_model(tiny_hf(vocab_size=300), tiny_tokenizer(extra_tokens=("dog", "cow")))
+    with pytest.raises(VocabularyMismatchError) as caught:
+        check_same_vocabulary(target, draft)
+    assert str(caught.value) == (
+        "the tokenizers of target and draft differ in 3 of 269 entries, for example 'cat' is token "
+        "266 in the target and missing in the draft; choose or build a draft with the target's own "
+        "tokenizer"
+    )
+
+
+def test_logits_too_narrow_for_the_tokenizer_are_refused():
+    target = wrap_model(tiny_hf(vocab_size=266), tiny_tokenizer())
+    draft = wrap_model(tiny_hf(vocab_size=200), tiny_tokenizer())
+    with pytest.raises(VocabularyMismatchError, match="266 tokens and the draft for 200"):
+        check_same_vocabulary(target, draft)
+    with pytest.raises(VocabularyMismatchError, match="200 tokens and the draft for 266"):
+        check_same_vocabulary(draft, target)
+
+
+def test_a_token_beyond_the_logits_is_the_same_in_one_tokenizer():
+    tokenizer = tiny_tokenizer(extra_tokens=("<padding>",))
+    draft = wrap_model(tiny_hf(vocab_size=266), tokenizer)
+    assert check_same_tokenizer(tokenizer, draft) == check_same_vocabulary(draft, draft) == 266
+    with pytest.raises(VocabularyMismatchError, match="differ in 1 of 267 entries"):
+        check_same_tokenizer(tiny_tokenizer(), draft)
+
+
+def test_without_tokenizers_only_equal_widths_pass():
+    assert check_same_vocabulary(TableModel.random(5), TableModel.random(5, seed=1)) == 5
+    with pytest.raises(VocabularyMismatchError, match="5 tokens and the draft for 6"):
+        check_same_vocabulary(TableModel.random(5), TableModel.random(6))
