@@ -18,7 +18,7 @@ from paceline.results.figures import FIGURES
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from paceline.bench.workbench import Workbench
+    from paceline.bench.workbench import Examples
     from paceline.core.rule_base import Rule
     from paceline.core.sampling import SamplingParams
     from paceline.decode.strategies import DecodingConfig
@@ -37,7 +37,7 @@ mean surprisal of the rule's tokens under the target, nats per token; tau / cost
 
 
 def predict(
-    work: Workbench,
+    work: Examples,
     texts: Mapping[SamplingParams, list[list[int]]],
     cells: Sequence[DecodingConfig],
     progress: Progress = silent,
@@ -86,7 +86,7 @@ def _draft_sampling(cell: DecodingConfig) -> SamplingParams | None:
 
 
 def _predict(
-    work: Workbench,
+    work: Examples,
     texts: list[list[int]],
     cells: Sequence[DecodingConfig],
     progress: Progress,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from functools import cached_property, partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -21,10 +21,10 @@ from paceline.bench.served_cells import costs_from, serve_cells
 from paceline.bench.workbench import (
     BenchConfig,
     Cell,
-    Workbench,
+    Examples,
     bench_context,
-    bench_prompts,
     cell_key,
+    examples_of,
     prepare,
 )
 from paceline.data.input_checks import checked
@@ -87,14 +87,15 @@ def _bench(config: BenchConfig, run: RunDirectory, progress: Progress) -> Progre
     if work is not None:
         missing = run_cells(work, missing, run.path, config.max_seconds, progress)
     elif missing:
-        prompts = bench_prompts(config, load_tokenizer(config.target))
+        prompts = examples_of(config, load_tokenizer(config.target))
         missing = serve_cells(config, prompts, missing, read_rows(run.path, context), progress)
     rows = read_rows(run.path, context)
     unpredicted = [
         cell for cell in finished(cells, context, rows, predicted=False) if is_predictable(cell)
     ]
     if served:  # vLLM's drafts ignore top-k and top-p, so predictions would be of other drafts
-        unpredicted = [cell for cell in unpredicted if _is_unfiltered(cell.sampling)]
+        unfiltered = [c for c in unpredicted if c.sampling.top_p == 1 and not c.sampling.top_k]
+        unpredicted = unfiltered
     if unpredicted:
         passes = partial(costs_from, rows, config.max_new_tokens - 1) if served else None
         texts = target_texts(run.path, context, finished(cells, context, rows))
@@ -104,19 +105,9 @@ def _bench(config: BenchConfig, run: RunDirectory, progress: Progress) -> Progre
         keep(run.path, with_predictions(rows, predictions))
     complete(run.path)
     rows = read_rows(run.path, context)
-    return Progressed(without_dropped(rows, cells, context), len(missing))
-
-
-def _is_unfiltered(sampling: SamplingParams) -> bool:
-    return sampling.top_p == 1 and not sampling.top_k
-
-
-def without_dropped(
-    rows: Sequence[Row], cells: Sequence[DecodingConfig], context: str
-) -> list[Row]:
-    """The rows without failed ones whose cells are not in the grid any more."""
-    keys = {cell_key(context, cell) for cell in cells}
-    return [row for row in rows if not row.error or key_of(row) in keys]
+    keys = {cell_key(context, cell) for cell in cells}  # a failed cell may be asked for no more
+    rows = [row for row in rows if not row.error or key_of(row) in keys]
+    return Progressed(rows, len(missing))
 
 
 def target_texts(
@@ -146,7 +137,7 @@ def finished(
 
 
 def run_cells(
-    work: Workbench,
+    work: Examples,
     cells: Sequence[DecodingConfig],
     folder: Path,
     max_seconds: float | None = None,
@@ -180,21 +171,21 @@ def groups(cells: Sequence[DecodingConfig]) -> Iterator[tuple[int, list[Decoding
 
 
 def run_together(
-    work: Workbench, cells: Sequence[DecodingConfig], report: Callable[[float], None]
+    work: Examples, cells: Sequence[DecodingConfig], report: Callable[[float], None]
 ) -> list[Cell]:
     """Answer every example with each cell.
 
     A cell stops at its first error; the others continue. `report` gets the finished fraction.
     """
-    running = [Cell(work, cell, _Answerer(work, cell)) for cell in cells]
+    running = [Cell(work, cell, _answerer(work, cell)) for cell in cells]
     count = len(work.examples)
     batched = [number for number in range(count) if number not in work.timed]
-    if work.batch_size == 1:
+    if work.config.batch_size == 1:
         batched = []
     single = sorted(set(range(count)) - set(batched))
     for done in _answer_interleaved(work, cells, running, single):
         report(done / count)
-    size = _BATCHES_AT_ONCE * work.batch_size
+    size = _BATCHES_AT_ONCE * work.config.batch_size
     for start in range(0, len(batched), size):
         numbers = batched[start : start + size]
         for index, cell in enumerate(running, start=1):
@@ -204,64 +195,55 @@ def run_together(
 
 
 def _answer_interleaved(
-    work: Workbench,
+    work: Examples,
     cells: Sequence[DecodingConfig],
     running: Sequence[Cell],
     numbers: Sequence[int],
 ) -> Iterator[int]:
-    """Answer these examples one by one, each with all cells and, if timed, the models alone.
+    """Answer these examples one by one, each with all cells and, if timed, the target alone.
 
     Yields the number of answered examples.
     """
-    sampling = cells[0].sampling
-    alone = [AutoregressiveDecoder(work.pair.target, sampling)]
-    if work.reference is not None:
-        alone.append(AutoregressiveDecoder(work.reference, sampling))
-        for number in sorted(work.timed):  # a text that its context cuts would take too few seconds
-            _check_room(work, number, alone[-1])
-    for decoder in alone:
-        warm_up(decoder, work.prompts, work.max_new_tokens, work.seed)
-    order = named_generator(work.seed, "turns", cells[0].model_dump_json())
+    alone = AutoregressiveDecoder(work.pair.target, cells[0].sampling)
+    warm_up(alone, work.prompts, work.max_new_tokens, work.config.seed)
+    order = named_generator(work.config.seed, "turns", cells[0].model_dump_json())
     for done, number in enumerate(numbers, start=1):
-        times: list[Times | None] = [None, None]  # of the target, of the reference
-        for index in torch.randperm(len(running) + len(alone), generator=order).tolist():
+        times: Times | None = None
+        for index in torch.randperm(len(running) + 1, generator=order).tolist():
             if index < len(running):
                 running[index].answer(number)
             elif number in work.timed:
-                place = index - len(running)
-                times[place] = _time(work, alone[place], number).times
+                times = _time(work, alone, number).times
         for cell in running:
-            cell.set_alone(number, *times)
+            cell.set_alone(number, times)
         yield done
 
 
-class _Answerer:
+def _answerer(
+    work: Examples, decoding: DecodingConfig
+) -> Callable[[Sequence[int]], Sequence[Answer]]:
     """Answers examples with a decoder, which is built and warmed up at the first one."""
 
-    def __init__(self, work: Workbench, decoding: DecodingConfig) -> None:
-        self._work = work
-        self._decoding = decoding
+    @cache
+    def decoder() -> Decoder:
+        built = build_decoder(decoding, *work.pair)
+        warm_up(built, work.prompts, work.max_new_tokens, work.config.seed)
+        return built
 
-    @cached_property
-    def _decoder(self) -> Decoder:
-        decoder = build_decoder(self._decoding, *self._work.pair)
-        warm_up(decoder, self._work.prompts, self._work.max_new_tokens, self._work.seed)
-        return decoder
-
-    def __call__(self, numbers: Sequence[int]) -> Sequence[Answer]:
+    def answer(numbers: Sequence[int]) -> Sequence[Answer]:
         """One example is timed; several are answered together, in float32 with the same tokens."""
-        work, decoder = self._work, self._decoder
         for number in numbers:
-            _check_room(work, number, decoder)
+            _check_room(work, number, decoder())
         if len(numbers) == 1:
-            return [_time(work, decoder, numbers[0])]
+            return [_time(work, decoder(), numbers[0])]
         prompts = [work.prompts[number] for number in numbers]
-        seeds = [work.seed_of(number) for number in numbers]
-        size = work.batch_size
-        return decoder.generate(prompts, work.max_new_tokens, seeds, batch_size=size)
+        seeds, size = [work.seed_of(number) for number in numbers], work.config.batch_size
+        return decoder().generate(prompts, work.max_new_tokens, seeds, batch_size=size)
+
+    return answer
 
 
-def _check_room(work: Workbench, number: int, decoder: Decoder) -> None:
+def _check_room(work: Examples, number: int, decoder: Decoder) -> None:
     prompt = work.prompts[number]
     if not has_room(decoder, prompt, work.max_new_tokens):
         raise ContextLengthError(
@@ -271,6 +253,6 @@ def _check_room(work: Workbench, number: int, decoder: Decoder) -> None:
         )
 
 
-def _time(work: Workbench, decoder: Decoder, number: int) -> TimedAnswer:
+def _time(work: Examples, decoder: Decoder, number: int) -> TimedAnswer:
     prompt, seed = work.prompts[number], work.seed_of(number)
     return time_request(decoder, prompt, work.max_new_tokens, seed)

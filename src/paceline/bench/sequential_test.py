@@ -18,7 +18,6 @@ import torch
 
 from paceline.bench.tuning import NOT_MET, Tried
 from paceline.core.bootstrap import Interval, product_interval, ratio_interval
-from paceline.decode.strategies import Autoregressive, DecodingConfig
 from paceline.results.figures import at_confidence
 from paceline.results.frontier import is_lossless, with_target_scores
 
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.bench.tuning import Step, TuneConfig
+    from paceline.decode.strategies import DecodingConfig
     from paceline.measure.engine_costs import EngineCosts
     from paceline.results.frontier import Frontier
     from paceline.results.row import Row
@@ -48,19 +48,9 @@ class Bound:
 
     def __init__(self, config: TuneConfig, costs: EngineCosts | None = None) -> None:
         self.config, self._costs = config, costs
+        self.figure, self.least = "relative_quality", config.quality_floor or 0.0
         if config.max_latency is not None:
             self.figure, self.least = "speedup", 1 / config.max_latency
-            self._words = f"{config.max_latency:g} of the target's latency"
-        elif config.quality_floor is not None:
-            self.figure, self.least = "relative_quality", config.quality_floor
-            self._words = f"{config.quality_floor:g} of the target's quality"
-        else:
-            assert config.absolute_quality is not None, "the configuration has one bound"
-            self.figure, self.least = "quality", config.absolute_quality
-            self._words = f"a quality of {config.absolute_quality:g}"
-
-    def __str__(self) -> str:
-        return self._words
 
     def met(self, frontier: Frontier, row: Row) -> Tensor:
         """Whether the row meets the bound, in the data and in each resample, [1 + R]."""
@@ -68,7 +58,7 @@ class Bound:
 
     def is_proven(self, frontier: Frontier, row: Row) -> bool:
         """True if the row needs no test: lossless decoding has the target's quality by proof."""
-        if self.figure == "quality" or self.least > 1:
+        if self.least > 1:
             return False
         lossless = self.figure == "relative_quality" and is_lossless(row)
         return row is frontier.target or lossless
@@ -143,16 +133,6 @@ class Bound:
             decoding=decoding, row=scored.extended({}, totals, examples=examples, met=words)
         )
 
-    def nearest(self, tried: Sequence[Tried]) -> str:
-        """The figure that comes closest to the bound, as a phrase for messages."""
-        alone = [one for one in tried if isinstance(one.decoding.strategy, Autoregressive)]
-        drafted = [one for one in tried if one not in alone] or tried
-        considered = tried if self.figure == "speedup" else drafted
-        best = max(one.measure(self.figure).value for one in considered)
-        if self.figure == "speedup":
-            return f"the fastest took {1 / best:.3f}"
-        return f"the best scored {best:.3f}" + (" of it" if self.figure != "quality" else "")
-
     def _worth(self, frontier: Frontier, row: Row) -> Worth:
         speed = frontier.value("speedup", row)
         if self.figure != "speedup":
@@ -181,21 +161,14 @@ def confirm(order: Sequence[Setting], test: Callable[[Setting], Tried | None]) -
     return tests
 
 
-def statement(bound: Bound, tests: Sequence[Tried]) -> str:
+def statement(config: TuneConfig, tests: Sequence[Tried]) -> str:
     """The number of tests, and the probability of choosing a setting that misses the bound."""
-    confidence = bound.config.confidence
-    counted = [tried for tried in tests if tried.lower_limit is not None]
+    count = sum(tried.lower_limit is not None for tried in tests)
     chosen = [tried for tried in tests if tried.met][-1]
-    lines = [f"bound: {bound}."]
-    if chosen.lower_limit is None:
-        lines.append("The chosen setting meets it by proof.")
-    if not counted:
-        return " ".join([*lines, "No other setting measured better, so none was tested."])
-    plural = "s were" if len(counted) > 1 else " was"
-    lines.append(
-        f"{len(counted)} setting{plural} tested on {bound.config.num_confirmed} other examples, in "
-        f"order of certainty, each at confidence {confidence:g}, until one failed. Whatever the "
-        f"number of tests, at most {1 - confidence:.0%} of such runs choose a setting that misses "
-        "the bound."
+    proof = "" if chosen.lower_limit is not None else " The chosen setting meets it by proof."
+    return (
+        f"bound: {config.bound}.{proof} Settings tested on {config.num_confirmed} other examples, "
+        f"in order of certainty, each at confidence {config.confidence:g}, until one failed: "
+        f"{count}. Whatever the number of tests, at most {1 - config.confidence:.0%} of such runs "
+        "choose a setting that misses the bound."
     )
-    return " ".join(lines)

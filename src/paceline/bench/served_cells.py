@@ -30,7 +30,7 @@ from paceline.results.frontier import TARGET_ALONE, family_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from paceline.bench.workbench import BenchConfig, PromptSet
+    from paceline.bench.workbench import BenchConfig, Examples
     from paceline.core.sampling import SamplingParams
     from paceline.progress import Progress
     from paceline.results.row import Row
@@ -43,7 +43,7 @@ _OPTIONS = ("--no-enable-prefix-caching",)  # the warm-up and earlier cells ask 
 
 def serve_cells(
     config: BenchConfig,
-    prompts: PromptSet,
+    prompts: Examples,
     cells: Sequence[DecodingConfig],
     done: Sequence[Row],
     progress: Progress = silent,
@@ -91,7 +91,7 @@ def _is_alone(decoding: DecodingConfig) -> bool:
     return isinstance(decoding.strategy, Autoregressive)
 
 
-def _baselines(row: Row, prompts: PromptSet) -> Baselines:
+def _baselines(row: Row, prompts: Examples) -> Baselines:
     """Times of the timed answers of the target alone."""
     parts = (row.sums[name] for name in ("seconds", "first_seconds", "tokens", "first_tokens"))
     times = enumerate(zip(*parts, strict=True))
@@ -104,7 +104,7 @@ def _baselines(row: Row, prompts: PromptSet) -> Baselines:
 
 def _run(
     config: BenchConfig,
-    prompts: PromptSet,
+    prompts: Examples,
     decoding: DecodingConfig,
     baselines: Baselines,
     progress: Progress,
@@ -132,7 +132,7 @@ def _run(
 
 
 def _ask(
-    server: VllmServer, prompts: PromptSet, sampling: SamplingParams, number: int
+    server: VllmServer, prompts: Examples, sampling: SamplingParams, number: int
 ) -> TimedAnswer:
     """The answer to an example."""
     prompt, most = prompts.prompts[number], prompts.max_new_tokens
@@ -142,7 +142,7 @@ def _ask(
 
 @contextmanager
 def _server(
-    config: BenchConfig, prompts: PromptSet, decoding: DecodingConfig, progress: Progress
+    config: BenchConfig, prompts: Examples, decoding: DecodingConfig, progress: Progress
 ) -> Iterator[VllmServer]:
     """A server that decodes as configured."""
     choice, strategy = config.engine, decoding.strategy

@@ -21,7 +21,7 @@ from paceline.bench.answers import key_of, read_rows
 from paceline.bench.prediction import SPEEDUP, SURPRISAL, predict
 from paceline.bench.runner import finished, run_cells, target_texts
 from paceline.bench.sequential_test import Bound, confirm, statement
-from paceline.bench.tuning import FailedCell, Step, Tried, TuneConfig, Tuned
+from paceline.bench.tuning import FailedCell, Step, TuneConfig, Tuned
 from paceline.bench.workbench import (
     BenchConfig,
     bench_context,
@@ -44,14 +44,15 @@ from paceline.results.frontier import Frontier
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from paceline.bench.workbench import Workbench
+    from paceline.bench.tuning import Tried
+    from paceline.bench.workbench import Examples
     from paceline.core.rule_base import Rule
     from paceline.core.sampling import SamplingParams
     from paceline.measure.engine_costs import EngineCosts
     from paceline.measure.pair import Pair
     from paceline.results.row import Row
 
-__all__ = ["Bound", "FailedCell", "Tried", "TuneConfig", "Tuned", "tune"]
+__all__ = ["TuneConfig", "Tuned", "tune"]
 
 _FILE = "decoding.yaml"
 _STEPS: tuple[Step, Step] = ("choosing", "confirming")
@@ -61,8 +62,7 @@ def tune(config: TuneConfig, progress: Progress = silent) -> Tuned:
     """Choose a setting and write it to `decoding.yaml`.
 
     Raises:
-        UsageError: a model or the task cannot be used, the task has too few examples, or it has no
-            metric for a quality floor.
+        UsageError: a model or the task cannot be used, or it has no metric for a quality floor.
         NotReachedError: no setting meets the bound on the confirming examples.
     """
     if config.max_latency is None and config.task.metric is None:
@@ -84,9 +84,9 @@ def _tune(
 ) -> Tuned:
     bound = Bound(config, costs)
     pair = cache(lambda: load_models_of(config, costs))
-    choosing, confirming = (_Examples(config, costs, name, pair, progress) for name in _STEPS)
+    choosing, confirming = (_Measured(config, costs, name, pair, progress) for name in _STEPS)
     _ = choosing.work, confirming.work  # raises if a prompt is too long
-    candidates = propose(choosing, config)
+    candidates = propose(choosing)
     run.write_manifest(config)  # only after models and task were loaded
     for stale in (run.path / _FILE, run.result):  # possibly of another bound
         stale.unlink(missing_ok=True)
@@ -102,13 +102,19 @@ def _tune(
     confirmed = [tested for tested in tests if tested.met]
     failed = (*choosing.failed, *confirming.failed)
     if not confirmed:
-        raise NotReachedError(_not_reached(bound, tried, len(failed)))
+        best = max(one.measure(bound.figure).value for one in tried)
+        known = f" ({len(failed)} more failed, see rows.jsonl)" if failed else ""
+        raise NotReachedError(
+            f"none of {len(tried)} measurements{known} meets {config.bound}: the best "
+            f"{bound.figure} is {best:.3f}; loosen the bound, raise num_confirmed, or align the "
+            "draft further"
+        )
     tuned = Tuned(
         chosen=confirmed[-1],
         tried=tuple(tried),
         failed=failed,
         num_tests=sum(tested.lower_limit is not None for tested in tests),
-        statement=statement(bound, tests),
+        statement=statement(config, tests),
         config=config,
     )
     atomic_write_text(run.path / _FILE, to_yaml(tuned.chosen.decoding))
@@ -127,7 +133,7 @@ def _for_engine(config: TuneConfig, costs: EngineCosts) -> TuneConfig:
     return config.model_copy(update=changes)
 
 
-def _test(bound: Bound, confirming: _Examples, decoding: DecodingConfig) -> Tried | None:
+def _test(bound: Bound, confirming: _Measured, decoding: DecodingConfig) -> Tried | None:
     """Measure a setting on the confirming examples; None if it failed to decode them."""
     frontier = confirming.measure([decoding])
     rows = (row for row in frontier.rows if confirming.decoding_of(row) == decoding)
@@ -135,16 +141,8 @@ def _test(bound: Bound, confirming: _Examples, decoding: DecodingConfig) -> Trie
     return None if row is None else bound.tried(frontier, row, decoding, "confirming")
 
 
-def _not_reached(bound: Bound, tried: Sequence[Tried], num_failed: int) -> str:
-    failed = f" ({num_failed} more failed, see rows.jsonl)" if num_failed else ""
-    advice = bound.config.shortage or "loosen the bound, or align the draft further"
-    return (
-        f"none of {len(tried)} measurements{failed} meets {bound}; {bound.nearest(tried)}; {advice}"
-    )
-
-
-class _Examples:
-    """The examples of one step, with their own bench."""
+class _Measured:
+    """The examples of one step, measured in a bench of their own."""
 
     def __init__(
         self,
@@ -156,17 +154,15 @@ class _Examples:
     ) -> None:
         self.alone = DecodingConfig(strategy=Autoregressive(), sampling=config.sampling)
         self.failed: list[FailedCell] = []
-        self._wants_quality = config.quality_floor is not None
-        self.costs, self._concurrency = costs, config.concurrency
-        full_vocabulary = costs is not None and costs.full_vocabulary
-        self._setting = _bench_of(config, name, full_vocabulary=full_vocabulary)
+        self.config, self.costs = config, costs
+        self._setting = _bench_of(config, costs, name)
         self._context = bench_context(self._setting)
         self._pair = pair
         self._decodings: dict[str, DecodingConfig] = {}
         self.progress = progress
 
     @cached_property
-    def work(self) -> Workbench:
+    def work(self) -> Examples:
         """Models and examples, loaded on first use."""
         return prepare(self._setting, self.progress, self._pair(), "paceline tune")
 
@@ -202,9 +198,10 @@ class _Examples:
         ]
         done = [row for row in rows if not row.error]
         if self.costs is not None:
-            done = in_engine_seconds(done, self.costs, self._concurrency)
+            done = in_engine_seconds(done, self.costs, self.config.concurrency)
         frontier = Frontier(done)
-        if self._wants_quality and not frontier.value("quality", frontier.target):
+        floor = self.config.quality_floor
+        if floor and not frontier.value("quality", frontier.target):
             raise NotReachedError(
                 "the target itself scores 0 on these examples, so every setting meets a relative "
                 "floor; use more examples, another task, or max_latency"
@@ -212,13 +209,13 @@ class _Examples:
         return frontier
 
 
-def propose(choosing: _Examples, config: TuneConfig) -> list[DecodingConfig]:
+def propose(choosing: _Measured) -> list[DecodingConfig]:
     """Candidates to measure: lossless decoding, and those on the frontier of speed and surprisal.
 
     Each rule has its fastest block length. If there are more than `num_candidates`, they are evenly
     spaced in the order of surprisal, including both ends.
     """
-    texts = choosing.texts
+    texts, config = choosing.texts, choosing.config
     drafts, passes, server = config.sampling, None, config.server
     if (costs := choosing.costs) is not None:
         drafts = costs.proposals(config.sampling)
@@ -282,7 +279,7 @@ def spread(candidates: Sequence[DecodingConfig], count: int) -> list[DecodingCon
     return [candidates[round(number * last / (count - 1))] for number in range(count)]
 
 
-def _bench_of(config: TuneConfig, name: Step, *, full_vocabulary: bool) -> BenchConfig:
+def _bench_of(config: TuneConfig, costs: EngineCosts | None, name: Step) -> BenchConfig:
     choosing = name == "choosing"
     shared = {key: getattr(config, key) for key in ModelsConfig.model_fields}
     return BenchConfig(
@@ -292,7 +289,7 @@ def _bench_of(config: TuneConfig, name: Step, *, full_vocabulary: bool) -> Bench
         num_examples=config.num_examples if choosing else config.num_confirmed,
         skip_examples=0 if choosing else config.num_examples,
         num_timed=config.num_timed,
-        full_vocabulary=full_vocabulary,
+        full_vocabulary=costs is not None and costs.full_vocabulary,
     )
 
 

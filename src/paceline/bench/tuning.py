@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -12,7 +11,6 @@ from paceline.config import HomePath, Options, Result, StrictModel
 from paceline.core.bootstrap import LEAST_UNITS
 from paceline.core.rules import DEFAULT_RULES
 from paceline.core.sampling import SamplingParams
-from paceline.data.input_checks import InputChecks, note
 from paceline.decode.strategies import DecodingConfig
 from paceline.engines.kinds import KINDS, RuleServer
 from paceline.measure.engine_costs import WithCosts
@@ -25,6 +23,7 @@ from paceline.tasks import TaskChoice
 
 if TYPE_CHECKING:
     from paceline.core.bootstrap import Interval
+    from paceline.data.input_checks import InputChecks
     from paceline.engines.contract import Engine
 
 Step = Literal["choosing", "confirming"]
@@ -36,11 +35,10 @@ LEAST_CONFIRMED = LEAST_UNITS
 
 
 class TuneConfig(WithCosts, ModelsConfig):
-    """Configuration of `tune`, with exactly one of the three bounds.
+    """Configuration of `tune`, with one of the two bounds.
 
     Attributes:
         quality_floor: Minimum mean score, relative to the target's.
-        absolute_quality: Minimum mean score.
         max_latency: Maximum seconds per token, relative to the target's.
         output: Run directory; resumes if it exists. Its `decoding.yaml` is for `decode --config`.
         sampling: Sampling parameters.
@@ -61,7 +59,6 @@ class TuneConfig(WithCosts, ModelsConfig):
     task: TaskChoice
     output: HomePath
     quality_floor: float | None = Field(default=None, gt=0)
-    absolute_quality: float | None = Field(default=None, gt=0, le=1)
     max_latency: float | None = Field(default=None, gt=0)
     sampling: Annotated[SamplingParams, Options("temperature")] = SamplingParams()
     rules: tuple[RuleChoice, ...] = Field(default=DEFAULT_RULES, min_length=1)
@@ -82,11 +79,9 @@ class TuneConfig(WithCosts, ModelsConfig):
 
     @model_validator(mode="after")
     def _one_bound(self) -> TuneConfig:
-        bounds = [self.quality_floor, self.absolute_quality, self.max_latency]
-        if sum(bound is not None for bound in bounds) != 1:
+        if (self.quality_floor is None) == (self.max_latency is None):
             raise ValueError(
-                "set exactly one of quality_floor, absolute_quality and max_latency, such as "
-                "quality_floor 0.98"
+                "set exactly one of quality_floor and max_latency, such as quality_floor 0.98"
             )
         timed = self.num_timed
         if self.max_latency is not None and timed is not None and timed < LEAST_CONFIRMED:
@@ -112,9 +107,7 @@ class TuneConfig(WithCosts, ModelsConfig):
         return KINDS.get(self.served_by)
 
     def check(self, checks: InputChecks) -> None:
-        """Check the inputs, and note why few settings can be confirmed; raises UsageError."""
-        if self.shortage is not None:
-            note(self.shortage)
+        """Check the inputs; raises UsageError."""
         RunDirectory(self.output).check_kind(self)
         checks.device(self.device)
         check_costs(checks, self, self.block_lengths)
@@ -131,34 +124,11 @@ class TuneConfig(WithCosts, ModelsConfig):
         return tuple(gamma for gamma in self.num_speculative_tokens if gamma <= most)
 
     @property
-    def least_confirmed(self) -> int | None:
-        """Minimum number of examples to confirm a quality floor; None if there is none.
-
-        A setting with a probability f of a correct answer answers N of N examples correctly with
-        probability f^N, so N correct answers show a quality above f only if f^N <= 1 - confidence.
-        """
-        floor = self.quality_floor or self.absolute_quality
-        if floor is None or floor >= 1:
-            return None
-        return math.ceil(math.log(1 - self.confidence) / math.log(floor))
-
-    @property
-    def shortage(self) -> str | None:
-        """Why few settings can be confirmed, in one line; None if there is no such reason."""
-        floor = self.quality_floor or self.absolute_quality
-        if floor is not None and floor >= 1:
-            return (
-                f"a quality floor of {floor:g} can be confirmed only for lossless decoding and for "
-                "settings that score higher than the target; lower the floor, e.g. to 0.98"
-            )
-        least = self.least_confirmed
-        if least is None or self.num_confirmed >= least:
-            return None
-        return (
-            f"num_confirmed is {self.num_confirmed}: to confirm a quality of {floor:g} at "
-            f"confidence {self.confidence:g} takes at least {least} examples, even if every answer "
-            "is as good as the target's; raise num_confirmed, or lower the floor or the confidence"
-        )
+    def bound(self) -> str:
+        """The bound in words."""
+        if self.quality_floor is not None:
+            return f"a quality of at least {self.quality_floor:g} of the target's"
+        return f"a time per token of at most {self.max_latency:g} of the target's"
 
 
 class Tried(StrictModel):

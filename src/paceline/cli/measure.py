@@ -193,14 +193,12 @@ def score(result: "Score", config: "ScoreConfig") -> "Shown":
 
     Asks the server for answers to test examples and scores them as bench does. Needs the key task.
     """
-    from paceline.core.bootstrap import Interval
+    from math import isnan
 
     quality = "no metric" if result.score is None else f"{result.metric} {result.score}"
     yield f"{quality} on {result.num_examples:,} examples, {', '.join(result.servers)}"
     for name, value in result.corpus_scores.items():
-        bounds = result.corpus_intervals.get(name)
-        shown = f"{value:.2f}" if bounds is None else Interval(value, *bounds).text(".2f")
-        yield f"{name} {shown}"
+        yield f"{name} {f'{value.value:.2f}' if isnan(value.low) else value.text('.2f')}"
     yield (
         f"{result.num_tokens:,} tokens, {result.num_cut:,} answers cut at max_new_tokens "
         f"{config.max_new_tokens}; answers are in {config.output}/metrics.jsonl"

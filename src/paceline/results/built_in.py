@@ -125,13 +125,6 @@ BUILT_IN: Sequence[Figure] = (
         format=".2f",
     ),
     Figure(
-        "request_speedup",
-        "seconds of a request with another model alone / of decoding with the draft, measured by "
-        "turns on the same requests; texts may have other lengths",
-        (("reference_seconds", "seconds"),),
-        format=".2f",
-    ),
-    Figure(
         "cross_entropy",
         "-sum over the vocabulary of p log q, p the target's and q the draft's distribution; mean "
         "over tokens that the target generated",

@@ -29,8 +29,7 @@ Names of sums:
     seconds, first_seconds, first_tokens
                                 of a request; until its first tokens, and their number
     target_seconds, target_first_seconds, target_tokens, target_first_tokens
-                                of the same request with the target alone, timed by turns;
-                                `reference_*`: with a third model
+                                of the same request with the target alone, timed by turns
     identical, ties             of a greedy text: whether it is the target's, or differs at a tie
 """
 

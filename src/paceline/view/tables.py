@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from paceline.bench.tune import Tuned
-    from paceline.bench.tuning import Step, TuneConfig
+    from paceline.bench.tuning import Step
     from paceline.decode.strategies import DecodingConfig
     from paceline.measure import Measurement
     from paceline.measure.analysis import PredictedFrontier
@@ -225,7 +225,7 @@ def tuned_tables(found: Tuned) -> list[Table]:
     }
     tables: list[Table] = []
     for step, title in steps.items():
-        own = [_tried(row, found.config) for row in found.rows(step)]
+        own = [_tried(row) for row in found.rows(step)]
         forms = dict.fromkeys(("quality", "relative_quality"), ".2f")
         settings = {"columns": columns, "formats": forms, "units": "examples"}
         tables.append(Table(title, own, text=text, **settings))
@@ -239,10 +239,9 @@ def name_of(decoding: DecodingConfig) -> str:
     return f"{family(decoding)} {setting(decoding)}".strip()
 
 
-def _tried(row: Row, config: TuneConfig) -> Line:
+def _tried(row: Row) -> Line:
     line: Line = {"family": row.setting["family"], "setting": row.setting.get("setting", "-")}
-    quality = "relative_quality" if config.absolute_quality is None else "quality"
-    for name in (quality, "speedup"):
+    for name in ("relative_quality", "speedup"):
         found = measure(name, row)
         line[name] = None if math.isnan(found.value) else found
     if row.has(examples="confirming"):
