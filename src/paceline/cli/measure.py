@@ -1,9 +1,7 @@
 """Commands that measure drafts and models."""
 
 import json
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from paceline.cli import options
 from paceline.cli.command import Call, Group, Verb, styled
@@ -150,7 +148,6 @@ def verify(result: "LosslessnessReport", _config: "VerifyConfig") -> "Shown":
 @MEASURE.command("paceline.measure.trajectory:TrajectoryConfig")
 def trajectory(
     call: Call,
-    plot: Annotated[bool, typer.Option(help="Also plot tau over steps and over seconds.")] = False,
     dry_run: options.DryRun = False,
     html: options.Html = None,
 ) -> None:
@@ -166,18 +163,10 @@ def trajectory(
 
     check_html(html)
     config = call.build(TrajectoryConfig)
-    if plot:
-        from paceline.view import require
-
-        require()  # fails before the measurement
     call.check(config, dry_run=dry_run)
     with progress_bars() as progress:
         rows = run(config, progress)
     stdout.print(printed(*trajectory_tables(rows)))
-    if plot:
-        from paceline.view.training_pages import draw_trajectories
-
-        draw_trajectories(rows, config.output / "trajectory.png")
     stdout.print(f"rows are in {config.output}/rows.jsonl")
     if html is not None:
         from paceline.records import RunDirectory

@@ -58,18 +58,15 @@ def write_report(run: Path, html: Path | None = None) -> Report:
     `html`: The file to write instead.
 
     Raises:
-        UsageError: the path is no run, its rows cannot be read, a library is not installed, or
-            another program wrote the file that the page belongs in.
+        UsageError: the path is no run, its rows cannot be read, or a library is not installed.
         StorageError: the page cannot be written.
     """
     require()
-    from paceline.view.read import check_replaceable, read_page
+    from paceline.view.read import read_page
     from paceline.view.render import write
 
     found = read_page(run)
-    if html is None:
-        check_replaceable(found.path)
-    else:
+    if html is not None:
         found = found._replace(path=html)
     write(found.page, found.path)
     return found

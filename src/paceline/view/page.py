@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from paceline.results.row import Row
 
-    Measure = Callable[[str, Row], Interval | None]
     Item = TypeVar("Item")
     Key = TypeVar("Key", bound=Hashable)
 
@@ -90,25 +89,15 @@ def flat(rows: Iterable[Line]) -> list[Line]:
 
 @dataclass(frozen=True)
 class Source:
-    """The command and the configuration that made some rows.
+    """The command that made some rows, its resolved configuration, and versions and machine.
 
-    Attributes:
-        command: Such as `paceline bench --config bench.yaml`; the page offers `config` under this
-            file name.
-        config: The resolved configuration; None if the rows do not record it.
-        environment: Versions, machine and git state, if they are recorded.
+    The page offers `config` under the name `file`; None: the rows do not record it.
     """
 
     command: str
     config: Mapping[str, Any] | None = None
     environment: Mapping[str, Any] | None = None
-
-    @property
-    def file(self) -> str:
-        """File name of the configuration: that in the command, else `config.yaml`."""
-        words = self.command.split()
-        names = [word.rpartition("/")[2] for word in words if word.endswith(".yaml")]
-        return next(iter(names), "config.yaml")
+    file: str = "config.yaml"
 
     @property
     def facts(self) -> list[str]:
@@ -131,14 +120,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """Charts with their data.
-
-    Attributes:
-        title: What is plotted against what.
-        text: What the figure shows and how to read it.
-        panels: The charts; several share the data and the space.
-        rows: All plotted values, for the table and the CSV file.
-    """
+    """Charts with all plotted values, which the table and the CSV file show."""
 
     kind: ClassVar = "chart"
     title: str
@@ -204,16 +186,10 @@ def lines_of(
     figures: Sequence[str] = (),
     *,
     bare: Sequence[str] = (),
-    measure: Measure | None = None,
 ) -> list[Line]:
     """A line per result row: some of its settings, and some of its figures with their intervals.
 
-    Args:
-        rows: Result rows.
-        settings: Names of settings. Those that no row has are left out, as are figures.
-        figures: Names of figures in `results.figures`.
-        bare: Those of them that are shown without intervals.
-        measure: Gives a figure of a row by its name; by default the registry does.
+    Settings and figures that no row has are left out. `bare`: figures without intervals.
     """
 
     def measured(name: str, row: Row) -> Interval | None:
@@ -227,7 +203,7 @@ def lines_of(
     lines: list[Line] = []
     for row in rows:
         line: Line = {name: row.setting.get(name) for name in settings}
-        lines.append(line | {name: (measure or measured)(name, row) for name in figures})
+        lines.append(line | {name: measured(name, row) for name in figures})
     known = {name for line in lines for name, value in line.items() if value is not None}
     return [{name: line[name] for name in line if name in known} for line in lines]
 
@@ -262,17 +238,7 @@ def numeric(rows: Sequence[Line]) -> set[str]:
     }
 
 
-@dataclass(frozen=True)
-class Text:
-    """Text in a box; the title may be empty."""
-
-    kind: ClassVar = "text"
-    rows: ClassVar[Sequence[Line]] = ()
-    title: str
-    text: str = ""
-
-
-Block = Figure | Table | Text
+Block = Figure | Table
 
 
 @dataclass(frozen=True)
@@ -300,12 +266,9 @@ class Fact:
 
 @dataclass(frozen=True)
 class Page:
-    """A report.
+    """A report: a verdict in one sentence with its numbers, and sections in reading order.
 
     Attributes:
-        title: Of the page and of the browser's tab.
-        verdict: One sentence with its numbers.
-        sections: In reading order.
         word: The verdict as a word, such as GO or passed; may be empty.
         tone: How the word is marked.
         facts: A few numbers below the verdict.
@@ -338,7 +301,7 @@ def source_of(
         return Source(f"paceline {command}", None, environment)
     values = json.loads(config.model_dump_json()) if isinstance(config, StrictModel) else config
     file = command.split()[0] + ".yaml"
-    return Source(f"paceline {command} --config {file}", values, environment)
+    return Source(f"paceline {command} --config {file}", values, environment, file)
 
 
 def about(source: Source, *lines: str) -> list[str]:

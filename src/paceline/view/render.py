@@ -58,24 +58,15 @@ def render(page: Page) -> str:
 
 
 def _data(page: Page) -> dict[str, Any]:
-    """What scripts draw and offer: charts, rows as CSV, each in the page's order; configuration.
-
-    The rows of a chart are columns.
-    """
+    """What scripts draw and offer: charts, rows as CSV, each in the page's order; configuration."""
     panels = [panel for block in page.blocks if isinstance(block, Figure) for panel in block.panels]
     config = None if page.source is None else page.source.config
     return {
         "config": charts.CONFIG,
-        "charts": [_in_columns(panel.chart) for panel in panels],
+        "charts": [panel.chart for panel in panels],
         "csv": [to_csv(block.rows) for block in page.blocks if block.rows and page.source],
         "yaml": [] if config is None else [dump_yaml(config, allow_unicode=True)],
     }
-
-
-def _in_columns(chart: Mapping[str, Any]) -> dict[str, Any]:
-    rows = chart["data"]["values"]
-    columns = {name: [row.get(name) for row in rows] for name in columns_of(rows)}
-    return {**chart, "data": {"columns": columns}}
 
 
 def write(page: Page, path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from paceline.core.bootstrap import Interval
 from paceline.measure.trajectory import START, draft_name, gain_of
@@ -21,7 +21,6 @@ from paceline.view.page import (
     case_of,
     grouped,
     interval_text,
-    lines_of,
     sentence,
     source_of,
 )
@@ -29,7 +28,6 @@ from paceline.view.tables import before_and_after, checkpoint_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from paceline.results.row import Row
     from paceline.view.page import Block, Line
@@ -139,34 +137,17 @@ def _loss(steps: Sequence[Mapping[str, Any]]) -> Section:
         row: Line = {"curve": "loss", "step": part[-1]["step"], "seconds": part[-1]["elapsed_s"]}
         losses = [one["loss"] for one in part]
         row["loss"] = losses[0] if size == 1 else _range(losses)
-        row |= {"gradient norm": _mean(part, "gradient_norm")}
-        row |= {"learning rate": part[-1].get("learning_rate")}
-        rows.append(row | {"tokens per s": _mean(part, "tokens_per_s")})
-
+        rows.append(row)
     each = f" Each point is the mean of {size} steps, the band their range." if size > 1 else ""
     text = f"Training loss per token, on text that changes from step to step.{each}"
-    over = {"Over steps": "step", "Over time": "seconds"}
-    rate = Axis("tokens per s", "tokens per second", "~s")
-    more = {"Gradient norm": "gradient norm", "Tokens per second": rate}
-    small = {"group": "curve", "size": 24}
-    title, means = "Gradient norm and throughput", "Means of the same steps."
-    blocks = [
-        plotted(
-            "Loss over training", text, rows, charts.curves, over, Axis("loss", "loss"), **small
-        ),
-        plotted(title, means, rows, charts.curves, "step", more, **small),
-    ]
-    return Section("Loss", blocks)
+    axes = "step", Axis("loss", "loss")
+    chart = plotted("Loss over training", text, rows, charts.curves, *axes, group="curve")
+    return Section("Loss", [chart])
 
 
 def _range(losses: Sequence[float]) -> Interval:
     """Their mean, from the least to the largest."""
     return Interval(sum(losses) / len(losses), min(losses), max(losses))
-
-
-def _mean(part: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    values = [row[name] for row in part if row.get(name) is not None]
-    return sum(values) / len(values) if values else None
 
 
 def trajectory_page(rows: Sequence[Row], manifest: Mapping[str, Any] | None) -> Page:
@@ -233,36 +214,3 @@ def _case(where: str, rows: Sequence[Row]) -> Section:
 def _line(run: str, row: Row) -> Line:
     names: Line = {"run": run, "draft": row.setting["label"], "step": row.setting.get("step", 0)}
     return names | {"seconds": row.totals["elapsed_s"]}
-
-
-def draw_trajectories(rows: Sequence[Row], path: Path) -> None:
-    """Write an image of tau over steps and over seconds, a column per gamma.
-
-    Successive runs are concatenated along the axis. Raises StorageError.
-    """
-    lines: list[Line] = []
-    for own in grouped(rows, lambda row: (case_of(row), row.setting["gamma"])).values():
-        places = zip(own, along(own, "step"), along(own, "elapsed_s"), strict=True)
-        named = [{"line": case_of(row), "step": step, "seconds": s} for row, step, s in places]
-        figures = lines_of(own, ("gamma",), ("block_efficiency",))
-        lines += [name | line for name, line in zip(named, figures, strict=True)]
-    over = [
-        plotted("", "", lines, charts.curves, x, "block_efficiency", group="line", by="gamma")
-        for x in ("step", "seconds")
-    ]
-    panels = [panel for one in over for panel in one.panels]
-    charts.save(panels, path, columns=len(panels) // 2)
-
-
-def along(rows: Sequence[Row], figure: Literal["step", "elapsed_s"]) -> list[float]:
-    """The position of each draft on an axis, with runs concatenated."""
-    positions: list[float] = []
-    before = last = 0.0
-    for index, row in enumerate(rows):
-        if index and row.source.run != rows[index - 1].source.run:
-            before = last
-        last = before + float(
-            row.setting.get("step", 0) if figure == "step" else row.totals[figure]
-        )
-        positions.append(last)
-    return positions
