@@ -59,11 +59,7 @@ def context_of(row: Row) -> str:
 
 
 def read_rows(folder: Path, context: str | None = None) -> list[Row]:
-    """The rows of each cell with this context; None: the context of the last row.
-
-    Raises:
-        UsageError: a row has another version, is malformed, or is not of a bench.
-    """
+    """The rows of each cell with this context; None: the context of the last row."""
     rows = _read(folder)
     if context is None and rows:
         context = context_of(rows[-1])
@@ -71,11 +67,7 @@ def read_rows(folder: Path, context: str | None = None) -> list[Row]:
 
 
 def keep(folder: Path, rows: Iterable[Row], texts: Mapping[str, Texts] | None = None) -> None:
-    """Add rows, which replace earlier ones of the same cells, and texts of answers by key.
-
-    Raises:
-        StorageError: they cannot be written; what was kept before is unchanged.
-    """
+    """Add rows, which replace earlier ones of the same cells, and texts of answers by key."""
     for key, tokens in (texts or {}).items():  # first, so that a finished row has its texts
         append_jsonl(folder / ANSWERS, {"key": key, "tokens": tokens})
     for row in rows:
@@ -83,11 +75,7 @@ def keep(folder: Path, rows: Iterable[Row], texts: Mapping[str, Texts] | None = 
 
 
 def complete(folder: Path) -> None:
-    """Write the file of rows again: a row per cell, with the target's score of each example.
-
-    Raises:
-        StorageError: it cannot be written; what was kept before is unchanged.
-    """
+    """Write the file of rows again: a row per cell, with the target's score of each example."""
     rows = _read(folder)
 
     def shared(row: Row) -> tuple[str, tuple[Any, ...]]:

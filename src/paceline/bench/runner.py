@@ -9,15 +9,13 @@ cells and repeats failed ones.
 from __future__ import annotations
 
 import itertools
-import time
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from paceline.bench.answers import ANSWERS, complete, keep, key_of, read_rows, read_texts
-from paceline.bench.prediction import is_predictable, is_predicted, predict, with_predictions
-from paceline.bench.served_cells import costs_from, serve_cells
+from paceline.bench.answers import complete, keep, key_of, read_rows
+from paceline.bench.served_cells import serve_cells
 from paceline.bench.workbench import (
     BenchConfig,
     Cell,
@@ -29,8 +27,8 @@ from paceline.bench.workbench import (
 )
 from paceline.data.input_checks import checked
 from paceline.decode import AutoregressiveDecoder
-from paceline.decode.strategies import Autoregressive, build_decoder
-from paceline.errors import ContextLengthError, UsageError
+from paceline.decode.strategies import build_decoder
+from paceline.errors import ContextLengthError
 from paceline.measure.latency import has_room, time_request, warm_up
 from paceline.models.loading import load_tokenizer
 from paceline.progress import Progress, silent
@@ -42,7 +40,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.bench.answers import Answer
-    from paceline.core.sampling import SamplingParams
     from paceline.core.stats import TimedAnswer, Times
     from paceline.decode.decoder import Decoder
     from paceline.decode.strategies import DecodingConfig
@@ -54,19 +51,14 @@ _BATCHES_AT_ONCE = 8  # per progress report
 
 
 class Progressed(NamedTuple):
-    """State of a bench: rows, and number of cells left because of `max_seconds`."""
+    """State of a bench: rows, and number of cells without one."""
 
     rows: list[Row]
     num_left: int
 
 
 def bench(config: BenchConfig, progress: Progress = silent) -> Progressed:
-    """Run the cells without a row.
-
-    Raises:
-        UsageError: a model, the task or the output cannot be used.
-        StorageError: rows cannot be written; rows written before are kept.
-    """
+    """Run the cells without a row."""
     checked(config)
     run = RunDirectory(config.output)
     before = run.read_manifest() or {}
@@ -76,7 +68,7 @@ def bench(config: BenchConfig, progress: Progress = silent) -> Progressed:
 
 
 def _bench(config: BenchConfig, run: RunDirectory, progress: Progress) -> Progressed:
-    cells = config.grid.cells()
+    cells = config.cells()
     context = bench_context(config)
     done = finished(cells, context, read_rows(run.path, context))
     missing = [cell for cell in cells if cell not in done]
@@ -85,24 +77,11 @@ def _bench(config: BenchConfig, run: RunDirectory, progress: Progress) -> Progre
     # after loading the models: a report names those of the manifest
     run.write_manifest(config, context=context)
     if work is not None:
-        missing = run_cells(work, missing, run.path, config.max_seconds, progress)
+        run_cells(work, missing, run.path, progress)
+        missing = []
     elif missing:
         prompts = examples_of(config, load_tokenizer(config.target))
         missing = serve_cells(config, prompts, missing, read_rows(run.path, context), progress)
-    rows = read_rows(run.path, context)
-    unpredicted = [
-        cell for cell in finished(cells, context, rows, predicted=False) if is_predictable(cell)
-    ]
-    if served:  # vLLM's drafts ignore top-k and top-p, so predictions would be of other drafts
-        unfiltered = [c for c in unpredicted if c.sampling.top_p == 1 and not c.sampling.top_k]
-        unpredicted = unfiltered
-    if unpredicted:
-        passes = partial(costs_from, rows, config.max_new_tokens - 1) if served else None
-        texts = target_texts(run.path, context, finished(cells, context, rows))
-        predictions = predict(
-            work or prepare(config, progress), texts, unpredicted, progress, passes
-        )
-        keep(run.path, with_predictions(rows, predictions))
     complete(run.path)
     rows = read_rows(run.path, context)
     keys = {cell_key(context, cell) for cell in cells}  # a failed cell may be asked for no more
@@ -110,29 +89,11 @@ def _bench(config: BenchConfig, run: RunDirectory, progress: Progress) -> Progre
     return Progressed(rows, len(missing))
 
 
-def target_texts(
-    folder: Path, context: str, done: Sequence[DecodingConfig]
-) -> dict[SamplingParams, list[list[int]]]:
-    """Answers of the target alone by their sampling, of the finished cells.
-
-    Raises:
-        UsageError: the file of answers lacks them.
-    """
-    texts = read_texts(folder)
-    keys = {cell_key(context, c): c for c in done if isinstance(c.strategy, Autoregressive)}
-    if keys.keys() - texts.keys():
-        raise UsageError(
-            f"{folder / ANSWERS} lacks answers of the target alone, which predictions need; run "
-            "again in a new directory"
-        )
-    return {cell.sampling: texts[key] for key, cell in keys.items()}
-
-
 def finished(
-    cells: Sequence[DecodingConfig], context: str, rows: Sequence[Row], *, predicted: bool = True
+    cells: Sequence[DecodingConfig], context: str, rows: Sequence[Row]
 ) -> list[DecodingConfig]:
-    """The cells that were measured; without `predicted`, only those that were not predicted."""
-    done = {key_of(row) for row in rows if not row.error and (predicted or not is_predicted(row))}
+    """The cells that were measured."""
+    done = {key_of(row) for row in rows if not row.error}
     return [cell for cell in cells if cell_key(context, cell) in done]
 
 
@@ -140,14 +101,10 @@ def run_cells(
     work: Examples,
     cells: Sequence[DecodingConfig],
     folder: Path,
-    max_seconds: float | None = None,
     progress: Progress = silent,
-) -> list[DecodingConfig]:
-    """Run cells in groups, and append their rows. -> the cells left because of `max_seconds`."""
-    started = time.monotonic()
+) -> None:
+    """Run cells in groups, and append their rows."""
     for number, group in groups(cells):
-        if max_seconds is not None and time.monotonic() - started > max_seconds:
-            return list(cells[number:])
 
         def report(part: float, done: int = number, size: int = len(group)) -> None:
             progress("cells", done + part * size, len(cells))
@@ -156,7 +113,6 @@ def run_cells(
         rows = [cell.row() for cell in ended]
         keep(folder, rows, {key: texts for cell in ended for key, texts in cell.texts.items()})
     progress("cells", len(cells), len(cells))
-    return []
 
 
 def groups(cells: Sequence[DecodingConfig]) -> Iterator[tuple[int, list[DecodingConfig]]]:

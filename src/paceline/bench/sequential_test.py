@@ -12,30 +12,61 @@ al. 2021, "Learn then Test", section 3).
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
 
-from paceline.bench.tuning import NOT_MET, Tried
+from paceline.config import StrictModel
 from paceline.core.bootstrap import Interval, product_interval, ratio_interval
+from paceline.decode.strategies import DecodingConfig
 from paceline.results.figures import at_confidence
-from paceline.results.frontier import is_lossless, with_target_scores
+from paceline.results.frontier import is_lossless, measure, with_target_scores
+from paceline.results.row import Row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
-    from paceline.bench.tuning import Step, TuneConfig
-    from paceline.decode.strategies import DecodingConfig
+    from paceline.bench.tune import TuneConfig
     from paceline.measure.engine_costs import EngineCosts
     from paceline.results.frontier import Frontier
-    from paceline.results.row import Row
 
     Worth = tuple[float, bool, float]
     """Sort key: value, then settings with a draft, then speed."""
 
 Setting = TypeVar("Setting")
+Step = Literal["choosing", "confirming"]
+NOT_MET = "no"
+"""Value of the setting `met` of a row whose bound is not met."""
+
+
+class Tried(StrictModel):
+    """A measured candidate.
+
+    Attributes:
+        row: The cell, with the target's score and seconds on the same examples. Its setting says
+            `examples`: choosing or confirming, and `met`: whether the bound is. On the choosing
+            examples the figure meets it, on the confirming ones its `lower_limit`, which is among
+            the totals. That of lossless decoding and of the target alone is met by proof.
+    """
+
+    decoding: DecodingConfig
+    row: Row
+
+    @property
+    def met(self) -> bool:
+        """Whether the bound is met."""
+        return self.row.setting["met"] != NOT_MET
+
+    @property
+    def lower_limit(self) -> float | None:
+        """Lower confidence limit of the bounded figure; None if no test is needed."""
+        return self.row.totals.get("lower_limit")
+
+    def measure(self, figure: str) -> Interval:
+        """A figure with its interval; NaN if it is unknown."""
+        return measure(figure, self.row)
 
 
 class Bound:

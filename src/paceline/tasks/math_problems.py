@@ -122,11 +122,7 @@ class Arithmetic(Task):
         return "accuracy"
 
     def examples(self, split: Split, count: int, seed: int = 0) -> list[TaskExample]:
-        """Expressions of one split, drawn by reasoning_gym.
-
-        Raises:
-            UsageError: the settings allow too few test expressions.
-        """
+        """Expressions of one split, drawn by reasoning_gym."""
         check_count(count)
         match split:
             case "test":

@@ -95,10 +95,6 @@ class RowTask(Task):
 
         Training rows are distinct. A row that the test corpus repeats is an example each time, as
         in scores of the whole corpus by other programs.
-
-        Raises:
-            PromptError: the corpus cannot be read, or a row lacks a column, a text or a reference.
-            UsageError: it has fewer rows, or no train_corpus is configured.
         """
         check_count(count)
         test = list(self.items(self.corpus))
@@ -133,11 +129,7 @@ class RowTask(Task):
         return answer[: min(ends, default=len(answer))].strip()
 
     def read_references(self, value: Any, name: str, where: str) -> tuple[str, ...]:
-        """The reference answers in a column; a task may accept other values than a text.
-
-        Raises:
-            PromptError: there is none.
-        """
+        """The reference answers in a column; a task may accept other values than a text."""
         if not isinstance(value, str):
             raise PromptError(
                 f"{where} has no reference answer as text in column {name}; fill it or leave the "

@@ -6,7 +6,6 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from paceline.bench.answers import SAMPLED, context_of, read_rows
-from paceline.bench.prediction import REJECTION, SPEEDUP, SURPRISAL
 from paceline.bench.settings import family
 from paceline.core.bootstrap import Interval
 from paceline.errors import UsageError
@@ -197,11 +196,8 @@ def _lines(frontier: Frontier) -> list[Line]:
         line |= {name: frontier.measure(name, row) for name in figures}
         latency = FIGURES["relative_latency"]
         line |= {latency.name: latency.of_base(row, number(line, "speedup"))}
-        if SPEEDUP in row.totals:
-            line |= {name: row.totals.get(name) for name in (REJECTION, SPEEDUP)}
         for name, value in row.totals.items():
-            if name not in (REJECTION, SURPRISAL, SPEEDUP):
-                line[name] = Interval(value, *row.bounds.get(name, _UNBOUNDED))
+            line[name] = Interval(value, *row.bounds.get(name, _UNBOUNDED))
     return lines
 
 

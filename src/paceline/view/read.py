@@ -38,11 +38,7 @@ _WANTED = (
 
 
 def read_page(path: Path) -> Report:
-    """Make the page of a run directory or of a result file.
-
-    Raises:
-        UsageError: the path is not a run, or its rows cannot be read.
-    """
+    """Make the page of a run directory or of a result file."""
     page = _of_file(path) if path.is_file() else _of_directory(path)
     return Report(page, path.with_suffix(".html") if path.is_file() else path / "report.html")
 

@@ -70,11 +70,7 @@ def _data(page: Page) -> dict[str, Any]:
 
 
 def write(page: Page, path: Path) -> None:
-    """Write the page.
-
-    Raises:
-        StorageError: the file cannot be written.
-    """
+    """Write the page."""
     atomic_write_text(path, render(page))
 
 

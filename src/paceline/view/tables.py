@@ -19,8 +19,8 @@ from paceline.view.page import Table, case_of, number, sampling_words, table_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from paceline.bench.sequential_test import Step
     from paceline.bench.tune import Tuned
-    from paceline.bench.tuning import Step
     from paceline.decode.strategies import DecodingConfig
     from paceline.measure import Measurement
     from paceline.measure.analysis import PredictedFrontier
