@@ -13,8 +13,7 @@ from rich.console import Console
 
 from paceline.bench import BenchConfig, bench, read_rows, runner
 from paceline.bench.answers import read_texts
-from paceline.bench.prediction import SPEEDUP, SURPRISAL, predict
-from paceline.bench.tune import TuneConfig, Tuned, spread, tune, undominated
+from paceline.bench.tune import Predicted, TuneConfig, Tuned, predict, spread, tune, undominated
 from paceline.cli.decode import usage
 from paceline.cli.tables import printed
 from paceline.config import load_config, validate
@@ -23,7 +22,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.data.input_checks import InputChecks
 from paceline.decode import AutoregressiveDecoder
 from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative
-from paceline.errors import ConfigError, InputNote, ModelLoadError, NotReachedError, UsageError
+from paceline.errors import ConfigError, ModelLoadError, NotReachedError, UsageError
 from paceline.models import load_model
 from paceline.records import RunDirectory
 from paceline.train.config import Checkpoints
@@ -77,12 +76,12 @@ def tuned(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Tuned:
     return tune(settings(folder, tmp_path_factory.mktemp("tuned") / "run", quality_floor=0.4))
 
 
-Candidate = tuple[dict[str, float], DecodingConfig]
+Candidate = tuple[Predicted, DecodingConfig]
 
 
 def candidate(alpha: float, surprisal: float, speedup: float) -> Candidate:
     decoding = DecodingConfig(strategy=Speculative(rule=Chow(alpha)))
-    return {SURPRISAL: surprisal, SPEEDUP: speedup}, decoding
+    return Predicted(surprisal, speedup), decoding
 
 
 def alphas(decodings: list[DecodingConfig]) -> list[float]:
@@ -145,15 +144,6 @@ def test_what_is_printed_of_settings_follows_from_the_rows_in_the_json(tuned: Tu
         assert limit is None or any(f"{limit:.3f}" in line for line in own)
 
 
-def test_too_few_examples_to_confirm_a_setting_are_noted_before_a_model_is_loaded(
-    folder: Path, tmp_path: Path
-):
-    nowhere = settings(folder, tmp_path / "run", target="nowhere", quality_floor=0.98)
-    takes = "to confirm a quality of 0.98 at confidence 0.8 takes at least 80 examples"
-    with pytest.warns(InputNote, match=takes), pytest.raises(ModelLoadError):
-        tune(nowhere)
-
-
 def test_too_few_examples_of_the_task_are_known_before_a_model_is_loaded(
     folder: Path, tmp_path: Path
 ):
@@ -207,7 +197,7 @@ def test_a_bound_that_nothing_meets_is_one_line_and_leaves_no_setting_of_an_earl
 ):
     out = shutil.copytree(tuned.config.output, tmp_path / "run")
     assert (out / "decoding.yaml").exists()
-    with pytest.raises(NotReachedError, match=r"meets 50 of the target's quality; the best"):
+    with pytest.raises(NotReachedError, match="the best relative_quality is"):
         tune(settings(folder, out, quality_floor=50.0))
     assert not (out / "decoding.yaml").exists()
     assert not (out / "result.json").exists()
@@ -236,7 +226,7 @@ def test_choosing_and_confirming_share_no_example(tuned: Tuned):
 def test_a_second_start_measures_nothing_and_says_the_same(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    config = settings(folder, tmp_path / "run", absolute_quality=0.01)
+    config = settings(folder, tmp_path / "run", quality_floor=0.01)
     first = tune(config)
 
     def never(*_: Any) -> None:
@@ -279,7 +269,7 @@ def test_a_part_of_nothing_is_no_bound(folder: Path, tmp_path: Path):
 
 
 def test_a_latency_that_nothing_meets_is_one_line_with_the_fastest(folder: Path, tmp_path: Path):
-    with pytest.raises(NotReachedError, match=r"meets 1e-06 of the target's latency; the fastest"):
+    with pytest.raises(NotReachedError, match="at most 1e-06 of the target's: the best speedup is"):
         tune(settings(folder, tmp_path / "fast", max_latency=1e-6, num_timed=None))
 
 
