@@ -52,7 +52,7 @@ VERDICTS = {
     "measure": "Measured 1.30x (1.20 to 1.40) at gamma 2; <b>& more.",
     "served": "Figures agree at 2 positions.",
     "verify": (
-        "All 5 greedy texts equal the target's, and 80 sampled tokens follow its distribution (p "
+        "5 of 5 greedy texts equal the target's, and 80 sampled tokens follow its distribution (p "
         "0.4); the same test rejects a broken rule."
     ),
     "align": (
@@ -85,7 +85,7 @@ def test_the_word_and_its_mark_are_those_of_the_result(page_of: Pages, tmp_path:
     }
     failed = read_page(reports.losslessness(tmp_path, p_value=1e-6)).page
     assert (failed.word, failed.tone) == ("FAILED", "bad")
-    assert "do not follow the target's distribution: p 1e-06" in failed.verdict
+    assert "sampled tokens do not follow its distribution (p 1e-06)" in failed.verdict
 
 
 def test_a_measurement_plots_predictions_and_measured_speedups(page_of: Pages):
@@ -119,12 +119,6 @@ def test_a_served_measurement_puts_counters_beside_the_prediction(page_of: Pages
         *(("served", 0), ("predicted", 0), ("served", 1), ("predicted", 1)),
     ]
     assert [row["position_acceptance"] for row in rows] == pytest.approx([0.5] * 2 + [0.4] * 2)
-
-
-def test_cells_of_the_g_test_have_their_expected_number(page_of: Pages):
-    rows = flat(blocks_of(page_of("verify"))["Tokens in each cell: lossless rule"].rows)
-    assert [row["tokens"] for row in rows] == [22, 19, 18, 21]
-    assert {row["expected"] for row in rows} == {20.0}
 
 
 def test_loss_is_averaged_over_steps_and_keeps_its_range(page_of: Pages):
@@ -174,25 +168,6 @@ def test_quality_of_drafts_is_shown_over_training_if_it_was_measured(tmp_path: P
     figures = blocks_of(read_page(folder).page)
     rows = flat(figures["Quality over training: translation, temperature 0"].rows)
     assert [row["quality"] for row in rows] == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4, 0.5])
-
-
-@pytest.mark.parametrize(
-    ("runs", "shown"),
-    [
-        (["runs/second"], {"second"}),  # a run that was left out later
-        ([f"{Path.cwd()}/runs/first", "runs/second"], {"first", "second"}),
-    ],
-)
-def test_the_runs_of_a_trajectory_are_those_of_its_manifest(
-    runs: list[str], shown: set[str], tmp_path: Path
-):
-    folder = reports.trajectory_run(tmp_path)
-    if len(runs) == 2:  # relative and absolute paths
-        file = folder / "rows.jsonl"
-        file.write_text(file.read_text().replace("runs/first", runs[0]))
-    reports.manifest(folder, "Trajectory", target="t", runs=runs)
-    figure = next(iter(blocks_of(read_page(folder).page).values()))
-    assert {row["run"] for row in figure.rows} == shown
 
 
 def test_commands_name_what_their_files_do_not_hold(page_of: Pages):

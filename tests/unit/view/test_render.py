@@ -28,7 +28,6 @@ from paceline.view.page import (
     Section,
     Source,
     Table,
-    Text,
     flat,
     interval_text,
     shown,
@@ -38,7 +37,7 @@ from support import reports
 
 NOTATION = (Path(__file__).parents[3] / "docs/notation.md").read_text(encoding="utf-8")
 SOURCE = Source("paceline bench --config bench.yaml", {"seed": 3})
-PLAIN = Section("One", [Text("", "Text.")])
+PLAIN = Section("One", [Table("", [{"a": 1}])])
 Written = Callable[[str], str]
 
 
@@ -80,7 +79,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     return make
 
 
-def page_of(*blocks: Figure | Table | Text, source: Source | None = SOURCE) -> str:
+def page_of(*blocks: Figure | Table, source: Source | None = SOURCE) -> str:
     return render.render(Page("Title", "A verdict.", [Section("Part", blocks)], source=source))
 
 
@@ -153,8 +152,8 @@ def test_the_configuration_of_a_page_runs_the_command_again(kind: str, written: 
     assert config.model_dump(mode="json") == values
 
 
-def test_figures_point_to_their_source_and_a_remark_has_none():
-    text = page_of(figure("One"), figure("Two"), Text("", "A remark."))
+def test_figures_point_to_their_source():
+    text = page_of(figure("One"), figure("Two"))
     links = [link["href"] for link in Reader(text).links if "download" not in link]
     assert links.count("#source") == 2
     assert Reader(text).ids.count("source") == 1
