@@ -1,9 +1,9 @@
 """Pages of results as one HTML file that needs no network, from result rows only.
 
-definitions.py        figures and terms, each defined once
 page.py               the model of a page: a verdict, and sections of charts, tables and text;
-                      `lines_of` and `table_of` make lines of settings and figures from rows
-charts.py             charts by Vega-Altair: frontiers, curves, intervals, columns;
+                      `lines_of` and `table_of` make lines of settings and figures from rows;
+                      the words and definitions of columns
+charts.py             charts by Vega-Altair: frontiers and curves;
                       `plotted` makes a figure from lines and the names of their columns
 render.py             page -> HTML by the template
 read.py               a run directory or a result file -> its page
@@ -15,7 +15,7 @@ A new chart is a call, whose words, unit, format and definitions are those of th
     lines = lines_of(rows, ("draft", "step", "gamma"), ("block_efficiency",))
     plotted(title, text, lines, curves, "step", "block_efficiency", group="draft", by="gamma")
 
-Modules other than `definitions`, `page` and `tables` import the libraries of the extra
+Modules other than `page` and `tables` import the libraries of the extra
 `report`; call `require` first.
 """
 

@@ -17,7 +17,6 @@ from paceline.view.page import (
     Fact,
     Figure,
     Page,
-    Panel,
     Section,
     Table,
     about,
@@ -213,19 +212,12 @@ def _frontier_figure(title: str, text: str, lines: Sequence[Line]) -> Figure:
         for line in lines
     ]
     names = list(dict.fromkeys(line["family"] for line in lines))
-    panels = [
-        Panel(
-            charts.frontier(
-                *(drawn, cost, "relative_quality", "family"),
-                labels=["setting"],
-                detail="gamma",
-                names=names,
-            ),
-            heading,
-        )
+    more = {"labels": ["setting"], "detail": "gamma", "names": names}
+    panels = {
+        heading: charts.frontier(drawn, cost, "relative_quality", "family", **more)
         for heading, cost in _COSTS.items()
         if charts.known(drawn, cost, "relative_quality")
-    ]
+    }
     return Figure(title, text, panels, drawn)
 
 
@@ -294,13 +286,8 @@ def _tested(found: Tuned, tables: Sequence[Table]) -> Figure:
         Axis("relative_quality", at=config.quality_floor or 1.0),
     )
     names = list(dict.fromkeys(row["family"] for row in rows))
-    panels = [
-        Panel(
-            charts.frontier(table.rows, *axes, "family", names=names, labels=["setting", "met"]),
-            table.title,
-        )
-        for table in tables
-    ]
+    more = {"names": names, "labels": ["setting", "met"]}
+    panels = {table.title: charts.frontier(table.rows, *axes, "family", **more) for table in tables}
     text = (
         "Each point is a setting. Candidates are measured on the choosing examples; the best are "
         "tested on the confirming ones. Dashed: the bound and the target alone. Lower limit: the "

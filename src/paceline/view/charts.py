@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 import altair as alt
 
 from paceline.results.figures import FIGURES
-from paceline.view.definitions import words_of
-from paceline.view.page import Figure, Panel, flat, grouped
+from paceline.view.page import Figure, flat, grouped, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -67,7 +66,6 @@ CONFIG: dict[str, Any] = {
 """Of all charts; a page has it once."""
 
 _HEIGHT = 320
-_ROW_HEIGHT = 30
 _DASHED = {"aria": False, "color": MUTED, "strokeDash": [4, 4], "strokeWidth": 1.2}
 _REFERENCES: dict[str, float] = dict.fromkeys(("speedup", "relative_quality", "gain"), 1.0)
 """Values of the target alone, or of the initial draft, which charts mark."""
@@ -75,14 +73,14 @@ _REFERENCES: dict[str, float] = dict.fromkeys(("speedup", "relative_quality", "g
 
 @dataclass
 class Axis:
-    """A quantitative column as an axis.
+    """A quantitative column as an axis; by default as the registry describes its figure.
 
     Attributes:
         field: The column, without dots and brackets.
-        title: With the unit; by default that of the registry or the column's words.
-        format: Of numbers, as in d3; by default that of the registry or three digits.
+        title: With the unit.
+        format: Of numbers, as in d3.
         whole: Whether all values are whole numbers.
-        at: Value of a dashed line; by default that of `_REFERENCES`, if any.
+        at: Value of a dashed line.
     """
 
     field: str
@@ -176,10 +174,10 @@ def plotted(
     parts = grouped(rows, lambda row: row[by]) if by else {"": rows}
     if group := settings.get("group"):
         settings = {"names": _names(rows, group)} | settings
-    panels = [
-        Panel(chart(parts[value], *columns, **settings), f"{by} {value}" if by else "")
-        for value in sorted(parts)
-    ]
+    headings = {value: f"{by} {value}" if by else "" for value in sorted(parts)}
+    panels = {
+        heading: chart(parts[value], *columns, **settings) for value, heading in headings.items()
+    }
     return Figure(title, text, panels, rows)
 
 
@@ -248,7 +246,12 @@ def _plot(
         for styles in (COLOURS, SHAPES)
     )
     base = alt.Chart().encode(color=alt.Color(group, **colour))
-    layers = _references(x, y)
+    dashed = [(x, x.x("at")), (y, y.y("at"))]
+    layers = [
+        _of_values({"at": axis.at}).mark_rule(**_DASHED).encode(place)
+        for axis, place in dashed
+        if axis.at is not None
+    ]
     if band and y.has_intervals(rows):
         area = base.transform_filter(y.are_known()).mark_area(aria=False, strokeOpacity=0)
         area = area.encode(x=x.x(), y=y.y(y.low), y2=alt.Y2(y.high))
@@ -262,31 +265,12 @@ def _plot(
             layers.append(bars.encode(strokeOpacity=seen(0.45), **ends))
     drawn = base.mark_line(aria=False, strokeWidth=1.6).encode(x=x.x(), y=y.y())
     layers.append(drawn.encode(strokeOpacity=seen(1), **line or {}))
-    tooltip = [*_named([group, *labels]), *x.tooltips(rows), *y.tooltips(rows)]
+    named = [alt.Tooltip(name, type="nominal", title=words_of(name)) for name in [group, *labels]]
+    tooltip = [*named, *x.tooltips(rows), *y.tooltips(rows)]
     spots = base.mark_point(filled=True, opacity=1, size=70).encode(x=x.x(), y=y.y())
     spots = spots.encode(shape=alt.Shape(group, **form), tooltip=tooltip, opacity=seen(1))
     layers.append(spots.add_params(chosen))
     return _finished(alt.layer(*layers, height=_HEIGHT), rows)
-
-
-def intervals(rows: Sequence[Line], name: str, x: Column) -> Spec:
-    """A value with its interval on each line."""
-    rows, x = flat(rows), axis_of(x)
-    lines = _names(rows, name)
-    scale = alt.Scale(domain=lines)
-    across = alt.Y(name, type="nominal", sort=lines, title=None, scale=scale).axis(
-        domain=False, ticks=False, grid=True, labelOverlap=False
-    )
-    base = alt.Chart().encode(y=across, color=alt.value(COLOURS[0]))
-    layers = _references(x, None)
-    if x.has_intervals(rows):
-        bars = base.transform_filter(x.are_known()).mark_rule(aria=False, strokeWidth=2)
-        layers.append(bars.encode(x=x.x(x.low), x2=alt.X2(x.high)))
-    tooltip = [*_named([name]), *x.tooltips(rows)]
-    marks = base.mark_point(filled=True, opacity=1, size=90)
-    layers.append(marks.encode(x=x.x(), tooltip=tooltip))
-    height = _ROW_HEIGHT * max(1, len(lines))
-    return _finished(alt.layer(*layers, height=max(height, 80)), rows)
 
 
 def is_finite(value: Any) -> bool:
@@ -303,22 +287,8 @@ def _legend(rows: Sequence[Line], group: str) -> alt.Legend | None:
     return alt.Legend(values=names, columns=fitting, labelLimit=alt.ExprRef("width - 30"))
 
 
-def _references(x: Axis | None, y: Axis | None) -> list[alt.Chart]:
-    """Dashed lines at the references of the axes."""
-    layers: list[alt.Chart] = []
-    if x is not None and x.at is not None:
-        layers.append(_of_values({"at": x.at}).mark_rule(**_DASHED).encode(x=x.x("at")))
-    if y is not None and y.at is not None:
-        layers.append(_of_values({"at": y.at}).mark_rule(**_DASHED).encode(y=y.y("at")))
-    return layers
-
-
 def _of_values(*values: Line) -> alt.Chart:
     return alt.Chart(alt.Data(values=list(values)))
-
-
-def _named(names: Sequence[str]) -> list[alt.Tooltip]:
-    return [alt.Tooltip(name, type="nominal", title=words_of(name)) for name in names]
 
 
 def _names(rows: Sequence[Line], column: str) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.measure.losslessness import OPEN_QUESTION
@@ -14,7 +15,6 @@ from paceline.measure.results import (
 from paceline.results.figures import FIGURES
 from paceline.view import charts
 from paceline.view.charts import Axis, plotted
-from paceline.view.definitions import words_of
 from paceline.view.page import (
     Fact,
     Page,
@@ -25,6 +25,7 @@ from paceline.view.page import (
     sentence,
     source_of,
     table_of,
+    words_of,
 )
 from paceline.view.tables import drafts_table, gamma_table, served_tables, steps_table
 
@@ -135,13 +136,9 @@ def _speedups(found: Measurement) -> Section:
 
 
 def _acceptance(found: Measurement) -> Section:
-    rows: list[Line] = [
-        {"figure": words_of(name), "value": found.figure(name)} for name in ACCEPTANCE
-    ]
-    value = Axis("value", "fraction of tokens", ".2f")
     text = "Three figures that others call acceptance rate, on text of the target."
-    figure = plotted("Acceptance", text, rows, charts.intervals, "figure", value)
-    return Section("Acceptance", [figure])
+    line = {name: found.figure(name) for name in ACCEPTANCE}
+    return Section("Acceptance", [Table("Acceptance", [line], text=text, units="prompts")])
 
 
 def drafts_page(found: DraftComparison) -> Page:
@@ -198,10 +195,7 @@ def served_page(found: ServedMeasurement) -> Page:
 
 def _served_blocks(found: ServedMeasurement) -> Section:
     whole, positions = served_tables(found)
-    tau = Axis("block_efficiency", format=".2f")
-    text = "1 + accepted tokens per block, with 95% intervals over requests."
-    title = "Tokens per target call"
-    blocks = [plotted(title, text, whole.rows, charts.intervals, "counts", tau)]
+    blocks: list[Block] = [replace(whole, title="Tokens per target call")]
     if positions.rows:
         position = Axis("position", "position in the block, from 0", "d", whole=True)
         accepted = Axis("position_acceptance", "share of blocks that accept it", ".2f")

@@ -23,8 +23,16 @@ from paceline.core.bootstrap import Interval
 from paceline.records import atomic_write_text
 from paceline.version import __version__
 from paceline.view import charts
-from paceline.view.definitions import definitions_of, words_of
-from paceline.view.page import Figure, Table, columns_of, flat, is_unknown, numeric
+from paceline.view.page import (
+    Figure,
+    Table,
+    columns_of,
+    definitions_of,
+    flat,
+    is_unknown,
+    numeric,
+    words_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -59,11 +67,11 @@ def render(page: Page) -> str:
 
 def _data(page: Page) -> dict[str, Any]:
     """What scripts draw and offer: charts, rows as CSV, each in the page's order; configuration."""
-    panels = [panel for block in page.blocks if isinstance(block, Figure) for panel in block.panels]
+    figures = [block for block in page.blocks if isinstance(block, Figure)]
     config = None if page.source is None else page.source.config
     return {
         "config": charts.CONFIG,
-        "charts": [panel.chart for panel in panels],
+        "charts": [chart for figure in figures for chart in figure.panels.values()],
         "csv": [to_csv(block.rows) for block in page.blocks if block.rows and page.source],
         "yaml": [] if config is None else [dump_yaml(config, allow_unicode=True)],
     }

@@ -13,8 +13,7 @@ from paceline.measure.trajectory import START, draft_name, gain_of
 from paceline.models.compatibility import UNTIMED
 from paceline.results.figures import FIGURES
 from paceline.results.frontier import measure
-from paceline.view.definitions import words_of
-from paceline.view.page import Table, case_of, number, sampling_words, table_of
+from paceline.view.page import Table, case_of, number, sampling_words, table_of, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -10,19 +10,19 @@ from paceline.measure.trajectory import START, draft_name, gain_of
 from paceline.results.figures import FIGURES
 from paceline.view import charts
 from paceline.view.charts import Axis, plotted
-from paceline.view.definitions import words_of
 from paceline.view.page import (
     Fact,
     Figure,
     Page,
-    Panel,
     Section,
+    Table,
     about,
     case_of,
     grouped,
     interval_text,
     sentence,
     source_of,
+    words_of,
 )
 from paceline.view.tables import before_and_after, checkpoint_line
 
@@ -115,10 +115,10 @@ def _held_out(points: Sequence[tuple[int, Figures]], known: Sequence[str]) -> Se
         for step, figures in points
         if name in figures
     ]
-    panels = [
-        Panel(charts.curves(own, "step", Axis("value", words), "figure"), sentence(words)[:-1])
+    panels = {
+        sentence(words)[:-1]: charts.curves(own, "step", Axis("value", words), "figure")
         for words, own in grouped(rows, lambda row: row["figure"]).items()
-    ]
+    }
     text = (
         "Before training, at each evaluation, and of the saved model. Bands are 95% intervals over "
         "texts, where they are recorded."
@@ -189,7 +189,11 @@ def _case(where: str, rows: Sequence[Row]) -> Section:
             and (row.source.fingerprints["draft"] in begun if own else row.source.run == place)
         ]
         run = draft_name((own or starts)[0])
-        lines += [_line(run, row) | checkpoint_line(row, rows) for row in (*starts, *own)]
+        lines += [
+            {"run": run, "draft": row.setting["label"], "step": row.setting.get("step", 0)}
+            | checkpoint_line(row, rows)
+            for row in (*starts, *own)
+        ]
     first = [line for line in lines if line["gamma"] == lines[0]["gamma"]]
     last = {(line["run"], line["gamma"]): line for line in lines}
     ends = [line for line in lines if line["gain"] is not None and line in last.values()]
@@ -199,18 +203,13 @@ def _case(where: str, rows: Sequence[Row]) -> Section:
     )
     title = f"Tokens per target call over training: {where}"
     tau, by_run = ("step", "block_efficiency"), {"group": "run", "labels": ["draft"]}
-    blocks = [plotted(title, text, lines, charts.curves, *tau, by="gamma", **by_run)]
+    blocks: list[Block] = [plotted(title, text, lines, charts.curves, *tau, by="gamma", **by_run)]
     if "score" in rows[0].sums:
         title = f"Quality over training: {where}"
         text = "Of the answers that each draft writes by itself, without the target."
         blocks.append(plotted(title, text, first, charts.curves, "step", "quality", **by_run))
     if ends:
-        title = f"Gain over the initial draft: {where}"
-        text = "Of the last draft of each run, on the same texts. Right of 1 the draft is better."
-        blocks.append(plotted(title, text, ends, charts.intervals, "run", "gain", by="gamma"))
+        text = "Of the last draft of each run, on the same texts. Above 1 the draft is better."
+        gains = [{name: line[name] for name in ("run", "gamma", "gain")} for line in ends]
+        blocks.append(Table(f"Gain over the initial draft: {where}", gains, text=text))
     return Section(where, blocks)
-
-
-def _line(run: str, row: Row) -> Line:
-    names: Line = {"run": run, "draft": row.setting["label"], "step": row.setting.get("step", 0)}
-    return names | {"seconds": row.totals["elapsed_s"]}
