@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.bench.settings import family, setting
+from paceline.bench.answers import family, setting
 from paceline.config import load_config, to_yaml, validate
 from paceline.core.rule_base import Position, Rule
 from paceline.core.rules import Lossless, Lossy

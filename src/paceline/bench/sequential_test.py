@@ -1,4 +1,4 @@
-"""The bound of `tune`, and tests whether settings meet it, one after another.
+"""Configuration of `tune`; its bound, and tests whether settings meet it, one after another.
 
 The tests use examples that did not select the settings. Their order is fixed before: by decreasing
 certainty that a setting meets the bound, each faster (or of higher quality) than those before it.
@@ -12,23 +12,34 @@ al. 2021, "Learn then Test", section 3).
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import torch
+from pydantic import Field, field_validator, model_validator
 
-from paceline.config import StrictModel
-from paceline.core.bootstrap import Interval, product_interval, ratio_interval
+from paceline.bench.workbench import RuleChoice, expand_all
+from paceline.config import HomePath, Options, StrictModel
+from paceline.core.bootstrap import LEAST_UNITS, Interval, product_interval, ratio_interval
+from paceline.core.rules import DEFAULT_RULES
+from paceline.core.sampling import SamplingParams
 from paceline.decode.strategies import DecodingConfig
+from paceline.engines.kinds import KINDS, RuleServer
+from paceline.measure.engine_costs import WithCosts
+from paceline.measure.pair import ModelsConfig
+from paceline.measure.prompt_checks import check_costs, check_task
+from paceline.records import RunDirectory
 from paceline.results.figures import at_confidence
 from paceline.results.frontier import is_lossless, measure, with_target_scores
 from paceline.results.row import Row
+from paceline.tasks import TaskChoice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
-    from paceline.bench.tune import TuneConfig
+    from paceline.data.input_checks import InputChecks
+    from paceline.engines.contract import Engine
     from paceline.measure.engine_costs import EngineCosts
     from paceline.results.frontier import Frontier
 
@@ -39,6 +50,103 @@ Setting = TypeVar("Setting")
 Step = Literal["choosing", "confirming"]
 NOT_MET = "no"
 """Value of the setting `met` of a row whose bound is not met."""
+
+
+class TuneConfig(WithCosts, ModelsConfig):
+    """Configuration of `tune`, with one of the two bounds.
+
+    Attributes:
+        quality_floor: Minimum mean score, relative to the target's.
+        max_latency: Maximum seconds per token, relative to the target's.
+        output: Run directory; resumes if it exists. Its `decoding.yaml` is for `decode --config`.
+        sampling: Sampling parameters.
+        rules: Candidate rules; lists of parameters are expanded. With `costs`, the default is
+            lossless decoding alone, since engines have no other rule.
+        num_speculative_tokens: Candidate block lengths (gamma).
+        served_by: Decode the candidates as this serves them. vLLM takes first and bonus tokens from
+            the target and drafts without top-k and top-p; cascades have no effect there at
+            temperature 0, so they are no candidates. With the `costs` of vLLM, it is vllm.
+        num_candidates: Number of candidates to measure, besides lossless decoding.
+        num_examples: Number of examples for choosing.
+        num_confirmed: Number of other examples, for confirming.
+        num_timed: Number of examples, of either kind, on which speed is measured; None: all.
+        confidence: A run chooses a setting that misses the bound with a probability of at most
+            1 - confidence, whatever the number of tested settings.
+    """
+
+    task: TaskChoice
+    output: HomePath
+    quality_floor: float | None = Field(default=None, gt=0)
+    max_latency: float | None = Field(default=None, gt=0)
+    sampling: Annotated[SamplingParams, Options("temperature")] = SamplingParams()
+    rules: tuple[RuleChoice, ...] = Field(default=DEFAULT_RULES, min_length=1)
+    num_speculative_tokens: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        default=(1, 2, 3, 4, 6), min_length=1
+    )
+    served_by: Annotated[RuleServer, Options(for_="")] = "paceline"
+    num_candidates: int = Field(default=8, ge=1)
+    num_examples: int = Field(default=64, ge=2)
+    num_confirmed: int = Field(default=128, ge=LEAST_UNITS)
+    num_timed: int | None = Field(default=None, ge=1)
+    confidence: float = Field(default=0.8, gt=0.5, lt=1)
+
+    @field_validator("rules", mode="before")
+    @classmethod
+    def _one_of_each(cls, value: Any) -> Any:
+        return expand_all(value)
+
+    @model_validator(mode="after")
+    def _one_bound(self) -> TuneConfig:
+        if (self.quality_floor is None) == (self.max_latency is None):
+            raise ValueError(
+                "set exactly one of quality_floor and max_latency, such as quality_floor 0.98"
+            )
+        timed = self.num_timed
+        if self.max_latency is not None and timed is not None and timed < LEAST_UNITS:
+            raise ValueError(
+                f"num_timed is {timed}, but max_latency needs at least {LEAST_UNITS} timed "
+                "examples; raise num_timed"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _engines_have_no_such_penalty(self) -> TuneConfig:
+        if self.server is not None and self.sampling.repetition_penalty != 1:
+            raise ValueError(
+                f"{self.server.title} applies a repetition penalty to the target alone, and "
+                "Paceline's decoder to the draft, too; leave sampling.repetition_penalty out, or "
+                "served_by"
+            )
+        return self
+
+    @property
+    def server(self) -> type[Engine] | None:
+        """The engine that serves the setting; None: Paceline's decoder."""
+        return KINDS.get(self.served_by)
+
+    def check(self, checks: InputChecks) -> None:
+        """Check the inputs; raises UsageError."""
+        RunDirectory(self.output).check_kind(self)
+        checks.device(self.device)
+        check_costs(checks, self, self.block_lengths)
+        count = self.num_examples + self.num_confirmed
+        check_task(checks, "task", self.task, count, self.seed)
+        checks.pair(self.target, self.draft)
+        checks.drafting(self.target, self.draft)
+        checks.output(self.output)
+
+    @property
+    def block_lengths(self) -> tuple[int, ...]:
+        """The values of `num_speculative_tokens` that fit into an answer."""
+        most = max(1, self.max_new_tokens - 1)
+        return tuple(gamma for gamma in self.num_speculative_tokens if gamma <= most)
+
+    @property
+    def bound(self) -> str:
+        """The bound in words."""
+        if self.quality_floor is not None:
+            return f"a quality of at least {self.quality_floor:g} of the target's"
+        return f"a time per token of at most {self.max_latency:g} of the target's"
 
 
 class Tried(StrictModel):

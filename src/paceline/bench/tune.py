@@ -14,160 +14,49 @@ target even if its random answers above temperature 0 score lower. Steps 1 to 3 
 
 from __future__ import annotations
 
-import math
-from functools import cache, cached_property, partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
-
-from pydantic import Field, field_validator, model_validator
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from paceline.bench.answers import key_of, read_rows, read_texts
 from paceline.bench.runner import finished, run_cells
-from paceline.bench.sequential_test import Bound, Step, Tried, confirm, statement
+from paceline.bench.sequential_test import Bound, Step, Tried, TuneConfig, confirm, statement
 from paceline.bench.workbench import (
     BenchConfig,
-    RuleChoice,
     bench_context,
     cell_key,
-    expand_all,
     prepare,
 )
-from paceline.config import HomePath, Options, Result, StrictModel, to_yaml
-from paceline.core.bootstrap import LEAST_UNITS
+from paceline.config import Result, StrictModel, to_yaml
 from paceline.core.rule_base import with_bonus
-from paceline.core.rules import DEFAULT_RULES, Lossless
-from paceline.core.sampling import SamplingParams
+from paceline.core.rules import Lossless
 from paceline.data.input_checks import checked
 from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative
-from paceline.engines.kinds import KINDS, RuleServer
+from paceline.engines.kinds import KINDS
 from paceline.errors import NotReachedError, UsageError
 from paceline.measure.acceptance import PairTexts
 from paceline.measure.analysis import analyze_rules
-from paceline.measure.engine_costs import WithCosts, load_models_of, read_costs
-from paceline.measure.latency import PassCosts, PassTimer
+from paceline.measure.engine_costs import load_models_of, read_costs
+from paceline.measure.latency import PassTimer
 from paceline.measure.pair import ModelsConfig
-from paceline.measure.prompt_checks import check_costs, check_task
 from paceline.measure.results import gamma_of
 from paceline.progress import Progress, silent
 from paceline.records import RunDirectory, atomic_write_text
 from paceline.results.figures import FIGURES
 from paceline.results.frontier import Frontier
-from paceline.tasks import TaskChoice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paceline.bench.workbench import Examples
-    from paceline.core.rule_base import Rule
-    from paceline.data.input_checks import InputChecks
-    from paceline.engines.contract import Engine
     from paceline.measure.engine_costs import EngineCosts
     from paceline.measure.pair import Pair
     from paceline.results.row import Row
 
-    Passes = Callable[[Sequence[int]], PassCosts]
-
 __all__ = ["TuneConfig", "Tuned", "tune"]
 
-_PASSES = 15
+_PASSES, _DRAFTED = 15, "drafted_per_block"
 _FILE = "decoding.yaml"
 _STEPS: tuple[Step, Step] = ("choosing", "confirming")
-
-
-class TuneConfig(WithCosts, ModelsConfig):
-    """Configuration of `tune`, with one of the two bounds.
-
-    Attributes:
-        quality_floor: Minimum mean score, relative to the target's.
-        max_latency: Maximum seconds per token, relative to the target's.
-        output: Run directory; resumes if it exists. Its `decoding.yaml` is for `decode --config`.
-        sampling: Sampling parameters.
-        rules: Candidate rules; lists of parameters are expanded. With `costs`, the default is
-            lossless decoding alone, since engines have no other rule.
-        num_speculative_tokens: Candidate block lengths (gamma).
-        served_by: Decode the candidates as this serves them. vLLM takes first and bonus tokens from
-            the target and drafts without top-k and top-p; cascades have no effect there at
-            temperature 0, so they are no candidates. With the `costs` of vLLM, it is vllm.
-        num_candidates: Number of candidates to measure, besides lossless decoding.
-        num_examples: Number of examples for choosing.
-        num_confirmed: Number of other examples, for confirming.
-        num_timed: Number of examples, of either kind, on which speed is measured; None: all.
-        confidence: A run chooses a setting that misses the bound with a probability of at most
-            1 - confidence, whatever the number of tested settings.
-    """
-
-    task: TaskChoice
-    output: HomePath
-    quality_floor: float | None = Field(default=None, gt=0)
-    max_latency: float | None = Field(default=None, gt=0)
-    sampling: Annotated[SamplingParams, Options("temperature")] = SamplingParams()
-    rules: tuple[RuleChoice, ...] = Field(default=DEFAULT_RULES, min_length=1)
-    num_speculative_tokens: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        default=(1, 2, 3, 4, 6), min_length=1
-    )
-    served_by: Annotated[RuleServer, Options(for_="")] = "paceline"
-    num_candidates: int = Field(default=8, ge=1)
-    num_examples: int = Field(default=64, ge=2)
-    num_confirmed: int = Field(default=128, ge=LEAST_UNITS)
-    num_timed: int | None = Field(default=None, ge=1)
-    confidence: float = Field(default=0.8, gt=0.5, lt=1)
-
-    @field_validator("rules", mode="before")
-    @classmethod
-    def _one_of_each(cls, value: Any) -> Any:
-        return expand_all(value)
-
-    @model_validator(mode="after")
-    def _one_bound(self) -> TuneConfig:
-        if (self.quality_floor is None) == (self.max_latency is None):
-            raise ValueError(
-                "set exactly one of quality_floor and max_latency, such as quality_floor 0.98"
-            )
-        timed = self.num_timed
-        if self.max_latency is not None and timed is not None and timed < LEAST_UNITS:
-            raise ValueError(
-                f"num_timed is {timed}, but max_latency needs at least {LEAST_UNITS} timed "
-                "examples; raise num_timed"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _engines_have_no_such_penalty(self) -> TuneConfig:
-        if self.server is not None and self.sampling.repetition_penalty != 1:
-            raise ValueError(
-                f"{self.server.title} applies a repetition penalty to the target alone, and "
-                "Paceline's decoder to the draft, too; leave sampling.repetition_penalty out, or "
-                "served_by"
-            )
-        return self
-
-    @property
-    def server(self) -> type[Engine] | None:
-        """The engine that serves the setting; None: Paceline's decoder."""
-        return KINDS.get(self.served_by)
-
-    def check(self, checks: InputChecks) -> None:
-        """Check the inputs; raises UsageError."""
-        RunDirectory(self.output).check_kind(self)
-        checks.device(self.device)
-        check_costs(checks, self, self.block_lengths)
-        count = self.num_examples + self.num_confirmed
-        check_task(checks, "task", self.task, count, self.seed)
-        checks.pair(self.target, self.draft)
-        checks.drafting(self.target, self.draft)
-        checks.output(self.output)
-
-    @property
-    def block_lengths(self) -> tuple[int, ...]:
-        """The values of `num_speculative_tokens` that fit into an answer."""
-        most = max(1, self.max_new_tokens - 1)
-        return tuple(gamma for gamma in self.num_speculative_tokens if gamma <= most)
-
-    @property
-    def bound(self) -> str:
-        """The bound in words."""
-        if self.quality_floor is not None:
-            return f"a quality of at least {self.quality_floor:g} of the target's"
-        return f"a time per token of at most {self.max_latency:g} of the target's"
 
 
 class FailedCell(StrictModel):
@@ -241,10 +130,8 @@ def _tune(
     tried = [
         bound.tried(measured, row, choosing.decoding_of(row), "choosing") for row in measured.rows
     ]
-    tests = confirm(
-        bound.test_order(measured),
-        lambda row: _test(bound, confirming, choosing.decoding_of(row)),
-    )
+    order = map(choosing.decoding_of, bound.test_order(measured))
+    tests = confirm(list(order), lambda decoding: _test(bound, confirming, decoding))
     tried += tests
     confirmed = [tested for tested in tests if tested.met]
     failed = (*choosing.failed, *confirming.failed)
@@ -368,105 +255,58 @@ def propose(choosing: _Measured) -> list[DecodingConfig]:
     Each rule has its fastest block length. If there are more than `num_candidates`, they are evenly
     spaced in the order of surprisal, including both ends.
     """
-    texts, config = choosing.texts, choosing.config
-    drafts, passes, server = config.sampling, None, config.server
-    if (costs := choosing.costs) is not None:
-        drafts = costs.proposals(config.sampling)
-        passes = partial(costs.step_costs, batch_size=config.concurrency)
-    elif server is not None:
-        drafts = server.proposals("probabilistic", config.sampling)
-    rules = config.rules
-    if server and config.sampling.greedy:  # vLLM decodes losslessly with cascades
+    config, work, texts = choosing.config, choosing.work, choosing.texts
+    rules, sampling, server = [*config.rules], config.sampling, config.server
+    if server and sampling.greedy:  # vLLM decodes losslessly with cascades
         rules = [rule for rule in rules if not rule.uses_confidence]
-    cells = [
-        DecodingConfig(
-            strategy=Speculative(
-                rule=rule,
-                num_speculative_tokens=gamma,
-                draft_sampling=None if drafts == config.sampling else drafts,
-                bonus="target" if server else "rule",
-            ),
-            sampling=config.sampling,
+    rules, bonus = [Lossless(), *rules], "target" if server else "rule"
+    drafts = sampling
+    if (engine := choosing.costs) is not None:
+        drafts = engine.proposals(sampling)
+    elif server is not None:
+        drafts = server.proposals("probabilistic", sampling)
+    drafts = None if drafts == sampling else drafts
+    most = max(1, config.max_new_tokens - 1)  # a block leaves one token of the budget to the target
+    gammas = sorted({min(gamma, most) for gamma in config.num_speculative_tokens})
+    if engine is not None:
+        costs = engine.step_costs(gammas, config.concurrency)
+    else:
+        timed = PassTimer(*work.pair, work.prompts[0], gammas, sampling, drafts, texts[0])
+        costs = timed.run(_PASSES)
+    answers = PairTexts(*work.pair, work.prompts, texts, sampling, drafts, config.max_new_tokens)
+    analyzed = analyze_rules(
+        answers, [with_bonus(rule, bonus) for rule in rules], gammas, choosing.progress
+    )
+    speedup, best = FIGURES["expected_speedup"], list[Candidate]()
+    for rule, (_, *rows) in zip(rules, analyzed, strict=True):
+        priced = [costs.priced(row, gamma_of(row), row.totals[_DRAFTED]) for row in rows]
+        row = max(priced, key=speedup.value)
+        strategy = Speculative(
+            rule=rule, num_speculative_tokens=gamma_of(row), draft_sampling=drafts, bonus=bonus
         )
-        for rule in (Lossless(), *rules)
-        for gamma in config.num_speculative_tokens
-    ]
-    predictions = predict(choosing.work, texts, cells, choosing.progress, passes)
-    best: dict[Rule, tuple[Predicted, DecodingConfig]] = {}
-    for cell, predicted in zip(cells, predictions, strict=True):
-        assert isinstance(cell.strategy, Speculative)
-        rule = cell.strategy.rule
-        if rule not in best or predicted.speedup > best[rule][0].speedup:
-            best[rule] = (predicted, cell)
-    _, lossless = best[Lossless()]
-    others = [cell for cell in undominated(list(best.values())) if cell != lossless]
+        decoding = DecodingConfig(strategy=strategy, sampling=sampling)
+        best.append(Candidate(FIGURES["surprisal"].value(row), speedup.value(row), decoding))
+    lossless = best[0].decoding
+    others = [cell for cell in undominated(best) if cell != lossless]
     return [lossless, *spread(others, config.num_candidates)]
 
 
-class Predicted(NamedTuple):
-    """Mean surprisal of a cell's tokens under the target, nats; tau / cost of a block."""
+class Candidate(NamedTuple):
+    """Predicted surprisal of a rule's tokens under the target, nats, and speedup of its blocks."""
 
     surprisal: float
     speedup: float
+    decoding: DecodingConfig
 
 
-def predict(
-    work: Examples,
-    texts: list[list[int]],
-    cells: Sequence[DecodingConfig],
-    progress: Progress = silent,
-    passes: Passes | None = None,
-) -> list[Predicted]:
-    """Predict cells with a rule, blocks of a fixed length, and equal sampling of both models.
-
-    Args:
-        work: Models and prompts.
-        texts: Answers of the target alone, with the sampling of the cells.
-        cells: The cells.
-        progress: Progress callback.
-        passes: Gives the costs of passes for gammas; None: passes are timed.
-    """
-    most = work.max_new_tokens - 1  # a block leaves one token of the budget to the target
-    strategies = [cell.strategy for cell in cells if isinstance(cell.strategy, Speculative)]
-    ruled = [with_bonus(strategy.rule, strategy.bonus) for strategy in strategies]
-    rules = list(dict.fromkeys(ruled))
-    lengths = [min(strategy.num_speculative_tokens, most) for strategy in strategies]
-    gammas = sorted(set(lengths))
-    sampling, drafts = cells[0].sampling, strategies[0].draft_sampling
-    positive = [gamma for gamma in gammas if gamma]
-    if passes and positive:
-        costs = passes(positive)
-    else:
-        timed = PassTimer(*work.pair, work.prompts[0], positive, sampling, drafts, texts[0])
-        costs = timed.run(_PASSES)
-    answers = PairTexts(*work.pair, work.prompts, texts, sampling, drafts, work.max_new_tokens)
-    analyzed = analyze_rules(answers, rules, gammas, progress)
-    by_rule = {
-        (rule, gamma_of(row)): row
-        for rule, (_, *rows) in zip(rules, analyzed, strict=True)
-        for row in rows
-    }
-    predictions: list[Predicted] = []
-    for rule, gamma in zip(ruled, lengths, strict=True):
-        row = by_rule[rule, gamma]
-        tau, surprisal = (FIGURES[name].value(row) for name in ("block_efficiency", "surprisal"))
-        tau = 1.0 if math.isnan(tau) else tau  # texts of a single token
-        cost = costs.block_cost(gamma, row.totals["drafted_per_block"]) if gamma else tau
-        predictions.append(Predicted(surprisal, tau / cost))
-    return predictions
-
-
-def undominated(
-    candidates: Sequence[tuple[Predicted, DecodingConfig]],
-) -> list[DecodingConfig]:
+def undominated(candidates: Sequence[Candidate]) -> list[DecodingConfig]:
     """Candidates faster than all with a lower surprisal, in the order of surprisal."""
-    order = sorted(candidates, key=lambda one: (one[0].surprisal, -one[0].speedup))
     kept: list[DecodingConfig] = []
     fastest = 0.0
-    for predicted, decoding in order:
-        if predicted.speedup > fastest:
-            fastest = predicted.speedup
-            kept.append(decoding)
+    for one in sorted(candidates, key=lambda one: (one.surprisal, -one.speedup)):
+        if one.speedup > fastest:
+            fastest = one.speedup
+            kept.append(one.decoding)
     return kept
 
 

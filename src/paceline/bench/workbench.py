@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import torch
 from pydantic import Field, field_validator, model_validator
 
-from paceline.bench.answers import digest, sums_of_answer
-from paceline.bench.settings import setting_of
+from paceline.bench.answers import digest, setting_of, sums_of_answer
 from paceline.config import HomePath, StrictModel
 from paceline.core.sampling import SamplingParams
 from paceline.decode.strategies import (

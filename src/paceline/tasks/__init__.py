@@ -5,7 +5,7 @@ math_problems.py  word problems and step-by-step sums, scored by accuracy
 docstrings.py     one-sentence summaries of Python's documentation, scored by ROUGE
 corpora.py        a user's own prompts, or prompt-answer pairs with a metric
 row_task.py       rows of a data set: translation (BLEU, chrF), summaries (ROUGE), questions (F1)
-code_problems.py  functions, scored by their tests; execution.py runs both in one limited process
+code_problems.py  functions, scored by running their tests in a limited process
 scoring.py        metrics and the libraries that compute them; figures of all answers together
 """
 

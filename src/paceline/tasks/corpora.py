@@ -9,12 +9,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from abc import abstractmethod
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 from paceline.data.prompts import CorpusConfig, Record, corpus_fingerprint, read_records
 from paceline.errors import PromptError, UsageError
-from paceline.fingerprints import short_hash
 from paceline.models.chat_text import text_of
 from paceline.tasks import scoring
 from paceline.tasks.base import Task, TaskExample, as_row, pick
@@ -122,12 +120,9 @@ def _reference(record: Record) -> str:
 
 
 def corpus_version(corpus: CorpusConfig) -> dict[str, str]:
-    """Hash of a local corpus; empty for a hub data set."""
-    path = Path(corpus.path)
-    if not path.is_file():
-        found = corpus_fingerprint(corpus)
-        return {"corpus": found} if found else {}
-    return {"corpus": short_hash([path.read_bytes()])}
+    """Hash of the files of a local corpus; empty for a hub data set."""
+    found = corpus_fingerprint(corpus)
+    return {"corpus": found} if found else {}
 
 
 def _as_chat(record: Record) -> Record:

@@ -11,14 +11,12 @@ import re
 import string
 from collections import Counter
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from paceline.data.prompts import CorpusConfig, Record, read_columns, template_settings
 from paceline.errors import PromptError, UsageError
-from paceline.fingerprints import short_hash
 from paceline.tasks import scoring
 from paceline.tasks.base import Task, TaskExample, check_count, exchange, numbered, pick
 from paceline.tasks.corpora import corpus_version
@@ -115,10 +113,10 @@ class RowTask(Task):
         return [self._example(item, shots, corpus) for item in chosen]
 
     def versions(self) -> dict[str, str]:
-        """Version of the task and fingerprints of its data."""
-        found = {"task_version": str(self.version), "corpus": self._fingerprint(self.corpus)}
+        """Version of the task, and hashes of its local data."""
+        found = {"task_version": str(self.version)} | corpus_version(self.corpus)
         if self.num_shots and self.train_corpus is not None:
-            found["train_corpus"] = self._fingerprint(self.train_corpus)
+            found |= {f"train_{key}": one for key, one in corpus_version(self.train_corpus).items()}
         return found
 
     def cut(self, answer: str) -> str:
@@ -174,11 +172,6 @@ class RowTask(Task):
         reference, *alternatives = map(self.compared, item.references)
         return TaskExample(record, reference, tuple(alternatives))
 
-    def _fingerprint(self, corpus: CorpusConfig) -> str:
-        if found := corpus_version(corpus):
-            return found["corpus"]
-        return _content_hash(type(self), self.model_dump_json(), corpus.model_dump_json())
-
 
 def _key(item: Item) -> str:
     return json.dumps([item.prompt, item.references])
@@ -194,14 +187,6 @@ def _as_text(value: Any, name: str, where: str) -> str:
         return value
     kind = type(value).__name__
     raise PromptError(f"{where} has a {kind} in column {name}; wanted a text for the prompt")
-
-
-@cache
-def _content_hash(kind: type[RowTask], settings: str, corpus: str) -> str:
-    """Hash of the rows of a hub data set, which does not change while a program runs."""
-    task = kind.model_validate_json(settings)
-    items = task.items(CorpusConfig.model_validate_json(corpus))
-    return short_hash(map(_key, items))
 
 
 class Translation(RowTask):

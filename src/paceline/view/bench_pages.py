@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from paceline.bench.answers import SAMPLED, context_of, read_rows
-from paceline.bench.settings import family
+from paceline.bench.answers import SAMPLED, context_of, family, read_rows
 from paceline.core.bootstrap import Interval
 from paceline.errors import UsageError
 from paceline.results.figures import FIGURES

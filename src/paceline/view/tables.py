@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-from paceline.bench.settings import family, setting
+from paceline.bench.answers import family, setting
 from paceline.core.bootstrap import Interval
 from paceline.measure.results import num_tokens
 from paceline.measure.trajectory import START, draft_name, gain_of

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.bench import BenchConfig, Grid, bench, read_rows, runner
-from paceline.bench.answers import context_of, key_of, read_texts
-from paceline.bench.settings import family, setting
+from paceline.bench.answers import context_of, family, key_of, read_texts, setting
 from paceline.bench.workbench import bench_context, cell_key, examples_of, expand
 from paceline.config import validate
 from paceline.core.rules import Chow, Lossless, TokenV3

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from paceline.bench import BenchConfig, bench, read_rows, runner
 from paceline.bench.answers import read_texts
-from paceline.bench.tune import Predicted, TuneConfig, Tuned, predict, spread, tune, undominated
+from paceline.bench.tune import Candidate, TuneConfig, Tuned, spread, tune, undominated
 from paceline.cli.decode import usage
 from paceline.cli.tables import printed
 from paceline.config import load_config, validate
@@ -76,12 +76,9 @@ def tuned(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Tuned:
     return tune(settings(folder, tmp_path_factory.mktemp("tuned") / "run", quality_floor=0.4))
 
 
-Candidate = tuple[Predicted, DecodingConfig]
-
-
 def candidate(alpha: float, surprisal: float, speedup: float) -> Candidate:
     decoding = DecodingConfig(strategy=Speculative(rule=Chow(alpha)))
-    return Predicted(surprisal, speedup), decoding
+    return Candidate(surprisal, speedup, decoding)
 
 
 def alphas(decodings: list[DecodingConfig]) -> list[float]:
@@ -101,7 +98,7 @@ def test_only_candidates_that_no_other_beats_at_both_are_kept_from_the_least_sur
 
 @pytest.mark.parametrize(("count", "kept"), [(9, [0, 1, 2, 3, 4]), (3, [0, 2, 4]), (1, [0])])
 def test_of_many_candidates_some_at_even_steps_are_measured(count: int, kept: list[int]):
-    given = [candidate(number / 10, 0.1, 1.0)[1] for number in range(5)]
+    given = [candidate(number / 10, 0.1, 1.0).decoding for number in range(5)]
     assert alphas(spread(given, count)) == [number / 10 for number in kept]
 
 
@@ -300,11 +297,12 @@ def candidates(monkeypatch: pytest.MonkeyPatch) -> list[Speculative]:
     """What was predicted; timing decides which of these are measured."""
     found: list[Speculative] = []
 
-    def spy(work: Any, texts: Any, cells: list[DecodingConfig], *rest: Any) -> Any:
-        found.extend(one.strategy for one in cells if isinstance(one.strategy, Speculative))
-        return predict(work, texts, cells, *rest)
+    def spy(given: list[Candidate]) -> list[DecodingConfig]:
+        strategies = [one.decoding.strategy for one in given]
+        found.extend(one for one in strategies if isinstance(one, Speculative))
+        return undominated(given)
 
-    monkeypatch.setattr("paceline.bench.tune.predict", spy)
+    monkeypatch.setattr("paceline.bench.tune.undominated", spy)
     return found
 
 
@@ -322,7 +320,8 @@ def test_for_vllm_settings_decode_as_the_plugin_serves_them(
     assert load_config(DecodingConfig, path) == found.chosen.decoding
     chosen = found.chosen.model_copy(update={"decoding": DecodingConfig(strategy=candidates[-1])})
     said = usage(found.model_copy(update={"chosen": chosen}))
-    assert said == f"serve it in vLLM with PACELINE_RULE={path} and 3 tokens per block"
+    gamma = candidates[-1].num_speculative_tokens
+    assert said == f"serve it in vLLM with PACELINE_RULE={path} and {gamma} tokens per block"
 
 
 def test_for_vllm_at_temperature_0_there_are_no_cascades(

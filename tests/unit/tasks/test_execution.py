@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import InputNote, PacelineError, UsageError
-from paceline.tasks import execution
-from paceline.tasks.execution import has_no_network, passes
+from paceline.tasks import code_problems as execution
+from paceline.tasks.code_problems import has_no_network, passes
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from paceline.data import CorpusConfig, prompts, read_records
+from paceline.data import CorpusConfig, read_records
 from paceline.errors import ConfigError, PromptError, UsageError
 from paceline.tasks import (
     Questions,
@@ -220,16 +220,3 @@ def test_versions_follow_the_task_and_what_is_in_its_data(
     assert task.versions()["corpus"] != first["corpus"]
     monkeypatch.setattr(Questions, "version", 3)
     assert task.versions()["task_version"] == "3"
-
-
-def test_a_hub_data_set_is_known_by_its_rows(monkeypatch: pytest.MonkeyPatch):
-    rows = {"a/one": [pair(0)], "b/same": [pair(0)], "c/other": [pair(1)]}
-
-    def read(path: str, subset: str | None, split: str, *, streaming: bool) -> Any:
-        assert (subset, split, streaming) == (None, "train", False)
-        return ((row, f"{path} row {n}") for n, row in enumerate(rows[path]))
-
-    monkeypatch.setattr(prompts, "read_data_set", read)
-    found = [Questions(corpus=CorpusConfig(path=p)).versions()["corpus"] for p in rows]
-    assert found[0] == found[1] != found[2]
-    assert [len(text) for text in found] == [16, 16, 16]

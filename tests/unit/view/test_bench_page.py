@@ -228,11 +228,11 @@ def test_a_family_has_one_colour_in_all_charts_and_an_oracle_has_no_speed(tmp_pa
     panels: Any = figures["Quality against cost"].panels  # pyright: ignore
     scales = [
         layer["encoding"]["color"]["scale"]
-        for panel in panels
-        for layer in panel.chart["layer"]
+        for chart in panels.values()
+        for layer in chart["layer"]
         if "scale" in layer.get("encoding", {}).get("color", {})
     ]
     assert len(scales) > 6
     assert all(scale == scales[0] for scale in scales)
-    drawn = [{row["family"] for row in panel.chart["data"]["values"]} for panel in panels]
+    drawn = [{row["family"] for row in chart["data"]["values"]} for chart in panels.values()]
     assert drawn[1] - drawn[0] == {"oracle_cascade diff"}

@@ -24,7 +24,6 @@ from paceline.view.charts import Axis
 from paceline.view.page import (
     Figure,
     Page,
-    Panel,
     Section,
     Source,
     Table,
@@ -84,9 +83,9 @@ def page_of(*blocks: Figure | Table, source: Source | None = SOURCE) -> str:
 
 
 def figure(title: str, name: str = "a") -> Figure:
-    rows = [{"name": name, "value": 1.0}]
-    chart = charts.intervals(rows, "name", Axis("value", "value"))
-    return Figure(title, "Text.", [Panel(chart)], rows)
+    rows = [{"name": name, "step": 1, "value": 1.0}]
+    chart = charts.curves(rows, "step", Axis("value", "value"), "name")
+    return Figure(title, "Text.", {"": chart}, rows)
 
 
 @pytest.mark.parametrize("kind", reports.RUNS)
@@ -192,7 +191,8 @@ def test_colours_come_from_the_style_sheet_alone(tmp_path: Path):
     page = read_page(reports.bench_run(tmp_path)).page
     styles = render.template("style.css")
     blocks = [block for part in page.sections for block in part.blocks]
-    for panel in (panel for one in blocks if isinstance(one, Figure) for panel in one.panels):
-        text = str(panel.chart)
+    figures = [one for one in blocks if isinstance(one, Figure)]
+    for chart in (chart for figure in figures for chart in figure.panels.values()):
+        text = str(chart)
         assert re.findall(r"#[0-9a-f]{3,6}\b", text) == []
         assert all(f"--{name}:" in styles for name in re.findall(r"var\(--([\w-]+)", text))
