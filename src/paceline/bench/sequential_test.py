@@ -109,16 +109,6 @@ class TuneConfig(WithCosts, ModelsConfig):
             )
         return self
 
-    @model_validator(mode="after")
-    def _engines_have_no_such_penalty(self) -> TuneConfig:
-        if self.server is not None and self.sampling.repetition_penalty != 1:
-            raise ValueError(
-                f"{self.server.title} applies a repetition penalty to the target alone, and "
-                "Paceline's decoder to the draft, too; leave sampling.repetition_penalty out, or "
-                "served_by"
-            )
-        return self
-
     @property
     def server(self) -> type[Engine] | None:
         """The engine that serves the setting; None: Paceline's decoder."""

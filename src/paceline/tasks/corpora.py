@@ -16,7 +16,6 @@ from paceline.errors import PromptError, UsageError
 from paceline.models.chat_text import text_of
 from paceline.tasks import scoring
 from paceline.tasks.base import Task, TaskExample, as_row, pick
-from paceline.tasks.docstrings import first_line
 
 if TYPE_CHECKING:
     from paceline.tasks.base import Split
@@ -84,13 +83,10 @@ class Pairs(Corpora):
         corpus: Corpus of test pairs.
         train_corpus: Corpus of training pairs.
         metric: Metric that compares an answer with the reference.
-        first_line_only: Score only the first non-blank line of an answer, for base models, which
-            continue after the answer.
     """
 
     task: Literal["pairs"] = "pairs"
     metric: scoring.Metric = "exact_match"
-    first_line_only: bool = False
 
     def example(self, record: Record) -> TaskExample:
         """A record with its answer."""
@@ -98,8 +94,7 @@ class Pairs(Corpora):
 
     def score(self, example: TaskExample, answer: str) -> float:
         """Value of the metric, 0 to 1."""
-        scored = first_line(answer) if self.first_line_only else answer
-        return scoring.score_text(self.metric, example.reference, scored)
+        return scoring.score_text(self.metric, example.reference, answer)
 
     def versions(self) -> dict[str, str]:
         """Versions of the metric's libraries, and the hash of a local corpus."""

@@ -98,22 +98,19 @@ class Arithmetic(Task):
     Attributes:
         min_terms: Minimum count of numbers in an expression.
         max_terms: Maximum count of numbers in an expression.
-        min_digits: Minimum digits per number; all numbers of an expression have the same.
-        max_digits: Maximum digits per number.
+        max_digits: Maximum digits per number; all numbers of an expression have the same.
     """
 
     task: Literal["arithmetic"] = "arithmetic"
     min_terms: int = Field(default=3, ge=2)
     max_terms: int = Field(default=5, ge=2)
-    min_digits: int = Field(default=1, ge=1)
     max_digits: int = Field(default=2, ge=1)
 
     @model_validator(mode="after")
     def _limits_in_order(self) -> Arithmetic:
-        for name in ("terms", "digits"):
-            low, high = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
-            if low > high:
-                raise ValueError(f"min_{name} is {low}, above max_{name} {high}; lower it")
+        low, high = self.min_terms, self.max_terms
+        if low > high:
+            raise ValueError(f"min_terms is {low}, above max_terms {high}; lower it")
         return self
 
     @property
@@ -154,7 +151,7 @@ class Arithmetic(Task):
 
     def _draw(self, seed: int) -> Iterator[tuple[str, str]]:
         create = scoring.optional("reasoning_gym").create_dataset
-        settings = self.model_dump(exclude={"task"})
+        settings = self.model_dump(exclude={"task"}) | {"min_digits": 1}
         for part in itertools.count():
             # Hashed, because the generator gives nearly the same sums for consecutive seeds.
             digest = hashlib.sha256(f"{seed}:{part}".encode()).digest()
@@ -164,7 +161,7 @@ class Arithmetic(Task):
 
     def _check_available(self, count: int) -> None:
         shapes = itertools.product(
-            range(self.min_terms, self.max_terms + 1), range(self.min_digits, self.max_digits + 1)
+            range(self.min_terms, self.max_terms + 1), range(1, self.max_digits + 1)
         )
         total = sum(_numbers(digits) ** terms * 2 ** (terms - 1) for terms, digits in shapes)
         # of 200 or more expressions, more than half the expected share is held out

@@ -10,11 +10,6 @@ read.py               a run directory or a result file -> its page
 tables.py             tables of results, for pages and the terminal
 *_pages.py            the pages of each kind of run
 
-A new chart is a call, whose words, unit, format and definitions are those of the registry:
-
-    lines = lines_of(rows, ("draft", "step", "gamma"), ("block_efficiency",))
-    plotted(title, text, lines, curves, "step", "block_efficiency", group="draft", by="gamma")
-
 Modules other than `page` and `tables` import the libraries of the extra
 `report`; call `require` first.
 """

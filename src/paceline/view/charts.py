@@ -47,20 +47,8 @@ CONFIG: dict[str, Any] = {
         "gridOpacity": 0.55,
         "labelFontSize": 12,
         "titleFontSize": 12.5,
-        "titleFontWeight": 500,
-        "titlePadding": 8,
-        "labelLimit": 150,
-        "labelOverlap": "greedy",
-        "labelSeparation": 6,
     },
-    "legend": {
-        "orient": "bottom",
-        "labelColor": INK,
-        "labelFontSize": 12.5,
-        "symbolSize": 80,
-        "title": None,
-    },
-    "text": {"color": INK, "fontSize": 12},
+    "legend": {"orient": "bottom", "labelColor": INK, "labelFontSize": 12.5, "title": None},
     "autosize": {"type": "fit-x", "contains": "padding"},
 }
 """Of all charts; a page has it once."""

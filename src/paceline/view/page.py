@@ -170,10 +170,9 @@ class Figure:
 class Table:
     """A table of a page or of the terminal; `rows` as in a figure, with texts.
 
+    Columns that are figures have the words and definitions of the registry.
+
     Attributes:
-        title: May be empty.
-        rows: The lines. Columns that are figures have the words and definitions of the registry.
-        text: A sentence on the table.
         columns: Definitions of other columns.
         formats: Of columns that are not figures, or are shown otherwise than the registry says.
         units: What intervals are over, such as prompts.
@@ -303,15 +302,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Page:
-    """A report: a verdict in one sentence with its numbers, and sections in reading order.
-
-    Attributes:
-        word: The verdict as a word, such as GO or passed; may be empty.
-        tone: How the word is marked.
-        facts: A few numbers below the verdict.
-        about: Lines on what was run: models, task.
-        source: What made the rows.
-    """
+    """A report: a verdict as one sentence with its numbers and as a word, and sections."""
 
     title: str
     verdict: str

@@ -334,11 +334,6 @@ def test_for_vllm_at_temperature_0_there_are_no_cascades(
     assert {one.draft_sampling for one in candidates} == {None}
 
 
-def test_for_vllm_a_penalty_is_one_line(folder: Path, tmp_path: Path):
-    with pytest.raises(ConfigError, match="vLLM applies a repetition penalty to the target alone"):
-        served(folder, tmp_path, repetition_penalty=1.2)
-
-
 def test_with_an_engines_costs_its_seconds_and_its_drafts_decide(folder: Path, tmp_path: Path):
     """A block of 1 costs as much as three steps there, one of 3 as much as one: 3 is chosen."""
     costs = write_costs(folder, step(0, 0.01), step(1, 0.03), step(3, 0.01))

@@ -85,14 +85,6 @@ def test_the_metric_that_is_named_is_computed(
     assert task.score(example, answer) == pytest.approx(score)
 
 
-def test_an_answer_is_judged_whole_unless_only_its_first_line_is_wanted(corpus: CorpusConfig):
-    answer = "\n answer \nand more"
-    for first_line_only, score in ((False, 0.0), (True, 1.0)):
-        task = Pairs(corpus=corpus, first_line_only=first_line_only)
-        example = TaskExample(task.examples("test", 1)[0].record, " answer")
-        assert task.score(example, answer) == score
-
-
 def test_versions_are_those_of_the_metric_and_of_what_stands_in_the_corpus(tmp_path: Path):
     corpus = corpus_of(tmp_path / "a.jsonl", pair(0), pair(1))
     first = Pairs(corpus=corpus).versions()

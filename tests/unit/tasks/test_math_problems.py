@@ -149,7 +149,7 @@ def test_marked_numbers_are_those_of_the_evaluation_released_with_gsm8k(text: st
 
 TASK = Arithmetic()
 # Small enough to list: 200 expressions of two digits, 4,000 of three.
-SMALL = Arithmetic(min_terms=2, max_terms=3, min_digits=1, max_digits=1)
+SMALL = Arithmetic(min_terms=2, max_terms=3, max_digits=1)
 
 
 def whole(example: TaskExample) -> str:
@@ -243,13 +243,6 @@ def test_what_stands_after_the_last_equals_sign_of_the_first_line_is_judged(
     assert TASK.score(example_of("13", text="4 - 3 + 12 ="), answer) == score
 
 
-@pytest.mark.parametrize(("terms", "digits"), [(2, 1), (3, 1), (2, 2)])
-def test_half_of_the_held_out_share_is_always_there(terms: int, digits: int):
-    task = Arithmetic(min_terms=terms, max_terms=terms, min_digits=digits, max_digits=digits)
-    share = (9 * 10 ** (digits - 1) + (digits == 1)) ** terms * 2 ** (terms - 1) // 10
-    assert len(set(expressions(task.examples("test", share // 2)))) == share // 2
-
-
 @pytest.mark.slow
 def test_the_test_split_is_held_out_and_half_of_it_can_be_requested():
     wanted = {expression for expression in all_small() if held_out(expression)}
@@ -279,11 +272,11 @@ def test_seeds_that_are_neighbours_have_hardly_an_expression_in_common():
 
 
 def test_terms_and_digits_are_within_their_limits():
-    task = Arithmetic(min_terms=2, max_terms=3, min_digits=2, max_digits=3)
+    task = Arithmetic(min_terms=2, max_terms=3, max_digits=3)
     for expression in expressions(task.examples("train", 200)):
         numbers = re.findall(r"\d+", expression)
         assert 2 <= len(numbers) <= 3
-        assert {len(number) for number in numbers} <= {2, 3}
+        assert {len(number) for number in numbers} in ({1}, {2}, {3})
 
 
 @pytest.mark.parametrize("count", [0, -1])
@@ -293,7 +286,7 @@ def test_no_examples_cannot_be_asked_for(count: int):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"min_terms": 1}, {"min_terms": 6}, {"min_digits": 3}, {"min_digits": 0}]
+    "settings", [{"min_terms": 1}, {"min_terms": 6}, {"max_digits": 0}]
 )
 def test_limits_that_allow_no_sum_are_refused(settings: dict[str, int]):
     with pytest.raises(ConfigError):
