@@ -103,20 +103,6 @@ def test_lists_in_a_choice_stand_for_all_combinations():
     assert expand({"rule": "chow", "alpha": 0.5}) == [{"rule": "chow", "alpha": 0.5}]
 
 
-@pytest.mark.parametrize(
-    ("rule", "says"),
-    [
-        ({"rule": "chow", "alpha": [0.5, 1.5]}, "less than or equal to 1"),
-        ({"rule": "bild", "threshold": -1}, "greater than or equal to 0"),
-        ({"rule": "guess"}, "unknown rule .guess.; wanted one of lossless, lenient"),
-        ({"rule": "lossy", "alpha": 0.2, "beta": 0.1}, "at least 1 - alpha = 0.8"),
-    ],
-)
-def test_a_bad_threshold_is_one_line(rule: dict[str, Any], says: str):
-    with pytest.raises(ConfigError, match=says):
-        validate(Grid, {"rules": [rule]})
-
-
 def test_every_cell_has_a_row_and_its_texts_are_those_of_its_decoder(
     folder: Path, whole: Path, finished: list[Row]
 ):
@@ -331,10 +317,6 @@ def test_places_and_rows_that_cannot_be_used_are_one_line(folder: Path, tmp_path
     (tmp_path / "torn" / "rows.jsonl").write_text('{"schema\n{"schema_version": 2}\n')
     with pytest.raises(UsageError, match="is not a file of result rows"):
         bench(torn)
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "rows.jsonl").write_text('{"schema_version": 0}\n')
-    with pytest.raises(UsageError, match=r"row 1 has schema_version 0, this Paceline reads 1"):
-        read_rows(tmp_path / "old")
     (tmp_path / "foreign").mkdir()
     foreign = Row(population="p", units=(), setting={}, totals={"x": 1}, source=Source(command="c"))
     write_rows(tmp_path / "foreign" / "rows.jsonl", [foreign])
@@ -370,21 +352,6 @@ def test_benches_of_other_texts_do_not_share_examples(folder: Path, tmp_path: Pa
         names.append(row.population)
     assert len(set(names)) == 3
     assert names[0] == names[3]
-
-
-def test_what_stands_in_a_directory_of_questions_is_part_of_the_context(
-    folder: Path, tmp_path: Path
-):
-    questions = tmp_path / "questions"
-    questions.mkdir()
-    for name in ("a", "b"):
-        write_corpus(questions / f"{name}.jsonl", [{"prompt": name, "completion": "x"}])
-    task = {"task": "pairs", "corpus": str(questions), "metric": "rouge1"}
-    config = settings(folder, tmp_path / "run", task=task)
-    first = bench_context(config)
-    assert bench_context(config) == first
-    write_corpus(questions / "b.jsonl", [{"prompt": "c", "completion": "x"}])
-    assert bench_context(config) != first
 
 
 def test_a_prompt_longer_than_the_context_is_one_line(folder: Path, tmp_path: Path):

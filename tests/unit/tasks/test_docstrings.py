@@ -94,11 +94,6 @@ def test_one_sentence_and_a_body_of_some_length_make_a_pair(
     assert references(Docstrings(), *SPLITS) == ({sentence} if sentence else set())
 
 
-def test_longer_bodies_count_where_they_are_allowed(library: Path):
-    (library / "one.py").write_text(module(f"Return the name it has.\n\n{'x ' * 400}"))
-    assert references(Docstrings(max_body_characters=800), *SPLITS) == {"Return the name it has."}
-
-
 def test_a_body_that_two_docstrings_share_is_one_example_or_none(library: Path):
     def twins(held_out: tuple[bool, bool]) -> tuple[str, str]:
         found = (f"Return the twin of number {n}.\n\n{BODY}" for n in range(1000))

@@ -266,11 +266,6 @@ def test_one_seed_gives_the_same_examples_and_fewer_are_the_first_of_more():
         assert TASK.examples(split, 20, 7) == TASK.examples(split, 50, 7)[:20]
 
 
-def test_seeds_that_are_neighbours_have_hardly_an_expression_in_common():
-    first, second = (set(expressions(TASK.examples("train", 200, seed))) for seed in (0, 1))
-    assert len(first & second) < 10
-
-
 def test_terms_and_digits_are_within_their_limits():
     task = Arithmetic(min_terms=2, max_terms=3, max_digits=3)
     for expression in expressions(task.examples("train", 200)):
@@ -279,15 +274,7 @@ def test_terms_and_digits_are_within_their_limits():
         assert {len(number) for number in numbers} in ({1}, {2}, {3})
 
 
-@pytest.mark.parametrize("count", [0, -1])
-def test_no_examples_cannot_be_asked_for(count: int):
-    with pytest.raises(UsageError, match="request at least 1"):
-        TASK.examples("train", count)
-
-
-@pytest.mark.parametrize(
-    "settings", [{"min_terms": 1}, {"min_terms": 6}, {"max_digits": 0}]
-)
+@pytest.mark.parametrize("settings", [{"min_terms": 1}, {"min_terms": 6}, {"max_digits": 0}])
 def test_limits_that_allow_no_sum_are_refused(settings: dict[str, int]):
     with pytest.raises(ConfigError):
         Arithmetic(**settings)  # type: ignore[arg-type]

@@ -3,18 +3,15 @@
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 
-from paceline.data import CorpusConfig, read_records
+from paceline.data import CorpusConfig
 from paceline.errors import ConfigError, PromptError, UsageError
 from paceline.tasks import (
     Questions,
     Summarization,
     Translation,
     build_task,
-    write_examples,
 )
 from support.tasks import corpus as corpus_of
 from support.tasks import pair, texts
@@ -55,14 +52,6 @@ def test_nested_columns_and_several_columns_fill_a_template(tmp_path: Path):
     (example,) = Translation(corpus=corpus, prompt=prompt, separator="").examples("test", 1)
     assert texts([example]) == ["hello Guten Tag {sic} {} {2}: Guten Tag {sic}"]
     assert example.record.completion == example.reference == "Good day"
-
-
-def test_a_parquet_file_holds_the_same_rows(tmp_path: Path, test_rows: CorpusConfig):
-    file = tmp_path / "a.parquet"
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(map(pair, range(6)))), file)
-    from_parquet = Translation(corpus=CorpusConfig(path=str(file))).examples("test", 4, seed=2)
-    from_lines = Translation(corpus=test_rows).examples("test", 4, seed=2)
-    assert texts(from_parquet) == texts(from_lines)
 
 
 def test_few_shot_examples_come_before_every_prompt_and_are_never_tested(
@@ -132,14 +121,6 @@ def test_an_answer_ends_at_the_first_stop(
     assert task.cut(answer) == scored
 
 
-def test_written_examples_are_read_back_as_they_are(test_rows: CorpusConfig, tmp_path: Path):
-    task = Translation(corpus=test_rows, prompt="de: {source}")
-    path = tmp_path / "out.jsonl"
-    assert write_examples(task, "test", 6, path) == 6
-    wanted = [(e.record.text, e.record.completion) for e in task.examples("test", 6)]
-    assert [(record.text, record.completion) for record in read_records(path)] == wanted
-
-
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -170,12 +151,6 @@ def test_a_row_that_cannot_be_used_is_one_line_that_names_it(
     for kind in (Translation, Summarization, Questions):
         with pytest.raises(PromptError, match=f"a.jsonl {message}"):
             kind(corpus=corpus).examples("test", 1)
-
-
-def test_lines_of_text_have_no_reference(tmp_path: Path):
-    (tmp_path / "a.txt").write_text("a line\n")
-    with pytest.raises(PromptError, match="line 1 has no column completion; its columns are text"):
-        Translation(corpus=CorpusConfig(path=str(tmp_path / "a.txt"))).examples("test", 1)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from paceline.data import read_records
 from paceline.data.prompts import CorpusConfig, Record
 from paceline.data.thoughts import thoughts_end
 from paceline.data.tokens import encode
-from paceline.errors import ConfigError, StorageError
+from paceline.errors import ConfigError
 from paceline.tasks import (
     Arithmetic,
     Code,
@@ -150,12 +150,6 @@ def test_an_example_is_tokenised_as_prompt_and_completion(tokenizer):
     assert completion
 
 
-def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="cannot be written"):
-        write_examples(Arithmetic(), "train", 1, tmp_path / "file" / "a.jsonl")
-
-
 def test_examples_that_repeat_are_counted_and_said(tmp_path: Path, capsys: Any):
     """Sums of two digits: 200 expressions, of which the training split has at most 9 in 10."""
     path = tmp_path / "train.jsonl"
@@ -169,13 +163,6 @@ def test_examples_that_repeat_are_counted_and_said(tmp_path: Path, capsys: Any):
     assert f"1000 examples, {num_distinct} distinct" in said.out
     assert f"only {num_distinct} of 1000 examples are distinct" in said.err
     assert said.err.count("\n") == 1
-
-
-@pytest.mark.parametrize("name", [*CORPUS_TASKS, "pairs", "text"])
-def test_a_task_without_a_corpus_is_one_line(name: str):
-    with pytest.raises(ConfigError) as caught:
-        build_task(name)
-    assert "corpus" in str(caught.value)
 
 
 def test_tasks_without_corpus_figures_add_the_versions_of_their_scorers_to_a_row(tmp_path: Path):

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from paceline.bench.workbench import Grid
-from paceline.config import validate
 from paceline.core.rules import Chow, ChowLog, Diff, Lossless, Opt
 from paceline.decode.strategies import (
     BigLittle,
@@ -190,35 +188,6 @@ def test_temperatures_that_print_alike_have_frontiers_of_their_own(tmp_path: Pat
     assert [len(section.blocks[0].rows) for section in page.sections if CELLS in section.title] == [
         *(2, 1)
     ]
-
-
-OWN = """
-from pydantic.dataclasses import dataclass
-from paceline.core.rule_base import STRICT
-from paceline.core.rules import BinaryCascade
-
-@dataclass(frozen=True, config=STRICT)
-class Flat(BinaryCascade):
-    \"\"\"Defers where the draft's distribution is flat.\"\"\"
-
-    width: float
-
-    def defers(self, at):
-        return at.draft_raw.amax(-1, keepdim=True) < self.width
-"""
-
-
-def test_the_cells_of_a_users_rule_have_the_order_of_its_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    (tmp_path / "flat_rule.py").write_text(OWN)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PACELINE_IMPORTS", "flat_rule")
-    rules = [{"import": "flat_rule:Flat", "width": width} for width in (0.5, 0.1, 0.3)]
-    cells = [steady(rule) for rule in validate(Grid, {"rules": rules}).rules]
-    page = page_of(tmp_path / "run", [*ROWS, *cells])
-    found = [line["setting"] for line in rows_of(page, CELLS) if line["family"] == "Flat"]
-    assert found == [f"width {width}, gamma 4" for width in (0.1, 0.3, 0.5)]
 
 
 def test_a_family_has_one_colour_in_all_charts_and_an_oracle_has_no_speed(tmp_path: Path):
