@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -64,24 +64,6 @@ class ScoreConfig(StrictModel):
         checks.output(self.output)
 
 
-class AnswerRow(StrictModel):
-    """One answer.
-
-    Attributes:
-        number: Index of the example.
-        text: What is scored of it.
-        score: In [0, 1]; None if the task has no metric.
-    """
-
-    number: int
-    thoughts: str = ""
-    text: str
-    num_tokens: int
-    stop_reason: Literal["eos", "length"]
-    score: float | None
-    server: str
-
-
 class Score(StrictModel):
     """Quality of a served model on a task.
 
@@ -133,9 +115,9 @@ def score(config: ScoreConfig, progress: Progress = silent) -> Score:
     return result
 
 
-def _rows(run: RunDirectory) -> dict[int, AnswerRow]:
-    rows = (AnswerRow.model_validate(row) for row in read_jsonl(run.metrics))
-    return {row.number: row for row in rows}
+def _rows(run: RunDirectory) -> dict[int, dict[str, Any]]:
+    """The answers by the index of their example."""
+    return {row["number"]: row for row in read_jsonl(run.metrics)}
 
 
 def _ask(
@@ -161,33 +143,35 @@ def _ask(
         number = missing[index]
         given = written.text if written.tokens is None else tokens
         thoughts, text = prompts.answer(number, given)
-        done[number] = row = AnswerRow(
-            number=number,
-            thoughts=thoughts,
-            text=text,
-            num_tokens=len(tokens),
-            stop_reason=written.stop_reason,
-            score=prompts.score(number, given),
-            server=written.server,
-        )
-        append_jsonl(run.metrics, row.model_dump(mode="json"))
+        done[number] = {
+            "number": number,
+            "thoughts": thoughts,
+            "text": text,
+            "num_tokens": len(tokens),
+            "stop_reason": written.stop_reason,
+            "score": prompts.score(number, given),
+            "server": written.server,
+        }
+        append_jsonl(run.metrics, done[number])
         progress("answers", len(done), len(prompts.prompts))
 
     TextServers(config.writer, tokenize).write(requests, keep)
 
 
-def _summary(config: ScoreConfig, prompts: ExamplePrompts, rows: dict[int, AnswerRow]) -> Score:
+def _summary(
+    config: ScoreConfig, prompts: ExamplePrompts, rows: dict[int, dict[str, Any]]
+) -> Score:
     ordered = [rows[number] for number in range(len(prompts.prompts))]
-    known = [row.score for row in ordered if row.score is not None]
+    known = [row["score"] for row in ordered if row["score"] is not None]
     task = config.task
     return Score(
         config=config,
         metric=task.metric,
         num_examples=len(ordered),
-        num_tokens=sum(row.num_tokens for row in ordered),
-        num_cut=sum(row.stop_reason == "length" for row in ordered),
+        num_tokens=sum(row["num_tokens"] for row in ordered),
+        num_cut=sum(row["stop_reason"] == "length" for row in ordered),
         score=mean_score(known) if known else None,
-        corpus_scores=task.corpus_scores(prompts.examples, [row.text for row in ordered]),
+        corpus_scores=task.corpus_scores(prompts.examples, [row["text"] for row in ordered]),
         signatures=task.versions(),
-        servers=sorted({row.server for row in ordered}),
+        servers=sorted({row["server"] for row in ordered}),
     )

@@ -6,7 +6,6 @@ by `charts`, and `render` writes the page.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
@@ -327,7 +326,7 @@ def source_of(
     """A source whose command reads the configuration from a file that the page offers."""
     if config is None:
         return Source(f"paceline {command}", None, environment)
-    values = json.loads(config.model_dump_json()) if isinstance(config, StrictModel) else config
+    values = config.model_dump(mode="json") if isinstance(config, StrictModel) else config
     file = command.split()[0] + ".yaml"
     return Source(f"paceline {command} --config {file}", values, environment, file)
 
