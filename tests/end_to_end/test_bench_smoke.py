@@ -47,7 +47,7 @@ def test_a_bench_ends_without_a_failed_cell_and_its_report_has_every_part(folder
     drawn = run_command(folder, "report", "runs/bench")
     assert drawn.returncode == 0, drawn.stderr
     text = (folder / "runs/bench/report.html").read_text()
-    for part in ("Quality against cost", "Predicted and measured", "token_v3"):
+    for part in ("Quality against cost", "Best setting of each family", "token_v3"):
         assert part in text
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
-from paceline.bench.settings import family, setting
+from paceline.bench.answers import family, setting
 from paceline.decode.strategies import DecodingConfig
 from paceline.engines.vllm_plugin import read_rule
 from paceline.errors import ConfigError

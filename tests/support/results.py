@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.answers import keep, sums_of_answer
-from paceline.bench.settings import setting_of
+from paceline.bench.answers import keep, setting_of, sums_of_answer
 from paceline.bench.workbench import cell_key
 from paceline.core.rules import AnyRule
 from paceline.core.sampling import SamplingParams

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.bench import Grid
-from paceline.bench.settings import family, setting
+from paceline.bench.answers import family, setting
 from paceline.config import load_config, to_yaml, validate
 from paceline.core.rule_base import Position, Rule
 from paceline.core.rules import Lossless, Lossy
@@ -222,11 +221,6 @@ def test_a_policy_that_says_when_to_stop_is_asked_unless_it_says_otherwise():
         decoder = SpeculativeDecoder(*models(), gamma=4, policy=policy)
         (text,) = decoder.generate([[1]], 9)
         assert bool(text.stats.num_drafted) == drafts, policy
-
-
-def test_a_policy_in_a_bench_without_rules_is_refused():
-    with pytest.raises(ConfigError, match="policy is set, but rules is empty"):
-        validate(Grid, {"policy": {"policy": "confident", "threshold": 0.5}})
 
 
 def test_a_task_keeps_to_its_numbers():

@@ -121,7 +121,7 @@ def play(
     "paceline.bench.tune:tune",
     as_json=True,
     page="run",
-    one_of=("quality_floor", "absolute_quality", "max_latency"),
+    one_of=("quality_floor", "max_latency"),
 )
 def tune(result: "Tuned", _config: "TuneConfig") -> "Shown":
     """Find the best setting within a bound.

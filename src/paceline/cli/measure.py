@@ -1,9 +1,7 @@
 """Commands that measure drafts and models."""
 
 import json
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from paceline.cli import options
 from paceline.cli.command import Call, Group, Verb, styled
@@ -149,7 +147,6 @@ def verify(result: "LosslessnessReport", _config: "VerifyConfig") -> "Shown":
 @MEASURE.command("paceline.measure.trajectory:TrajectoryConfig")
 def trajectory(
     call: Call,
-    plot: Annotated[bool, typer.Option(help="Also plot tau over steps and over seconds.")] = False,
     dry_run: options.DryRun = False,
     html: options.Html = None,
 ) -> None:
@@ -165,18 +162,10 @@ def trajectory(
 
     check_html(html)
     config = call.build(TrajectoryConfig)
-    if plot:
-        from paceline.view import require
-
-        require()  # fails before the measurement
     call.check(config, dry_run=dry_run)
     with progress_bars() as progress:
         rows = run(config, progress)
     stdout.print(printed(*trajectory_tables(rows)))
-    if plot:
-        from paceline.view.training_pages import draw_trajectories
-
-        draw_trajectories(rows, config.output / "trajectory.png")
     stdout.print(f"rows are in {config.output}/rows.jsonl")
     if html is not None:
         from paceline.records import RunDirectory
@@ -192,14 +181,12 @@ def score(result: "Score", config: "ScoreConfig") -> "Shown":
 
     Asks the server for answers to test examples and scores them as bench does. Needs the key task.
     """
-    from paceline.core.bootstrap import Interval
+    from math import isnan
 
     quality = "no metric" if result.score is None else f"{result.metric} {result.score}"
     yield f"{quality} on {result.num_examples:,} examples, {', '.join(result.servers)}"
     for name, value in result.corpus_scores.items():
-        bounds = result.corpus_intervals.get(name)
-        shown = f"{value:.2f}" if bounds is None else Interval(value, *bounds).text(".2f")
-        yield f"{name} {shown}"
+        yield f"{name} {f'{value.value:.2f}' if isnan(value.low) else value.text('.2f')}"
     yield (
         f"{result.num_tokens:,} tokens, {result.num_cut:,} answers cut at max_new_tokens "
         f"{config.max_new_tokens}; answers are in {config.output}/metrics.jsonl"

@@ -13,8 +13,7 @@ from paceline.measure.engine_costs import words_of_starts
 from paceline.measure.losslessness import OPEN_QUESTION
 from paceline.measure.results import ACCEPTANCE, gamma_of, num_tokens
 from paceline.results.figures import FIGURES
-from paceline.view.definitions import meaning_of, words_of
-from paceline.view.page import shown
+from paceline.view.page import meaning_of, shown, words_of
 from paceline.view.tables import before_and_after, gamma_table, served_tables, steps_table
 
 if TYPE_CHECKING:

@@ -6,21 +6,20 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-from paceline.bench.settings import family, setting
+from paceline.bench.answers import family, setting
 from paceline.core.bootstrap import Interval
 from paceline.measure.results import num_tokens
 from paceline.measure.trajectory import START, draft_name, gain_of
 from paceline.models.compatibility import UNTIMED
 from paceline.results.figures import FIGURES
 from paceline.results.frontier import measure
-from paceline.view.definitions import words_of
-from paceline.view.page import Table, case_of, number, sampling_words, table_of
+from paceline.view.page import Table, case_of, number, sampling_words, table_of, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from paceline.bench.sequential_test import Step
     from paceline.bench.tune import Tuned
-    from paceline.bench.tuning import Step, TuneConfig
     from paceline.decode.strategies import DecodingConfig
     from paceline.measure import Measurement
     from paceline.measure.analysis import PredictedFrontier
@@ -222,7 +221,7 @@ def tuned_tables(found: Tuned) -> list[Table]:
     }
     tables: list[Table] = []
     for step, title in steps.items():
-        own = [_tried(row, found.config) for row in found.rows(step)]
+        own = [_tried(row) for row in found.rows(step)]
         forms = dict.fromkeys(("quality", "relative_quality"), ".2f")
         settings = {"columns": columns, "formats": forms, "units": "examples"}
         tables.append(Table(title, own, text=text, **settings))
@@ -236,10 +235,9 @@ def name_of(decoding: DecodingConfig) -> str:
     return f"{family(decoding)} {setting(decoding)}".strip()
 
 
-def _tried(row: Row, config: TuneConfig) -> Line:
+def _tried(row: Row) -> Line:
     line: Line = {"family": row.setting["family"], "setting": row.setting.get("setting", "-")}
-    quality = "relative_quality" if config.absolute_quality is None else "quality"
-    for name in (quality, "speedup"):
+    for name in ("relative_quality", "speedup"):
         found = measure(name, row)
         line[name] = None if math.isnan(found.value) else found
     if row.has(examples="confirming"):

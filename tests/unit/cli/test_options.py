@@ -34,7 +34,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def made(file: Path, **chosen: Any) -> TuneConfig:
-    bounds = ("quality_floor", "absolute_quality", "max_latency")
+    bounds = ("quality_floor", "max_latency")
     return build(TuneConfig, file, None, one_of=bounds, chosen=chosen)
 
 

@@ -49,7 +49,7 @@ def test_the_guide_has_a_command_for_every_task_and_its_templates_have_line_brea
             models = {name: given[name][0] for name in ("target", "draft", "output")}
             task = build(BenchConfig, None, given["set"], chosen=models).task
             tasks[task.task] = task
-    assert set(tasks) == {"translation", "summarization", "math", "questions", "code", "chat"}
+    assert set(tasks) == {"translation", "summarization", "math", "questions", "code", "text"}
     assert tasks["questions"].prompt == "{context}\n\nQuestion: {source}\nAnswer:"
     assert tasks["questions"].stop == ("\n",)
     assert tasks["translation"].corpus.prompt_field == "translation.de"

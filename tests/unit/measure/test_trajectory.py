@@ -26,9 +26,7 @@ from paceline.results.figures import as_values
 from paceline.results.row import Row
 from paceline.tasks import build_task
 from paceline.train import align
-from paceline.view.training_pages import along, draw_trajectories
 from support.models import tiny_hf, tiny_pair
-from support.reports import trajectory_row
 from support.runs import align_config, write_corpus
 
 
@@ -118,8 +116,6 @@ def test_figures_are_those_of_the_texts_that_are_kept(folder: Path, tmp_path: Pa
     assert gain is not None
     assert gain.value == pytest.approx(tau / as_values(before)["block_efficiency"].value, rel=1e-5)
     assert gain.low <= gain.value <= gain.high
-    draw_trajectories(rows, tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_an_output_of_other_settings_and_what_is_no_run_are_refused(
@@ -204,16 +200,6 @@ def test_samplings_that_differ_have_texts_of_their_own(folder: Path, tmp_path: P
     changes = {"samplings": shaped, "gammas": [1], "runs": [str(folder / "second")]}
     trajectory(config(folder, tmp_path / "out", **changes))
     assert len(list((tmp_path / "out" / "texts").iterdir())) == 2
-
-
-def test_runs_are_laid_end_to_end():
-    def at(run: str, step: int, elapsed_s: float) -> Row:
-        row = trajectory_row(run, "end", step, 3)
-        return row.model_copy(update={"totals": {"elapsed_s": elapsed_s}})
-
-    drafts = [at("a", 0, 0), at("a", 10, 3), at("b", 0, 0), at("b", 4, 2), at("c", 1, 1)]
-    assert along(drafts, "step") == [0, 10, 10, 14, 15]
-    assert along(drafts, "elapsed_s") == [0, 3, 3, 5, 6]
 
 
 def test_own_answers_of_drafts_are_scored_on_the_examples_of_a_task(folder: Path, tmp_path: Path):
