@@ -19,15 +19,13 @@ from pydantic import AfterValidator, Field, model_validator
 
 from paceline.config import StrictModel
 from paceline.data.text_files import (
+    SUFFIXES,
     WANTED,
     data_files,
-    folder_files,
-    is_pattern,
     kind_of,
-    matches,
+    one_kind,
     read_data_set,
     read_file,
-    warn_of_splits,
 )
 from paceline.errors import EmptyTextError, PromptError
 from paceline.fingerprints import files_fingerprint
@@ -53,8 +51,7 @@ class CorpusConfig(StrictModel):
             such as `runs/*/data`, or a hub data set.
         split: Split of a hub data set; unset: `train`. A directory has the rows of all its files;
             with a split, those that the datasets library finds by the file names.
-        subset: Subset of a hub data set, such as `main` of `gsm8k`, or a directory in a directory;
-            a README.md in a directory is not read.
+        subset: Subset of a hub data set, such as `main` of `gsm8k`, or a directory in a directory.
         prompt_field: Column with the prompt, if not `prompt`; `a.b` names a nested column.
         completion_field: Column with the completion; used only together with `prompt_field`.
         tools: Tools for the template of every chat whose row has no column `tools`. A text that is
@@ -204,24 +201,13 @@ def read_columns(
 
 def _rows(corpus: CorpusConfig, *, streaming: bool) -> Iterator[tuple[Mapping[str, Any], str]]:
     path = Path(corpus.path)
-    if is_pattern(path):
-        parts = (_rows(part, streaming=streaming) for part in _matching(corpus))
-        return itertools.chain.from_iterable(parts)
-    suffix = kind_of(path)
-    if path.is_file() or suffix in (".txt", ".jsonl"):
-        if suffix == ".parquet" and corpus.split not in (None, "train"):
-            raise PromptError(
-                f"{path} is one file, which has no split {corpus.split}; unset split, or set limit"
-            )
-        return read_file(path)
-    local = suffix == ".parquet" or path.is_absolute() or corpus.path.startswith((".", "~"))
-    if not path.exists() and local:
-        raise PromptError(f"no file or directory at {path}; check the path")
-    files = folder_files(path) if path.is_dir() else []
+    files = data_files(path)
     whole = corpus.split is None and corpus.subset is None
-    if files and (whole or kind_of(files[0]) == ".txt"):
-        warn_of_splits(path, files)
-        return itertools.chain.from_iterable(map(read_file, files))
+    if files and (whole or not path.is_dir() or kind_of(files[0]) == ".txt"):
+        return itertools.chain.from_iterable(map(read_file, one_kind(files, path)))
+    local = kind_of(path) in SUFFIXES or path.is_absolute() or corpus.path.startswith((".", "~"))
+    if local and not path.is_dir():
+        raise PromptError(f"no file or directory at {path}; check the path")
     split = corpus.split or "train"
     return read_data_set(corpus.path, corpus.subset, split, streaming=streaming)
 
@@ -258,15 +244,6 @@ def _records(
         warnings.warn(f"{corpus.path}: {text}", stacklevel=2)
     if not count:
         raise PromptError(f"{corpus.path} holds no text; add at least one text")
-
-
-def _matching(corpus: CorpusConfig) -> Iterator[CorpusConfig]:
-    """The corpora that match the pattern of one."""
-    found = matches(Path(corpus.path))
-    if not found:
-        raise PromptError(f"no file or directory matches {corpus.path}; check the pattern")
-    for path in found:
-        yield corpus.model_copy(update={"path": str(path), "limit": None})
 
 
 def _record(row: Mapping[str, Any], where: str, corpus: CorpusConfig) -> Record:
