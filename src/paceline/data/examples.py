@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from array import array
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.top_k_tail import UNUSED, TopScores
-from paceline.data.tokens import cut_text, encode_prompt, truncated, turns, warn_of_unused
+from paceline.data.tokens import encode_prompt, truncated, turns, warn_of_cut
 from paceline.errors import PromptError
 
 if TYPE_CHECKING:
@@ -93,7 +92,8 @@ def build_examples(
     examples: list[Example] = []
     packed: list[int] = []
     encoder = decoder_prompt is not None
-    cut = _Truncated(lengths, encoder=encoder)
+    num_prompts, long_prompts = 0, list[int]()
+    num_answers, long_answers = 0, list[int]()
     for record in records:
         if record.kind == "document" and not encoder:
             if recorded_states:
@@ -105,7 +105,12 @@ def build_examples(
                 examples += _cut(text, lengths, record.where, whole=train_document_prompts)
             continue
         for turn in turns(record, tokenizer, eos_token_ids=eos_token_ids, encoder=encoder):
-            cut.add(turn, record)
+            num_prompts += 1
+            long_prompts += [len(turn.prompt)] * (len(turn.prompt) > lengths.prompt)
+            if turn.completion is not None and record.kind == "chat":
+                num_answers += 1
+                size = len(turn.completion)
+                long_answers += [size] * (size > lengths.completion)
             prompt = truncated(turn.prompt, lengths.prompt, record, tokenizer, encoder=encoder)
             text = _completion(turn, record, lengths, tokenizer)
             found = turn._replace(prompt=prompt, completion=text)
@@ -113,8 +118,10 @@ def build_examples(
                 _example(record, found, decoder_prompt, recorded_states=recorded_states)
             )
     examples += _cut(packed, lengths, "packed documents", whole=train_document_prompts)
-    cut.warn()
-    warn_of_unused(records, tokenizer)
+    side = "right" if encoder else "left"
+    warn_of_cut(long_prompts, f"{num_prompts} prompts", lengths.prompt, side=side)
+    counted = f"{num_answers} answers of chats"
+    warn_of_cut(long_answers, counted, lengths.completion, "max_completion_tokens", "right")
     if not examples:
         raise PromptError(
             f"no text from {records[0].where} on can be trained; a document needs two tokens"
@@ -148,44 +155,7 @@ def _completion(
         return None
     if not (record.open_ended or turn.ended):
         text = append_eos(text, tokenizer)
-    return text[: turn.given + lengths.completion]
-
-
-class _Truncated:
-    """Lengths of the prompts, and of the answers of chats, that are truncated."""
-
-    def __init__(self, lengths: Lengths, *, encoder: bool) -> None:
-        self.lengths = lengths
-        self.encoder = encoder
-        self.num_prompts = self.num_answers = 0
-        self.prompts: list[int] = []
-        self.answers: list[int] = []
-
-    def add(self, turn: Turn, record: Record) -> None:
-        self.num_prompts += 1
-        if len(turn.prompt) > self.lengths.prompt:
-            self.prompts.append(len(turn.prompt))
-        if turn.completion is not None and record.kind == "chat":
-            self.num_answers += 1
-            size = len(turn.completion) - turn.given
-            if size > self.lengths.completion:
-                self.answers.append(size)
-
-    def warn(self) -> None:
-        """Warn once of what is left out, with the settings that decide about it."""
-        found: list[str] = []
-        if self.prompts:
-            counts = f"{len(self.prompts)} of {self.num_prompts} prompts"
-            side = "right" if self.encoder else "left"
-            found.append(
-                cut_text(counts, self.prompts, self.lengths.prompt, side, "max_prompt_tokens")
-            )
-        if self.answers:
-            counts = f"{len(self.answers)} of {self.num_answers} answers of chats"
-            limit = self.lengths.completion
-            found.append(cut_text(counts, self.answers, limit, "right", "max_completion_tokens"))
-        if found:
-            warnings.warn(". ".join(found), stacklevel=3)
+    return text[: lengths.completion]
 
 
 def _example(
@@ -202,7 +172,7 @@ def _example(
     return Example(
         tokens=array("i", [*context, *(text or ())]),
         prompt_length=len(context),
-        trained_from=None if text is None else len(context) + turn.given,
+        trained_from=None if text is None else len(context),
         where=record.where,
         source=None if decoder_prompt is None else array("i", prompt),
         top=None if record.top is None else top_scores_of(record.top, count),

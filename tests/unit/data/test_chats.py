@@ -170,7 +170,6 @@ def test_an_answer_goes_on_where_its_prompt_ends_whatever_opens_the_thoughts(
 
 
 @pytest.mark.parametrize("extra", [{}, {"reasoning_content": "abc"}])
-@pytest.mark.filterwarnings("ignore:the chat template does not read")
 def test_an_answer_without_the_thoughts_that_its_prompt_opens_is_refused(
     tmp_path: Path, extra: dict[str, str]
 ):
@@ -212,37 +211,6 @@ def test_without_a_stop_token_of_the_model_the_template_or_the_end_of_text_ends_
     row = {"messages": [USER, {"role": "assistant", "content": "yo"}]}
     (example,) = build(read(tmp_path / "a.jsonl", row), tokenizer, stops)
     assert marked(example, tokenizer).partition("«")[2].endswith(expected + "»")
-
-
-GENERATION = (
-    "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' }}{%- if m.role == 'assistant' %}"
-    "{%- generation %}{{- m.content + END }}{%- endgeneration %}{{- REST }}{%- else %}"
-    "{{- m.content + '<|im_end|>\n' }}{%- endif %}{%- endfor %}"
-)
-
-
-@pytest.mark.parametrize("header", [False, True])
-def test_a_template_with_generation_trains_what_it_encloses_and_the_end_of_the_turn(
-    tmp_path: Path, header: bool
-):
-    """The mask of transformers is the oracle, where it has the end of the turn."""
-    messages = [USER, {"role": "assistant", "content": "yo"}] * 2
-    record = read(tmp_path / "a.jsonl", {"messages": messages})
-    prompt = "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
-    for end, rest in (("'<|im_end|>'", "'\n'"), ("''", "'<|im_end|>\n'")):
-        template = GENERATION.replace("END", end).replace("REST", rest) + (prompt if header else "")
-        tokenizer = byte_tokenizer(template)
-        examples = build(record, tokenizer, "<|im_end|>")
-        assert [marked(example, tokenizer)[-15:] for example in examples] == [
-            "\n«yo<|im_end|>»"
-        ] * 2
-        if end != "''":
-            found = tokenizer.apply_chat_template(
-                messages, return_dict=True, return_assistant_tokens_mask=True
-            )
-            trained = [i for i, kept in enumerate(found["assistant_masks"]) if kept]
-            mine = [e.trained_from + i for e in examples for i in range(3)]  # y, o and the end
-            assert mine == trained
 
 
 @pytest.mark.parametrize(("family", "joined"), [("llama4", "ab"), ("gemma", "ab"), ("qwq", "a\nb")])
@@ -337,8 +305,7 @@ def test_tools_and_arguments_come_from_the_row_or_from_the_configuration(tmp_pat
     arguments = {"enable_thinking": False}
     corpus = CorpusConfig(path=str(path), tools=[TOOL], chat_template_kwargs=arguments)
     records = read_records(corpus)
-    with pytest.warns(UserWarning, match=r"does not read length \(1 chats\)"):
-        prompts = encode_prompts(records, tokenizer)
+    prompts = encode_prompts(records, tokenizer)
     for prompt, thinking in zip(prompts, (False, False, True), strict=True):
         assert prompt == tokenizer.apply_chat_template(
             [USER],
@@ -349,24 +316,17 @@ def test_tools_and_arguments_come_from_the_row_or_from_the_configuration(tmp_pat
         )
 
 
-def test_what_a_template_does_not_read_is_said_or_refused(tmp_path: Path):
+def test_calls_that_a_template_does_not_read_are_refused(tmp_path: Path):
     tokenizer = tokenizer_of(BY_NAME["gemma"])
-    row = {"messages": [USER, {"role": "assistant", "content": "yo"}], "tools": TOOLS}
-    with pytest.warns(UserWarning, match=r"the chat template does not read tools \(1 chats\)"):
-        build(read(tmp_path / "a.jsonl", row), tokenizer)
     called = {"messages": [USER, {"role": "assistant", "tool_calls": [CALL]}]}
     with pytest.raises(PromptError, match="line 1 has tool_calls, which the chat template does"):
         build(read(tmp_path / "a.jsonl", called), tokenizer)
 
 
-@pytest.mark.parametrize("opening", [PLAIN, OPENS])
-def test_calls_whose_thoughts_a_template_leaves_out_are_refused(tmp_path: Path, opening: str):
-    template = chatml(DROPPED + " + (m.tool_calls | tojson if m.tool_calls else '')", opening)
-    for thoughts in ("<think>\nabc\n</think>", "<think>\nabc\n</think>\n\nCalling."):
-        with pytest.raises(
-            PromptError, match="line 1 has an answer with tool_calls whose thoughts"
-        ):
-            answer(thoughts, template, tmp_path, tool_calls=[CALL])
+def test_calls_whose_thoughts_a_template_leaves_out_are_refused(tmp_path: Path):
+    template = chatml(DROPPED + " + (m.tool_calls | tojson if m.tool_calls else '')", OPENS)
+    with pytest.raises(PromptError, match="line 1 has an answer with tool_calls whose thoughts"):
+        answer("<think>\nabc\n</think>", template, tmp_path, tool_calls=[CALL])
 
 
 def test_calls_behind_thoughts_are_trained_where_the_template_renders_both(tmp_path: Path):

@@ -163,14 +163,6 @@ def test_a_text_that_is_asked_as_a_chat_has_the_tools_and_arguments_of_its_corpu
     assert list(request.tokens) == (wanted if form == "chat" else tokenizer("yo")["input_ids"])
 
 
-def test_a_template_that_does_not_read_an_argument_is_named(tmp_path: Path):
-    path = write_corpus(tmp_path / "few.jsonl", PROMPTS)
-    prompts = {"path": str(path), "chat_template_kwargs": {"enable_thinking": False}}
-    with pytest.warns(UserWarning, match=r"does not read enable_thinking \(5 chats\)"):
-        planned(tmp_path, PROMPTS, prompts=prompts, format="chat")
-    planned(tmp_path, PROMPTS, prompts=prompts)  # no chat, no warning
-
-
 PROMPT, ANSWER = "def f(x):\n", "return y"
 
 
