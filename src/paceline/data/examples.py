@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from array import array
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from paceline.core.top_k_tail import UNUSED, TopScores
+from paceline.data.collate import TokenRow
 from paceline.data.tokens import encode_prompt, truncated, turns, warn_of_cut
 from paceline.errors import PromptError
 
@@ -20,37 +19,8 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerBase
 
-    from paceline.data.prompts import Record, TopTokens
+    from paceline.data.prompts import Record
     from paceline.data.tokens import Turn
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """A training text, or a prompt without a completion.
-
-    Attributes:
-        tokens: Prompt and completion; for an encoder-decoder, decoder prompt and completion.
-        prompt_length: Number of leading tokens used as the prompt for on-policy generation.
-        trained_from: Index of the first token with loss when the text is used unchanged; None if
-            there is no completion.
-        where: Source location, for error messages.
-        source: Encoder input; None for a decoder-only model.
-        top: The target's most likely tokens before each token with loss; None: not recorded.
-        hidden_TD: Its hidden states before each token with loss, bfloat16; None: not recorded.
-    """
-
-    tokens: Sequence[int]
-    prompt_length: int
-    trained_from: int | None
-    where: str
-    source: Sequence[int] | None = None
-    top: TopScores | None = None
-    hidden_TD: Tensor | None = None
-
-    @property
-    def prompt(self) -> list[int]:
-        """The model's input."""
-        return list(self.tokens[: self.prompt_length] if self.source is None else self.source)
 
 
 class Lengths(NamedTuple):
@@ -70,7 +40,7 @@ def build_examples(
     pack_documents: bool = False,
     decoder_prompt: Sequence[int] | None = None,
     recorded_states: bool = False,
-) -> list[Example]:
+) -> list[TokenRow]:
     """Tokenise records and truncate them to the limits.
 
     With the `decoder_prompt` of an encoder-decoder, all prompts and documents are encoder inputs
@@ -89,7 +59,7 @@ def build_examples(
     there. `recorded_states`: every record needs the target's hidden states, which the examples then
     have.
     """
-    examples: list[Example] = []
+    examples: list[TokenRow] = []
     packed: list[int] = []
     encoder = decoder_prompt is not None
     num_prompts, long_prompts = 0, list[int]()
@@ -135,7 +105,7 @@ def record_examples(
     *,
     eos_token_ids: Sequence[int] = (),
     decoder_prompt: Sequence[int] | None = None,
-) -> list[Example]:
+) -> list[TokenRow]:
     """The examples of one record at their full lengths, as `build_examples` makes them."""
     return build_examples(
         [record],
@@ -164,32 +134,20 @@ def _example(
     decoder_prompt: Sequence[int] | None,
     *,
     recorded_states: bool,
-) -> Example:
+) -> TokenRow:
     """A prompt and its completion, truncated to the limits; None: it has none."""
     prompt, text = turn.prompt, turn.completion
     context = prompt if decoder_prompt is None else decoder_prompt
     count = len(text or ())
-    return Example(
-        tokens=array("i", [*context, *(text or ())]),
+    return TokenRow(
+        array("i", [*context, *(text or ())]),
+        len(context),
+        _hidden_states(record, count) if recorded_states else None,
+        None if decoder_prompt is None else array("i", prompt),
+        None if record.top is None else record.top.rows(slice(count)),
         prompt_length=len(context),
-        trained_from=None if text is None else len(context),
         where=record.where,
-        source=None if decoder_prompt is None else array("i", prompt),
-        top=None if record.top is None else top_scores_of(record.top, count),
-        hidden_TD=_hidden_states(record, count) if recorded_states else None,
     )
-
-
-def top_scores_of(top: TopTokens, count: int) -> TopScores:
-    """The first `count` positions as tensors, filled up with the token `UNUSED`."""
-    width = max((len(row) for row in top.tokens[:count]), default=0)
-    tokens = torch.full((count, width), UNUSED, dtype=torch.int32)
-    log_probs = torch.zeros(count, width)
-    for index in range(count):
-        size = len(top.tokens[index])
-        tokens[index, :size] = torch.tensor(top.tokens[index], dtype=torch.int32)
-        log_probs[index, :size] = torch.tensor(top.log_probs[index])
-    return TopScores(tokens, log_probs)
 
 
 def _hidden_states(record: Record, count: int) -> Tensor:
@@ -217,7 +175,7 @@ def append_eos(tokens: list[int], tokenizer: PreTrainedTokenizerBase) -> list[in
     return tokens if end is None or tokens[-1:] == [end] else [*tokens, end]
 
 
-def _cut(tokens: list[int], lengths: Lengths, where: str, *, whole: bool) -> Iterator[Example]:
+def _cut(tokens: list[int], lengths: Lengths, where: str, *, whole: bool) -> Iterator[TokenRow]:
     size = lengths.prompt + lengths.completion
     cuts = [*range(0, len(tokens), size), len(tokens)]
     if len(tokens) % size == 1 and len(cuts) > 2 and size > 2:
@@ -227,4 +185,5 @@ def _cut(tokens: list[int], lengths: Lengths, where: str, *, whole: bool) -> Ite
         if len(piece) < 2:
             continue
         prompt_length = min(lengths.prompt, len(piece) - 1)
-        yield Example(array("i", piece), prompt_length, 1 if whole else prompt_length, where)
+        begin = 1 if whole else prompt_length
+        yield TokenRow(array("i", piece), begin, prompt_length=prompt_length, where=where)

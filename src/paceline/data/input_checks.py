@@ -26,7 +26,7 @@ from paceline.models.loading import find_device, load_tokenizer
 from paceline.records import storage_errors
 
 if TYPE_CHECKING:
-    from paceline.data.examples import Example
+    from paceline.data.collate import TokenRow
     from paceline.engines.commands import EngineChoice
     from paceline.models.inspection import Header
 
@@ -86,7 +86,7 @@ class InputChecks:
         self.resume = resume
         self.lines: list[str] = []
         self.headers: dict[str, Header] = {}
-        self.example: tuple[Example, Any] | None = None
+        self.example: tuple[TokenRow, Any] | None = None
         self._models: dict[str, ModelFacts] = {}
         self._texts: list[CorpusConfig] = []
 

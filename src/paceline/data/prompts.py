@@ -13,11 +13,12 @@ import os
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from paceline.config import StrictModel
+from paceline.core.top_k_tail import TopScores
 from paceline.data.text_files import (
     SUFFIXES,
     WANTED,
@@ -88,18 +89,6 @@ class CorpusConfig(StrictModel):
         return self.model_copy(update={"limit": min(self.limit or count, count)})
 
 
-class TopTokens(NamedTuple):
-    """A model's most likely tokens before each token of a completion.
-
-    Attributes:
-        tokens: Ids at each position; empty where they were not recorded.
-        log_probs: Their log-probabilities in nats.
-    """
-
-    tokens: Sequence[Sequence[int]]
-    log_probs: Sequence[Sequence[float]]
-
-
 @dataclass(frozen=True, slots=True)
 class Record:
     """One text of a corpus.
@@ -125,7 +114,7 @@ class Record:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     id: str | None = None
     open_ended: bool = False
-    top: TopTokens | None = None
+    top: TopScores | None = None
     hidden: bytes | None = None
 
     @property
@@ -274,7 +263,7 @@ def _content(row: Mapping[str, Any], where: str, corpus: CorpusConfig) -> Record
             # Written by `generate-data`; tokenising the texts again could give other tokens.
             prompt = _text(prompt, "prompt_tokens", where)
             found = Record(where, "prompt", prompt, _text(completion, "completion_tokens", where))
-            top, hidden = _top_tokens(row, len(completion), where), row.get("hidden_states")
+            top, hidden = _top_scores(row, len(completion), where), row.get("hidden_states")
             return dataclasses.replace(found, top=top, hidden=hidden)
         case {"prompt": [{**first}, *_] as asked} if first:
             return _chat(row, _asked_and_answered(row, list(asked)), where, corpus)
@@ -349,7 +338,7 @@ def _asked_and_answered(row: Mapping[str, Any], asked: list[Any]) -> list[Any]:
     return [*context, *answer] if isinstance(answer, list) else context
 
 
-def _top_tokens(row: Mapping[str, Any], count: int, where: str) -> TopTokens | None:
+def _top_scores(row: Mapping[str, Any], count: int, where: str) -> TopScores | None:
     """The columns `top_tokens` and `top_log_probs`, with `count` positions."""
     tokens, log_probs = row.get("top_tokens"), row.get("top_log_probs")
     if tokens is None and log_probs is None:
@@ -366,7 +355,7 @@ def _top_tokens(row: Mapping[str, Any], count: int, where: str) -> TopTokens | N
             f"{where} has a log probability in top_log_probs that is NaN or above 0; record it "
             "again"
         )
-    return TopTokens(tokens, log_probs)
+    return TopScores.of(tokens, log_probs)
 
 
 def _column(row: Mapping[str, Any], dotted: str, where: str) -> Any:

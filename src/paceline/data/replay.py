@@ -21,8 +21,7 @@ from pydantic import Field
 from torch import Tensor
 
 from paceline.config import StrictModel
-from paceline.data.examples import top_scores_of
-from paceline.data.prompts import TopTokens
+from paceline.core.top_k_tail import TopScores
 from paceline.data.sources import (
     ExampleStream,
     Origins,
@@ -276,5 +275,6 @@ def _with_top(row: TokenRow, answer: Written) -> TokenRow:
     if tokens is None or log_probs is None:
         return row
     # the end-of-text token is left of an empty answer
-    top = TopTokens(tokens or [[]], log_probs or [[]])
-    return dataclasses.replace(row, top=top_scores_of(top, len(row.tokens) - row.trained_from))
+    top = TopScores.of(tokens or [[]], log_probs or [[]])
+    count = len(row.tokens) - row.trained_from
+    return dataclasses.replace(row, top=top.rows(slice(count)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import torch
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.core.sampling import SamplingParams
-    from paceline.data.examples import Example
     from paceline.models.contract import Model
     from paceline.models.hf.base import HfModel
 
@@ -48,16 +47,6 @@ class BatchSource(Protocol):
         ...
 
 
-class TextStream(Protocol):
-    """A stream of rows whose only state is one integer.
-
-    Attributes:
-        num_drawn: Rows drawn so far, over all processes; assign it to seek.
-    """
-
-    num_drawn: int
-
-
 class Shard(NamedTuple):
     """Rank of this process; rows of a step are distributed round-robin over processes."""
 
@@ -66,10 +55,15 @@ class Shard(NamedTuple):
 
 
 class ExampleStream:
-    """Batches of examples, reshuffled every epoch; a `TextStream`."""
+    """Batches of examples, reshuffled every epoch; `num_drawn` is all of its state."""
 
     def __init__(
-        self, examples: Sequence[Example], batch_size: int, *, seed: int, shard: Shard | None = None
+        self,
+        examples: Sequence[TokenRow],
+        batch_size: int,
+        *,
+        seed: int,
+        shard: Shard | None = None,
     ) -> None:
         shard = shard or Shard()
         self.examples = examples
@@ -86,7 +80,7 @@ class ExampleStream:
         self.num_drawn += self.batch_size
         return [self._at(position) for position in range(first, self.num_drawn)[self.mine]]
 
-    def take_batch(self) -> list[Example]:
+    def take_batch(self) -> list[TokenRow]:
         return [self.examples[index] for index in self.take_indices()]
 
     def my_seeds(self, num_rows: int, rng: torch.Generator) -> list[int]:
@@ -121,27 +115,22 @@ class FixedText:
         `recorded`: or if the target's most likely tokens were not recorded with it.
         """
         for index in range(len(self.stream.examples)):
-            if self.row(index).top is None and recorded:
+            example = self.row(index)
+            if example.top is None and recorded:
                 raise PromptError(
-                    f"{self.stream.examples[index].where} has no top_tokens; record them by "
-                    "generate-data with writer.top_logprobs, or choose another objective than "
-                    "top_k_tail"
+                    f"{example.where} has no top_tokens; record them by generate-data with "
+                    "writer.top_logprobs, or choose another objective than top_k_tail"
                 )
 
     def row(self, index: int) -> TokenRow:
-        """The row of one example.
-
-        Raises:
-            PromptError: the example has no completion.
-        """
+        """An example; raises PromptError if it has no completion."""
         example = self.stream.examples[index]
-        if example.trained_from is None:
+        if example.trained_from == len(example.tokens):
             raise PromptError(
                 f"{example.where} has a prompt but no completion, and fixed text needs both; "
                 "add completions, or set fixed_fraction to 0"
             )
-        recorded = {"target_hidden_TD": example.hidden_TD, "top": example.top}
-        return TokenRow(example.tokens, example.trained_from, source=example.source, **recorded)
+        return example
 
 
 class SampledText:
@@ -240,24 +229,14 @@ class MixedText:
         return self.sources[origin].next_batch(seconds_left)
 
 
-class MovableText(BatchSource, TextStream, Protocol):
-    """A source that can seek to any batch.
-
-    Attributes:
-        batch_size: Rows per step, over all processes.
-    """
-
-    batch_size: int
-
-
 class BlendedText:
     """Adds rows of a second corpus, such as pretraining text, to every batch.
 
     Paper: Goel et al. 2024, section 3: distillation and pretraining text 9:1 in each batch.
     """
 
-    def __init__(self, main: BatchSource, stream: ExampleStream, other: MovableText) -> None:
-        """`stream` is the stream of `main`; its position sets the batch of `other` too."""
+    def __init__(self, main: BatchSource, stream: ExampleStream, other: Any) -> None:
+        """`stream` is that of `main`; its position sets the batch of `other`, a `PackedText`."""
         self.main = main
         self.stream = stream
         self.other = other

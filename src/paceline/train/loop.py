@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
+    from paceline.data.packing import PackedText
     from paceline.data.replay import WritingClock
-    from paceline.data.sources import BatchSource, TextBatch, TextStream
+    from paceline.data.sources import BatchSource, ExampleStream, TextBatch
     from paceline.models.hf.base import HfModel
     from paceline.train.checkpoint import CheckpointStore
     from paceline.train.loss import StepPlan
@@ -59,7 +60,7 @@ class TrainingText(NamedTuple):
     """Where the text comes from, and the two numbers that are its state in a checkpoint."""
 
     source: BatchSource
-    stream: TextStream
+    stream: ExampleStream | PackedText
     writing: WritingClock
 
 

@@ -15,7 +15,7 @@ from paceline.config import Options, StrictModel
 from paceline.core.divergences import Mean
 from paceline.core.fused import chunks
 from paceline.core.text_scores import nats_of
-from paceline.data.collate import TokenRow, collate
+from paceline.data.collate import collate
 from paceline.data.examples import build_examples
 from paceline.data.prompts import (
     CorpusConfig,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paceline.data.examples import Example
+    from paceline.data.collate import TokenRow
     from paceline.data.input_checks import InputChecks
     from paceline.data.prompts import Record
     from paceline.models.hf.base import HfModel
@@ -297,7 +297,7 @@ def _check_length(config: PretrainConfig, model: HfModel) -> None:
         )
 
 
-def _examples(config: PretrainConfig, records: Sequence[Record], model: HfModel) -> list[Example]:
+def _examples(config: PretrainConfig, records: Sequence[Record], model: HfModel) -> list[TokenRow]:
     tokenizer = tokenizer_of(model, str(config.model))
     return build_examples(
         records,
@@ -314,9 +314,9 @@ def _evaluator(config: PretrainConfig, model: HfModel) -> HeldOutLoss | None:
         return None
     examples = _examples(config, read_records(config.data.held_out, skip_empty=True), model)
     rows = [
-        TokenRow(example.tokens, example.trained_from, source=example.source)
+        example
         for example in examples[: config.num_evaluated]
-        if example.trained_from is not None
+        if example.trained_from < len(example.tokens)
     ]
     if not rows:
         raise PromptError(

@@ -31,7 +31,7 @@ from paceline.train.objectives import reads_top
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.data.examples import Example
+    from paceline.data.collate import TokenRow
     from paceline.data.prompts import CorpusConfig, Record
     from paceline.models.hf.base import HfModel
     from paceline.train.config import AlignConfig
@@ -88,13 +88,14 @@ def stream_of(
     return ExampleStream(examples, own_rows, seed=config.seed, shard=run.shard)
 
 
-def _check_width(examples: Sequence[Example], target: HfModel, config: AlignConfig) -> None:
+def _check_width(examples: Sequence[TokenRow], target: HfModel, config: AlignConfig) -> None:
     """Check that recorded hidden states are as wide as the target's."""
     width = target.head_weight.shape[1]
     for example in examples if config.data.recorded_states else ():
-        if example.hidden_TD is not None and example.hidden_TD.shape[1] != width:
+        states_TD = example.target_hidden_TD
+        if states_TD is not None and states_TD.shape[1] != width:
             raise PromptError(
-                f"{example.where} has hidden states of {example.hidden_TD.shape[1]} values, and "
+                f"{example.where} has hidden states of {states_TD.shape[1]} values, and "
                 f"{config.target} has {width}; name the target that recorded them"
             )
 

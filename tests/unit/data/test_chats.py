@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from paceline.data.examples import Example, Lengths, build_examples, record_examples
+from paceline.data.collate import TokenRow
+from paceline.data.examples import Lengths, build_examples, record_examples
 from paceline.data.prompts import CorpusConfig, Record, read_records
 from paceline.data.tokens import AnswerEnd, encode_prompts
 from paceline.errors import PromptError
@@ -31,7 +32,7 @@ def read(path: Path, row: dict[str, Any]) -> Record:
     return record
 
 
-def build(record: Record, tokenizer: Any, stops: str = "") -> list[Example]:
+def build(record: Record, tokenizer: Any, stops: str = "") -> list[TokenRow]:
     return build_examples(
         [record],
         tokenizer,
@@ -40,9 +41,8 @@ def build(record: Record, tokenizer: Any, stops: str = "") -> list[Example]:
     )
 
 
-def marked(example: Example, tokenizer: Any) -> str:
+def marked(example: TokenRow, tokenizer: Any) -> str:
     """The text of an example with marks around what is trained."""
-    assert example.trained_from is not None
     parts = (
         list(example.tokens[: example.trained_from]),
         list(example.tokens[example.trained_from :]),
@@ -292,7 +292,7 @@ def test_a_last_question_is_a_prompt_without_a_completion(tmp_path: Path):
     row = {"messages": [USER, {"role": "assistant", "content": "yo"}, USER]}
     record = read(tmp_path / "a.jsonl", row)
     first, second = record_examples(record, tokenizer)
-    assert (first.trained_from, second.trained_from) == (first.prompt_length, None)
+    assert (first.trained_from, second.trained_from) == (first.prompt_length, len(second.tokens))
     assert tokenizer.decode(second.prompt) == f"{BEGUN}yo<|im_end|>\n{BEGUN}"
 
 

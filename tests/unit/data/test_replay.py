@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paceline.core.sampling import SamplingParams
-from paceline.data.examples import Example
+from paceline.data.collate import TokenRow
 from paceline.data.replay import Rounds, TargetRounds, WritingClock
 from paceline.data.sources import (
     ExampleStream,
@@ -23,10 +23,10 @@ from support.models import tiny_model
 _LENGTHS = (2, 5, 3, 7, 4, 6, 2, 3)
 
 
-def examples() -> list[Example]:
+def examples() -> list[TokenRow]:
     """Eight prompts of unequal lengths, each with a first token of its own."""
     texts = [[index + 3, *range(20, 20 + length)] for index, length in enumerate(_LENGTHS)]
-    return [Example(text, len(text), None, f"line {n}") for n, text in enumerate(texts, start=1)]
+    return [TokenRow(text, len(text), prompt_length=len(text)) for text in texts]
 
 
 def rounds(

@@ -6,7 +6,6 @@ import torch
 
 from paceline.core.sampling import SamplingParams
 from paceline.data.collate import TokenRow
-from paceline.data.examples import Example
 from paceline.data.sources import (
     BlendedText,
     ExampleStream,
@@ -29,8 +28,8 @@ def repeats(token: int) -> TableModel:
     return TableModel(torch.eye(VOCABULARY, dtype=torch.float64)[[token] * VOCABULARY])
 
 
-def examples(count: int) -> list[Example]:
-    return [Example([number, number, 30], 2, 2, f"line {number}") for number in range(count)]
+def examples(count: int) -> list[TokenRow]:
+    return [TokenRow([number, number, 30], 2, prompt_length=2) for number in range(count)]
 
 
 def sampled(stream: ExampleStream, model: TableModel, origin: Origin = "draft") -> SampledText:
@@ -171,7 +170,7 @@ def test_draft_and_target_do_not_share_random_numbers():
 
 
 def test_fixed_text_without_a_completion_is_refused_by_its_line():
-    lone = Example([3, 4], 2, None, "prompts.jsonl line 8")
+    lone = TokenRow([3, 4], 2, where="prompts.jsonl line 8")
     source = FixedText(ExampleStream([lone], 1, seed=0))
     with pytest.raises(PromptError, match=r"prompts\.jsonl line 8 has a prompt but no completion"):
         source.next_batch()
