@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paceline.core.block import Drafted, DrawPlan, DrawRequest, UniformRows, VerifyRequest
+from paceline.core.block import Drafted, DrawPlan, DrawRequest, Uniforms, VerifyRequest
 from paceline.core.rule_base import Bonus, Rule, with_bonus
 from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams, as_list, proposal_params
@@ -35,7 +35,7 @@ from paceline.models.compatibility import check_block, check_rollback, check_sam
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from paceline.core.block import VerifiedRows
+    from paceline.core.block import Verified
     from paceline.decode.text import Block, Text
     from paceline.models.contract import Model, ModelSession
 
@@ -179,12 +179,12 @@ class SpeculativeDecoder(Decoder):
         drafted: Drafted,
         num_drafted: Sequence[int],
         seen_BV: Tensor | None,
-    ) -> VerifiedRows:
+    ) -> Verified:
         uniforms = None
         if not self._verifies_argmax:
             gamma = drafted.tokens_BG.shape[1]
             accept = [text.draw_accept(self.gamma)[:gamma] for text in texts]
-            uniforms = UniformRows(accept, [text.draw_choice() for text in texts])
+            uniforms = Uniforms(accept, [text.draw_choice() for text in texts])
         newest = [text.newest(1)[0] for text in texts]
         pairs = zip(texts, num_drafted, strict=True)
         counts = [count if self._drafts(text) else -1 for text, count in pairs]
