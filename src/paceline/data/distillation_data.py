@@ -6,7 +6,6 @@ import itertools
 import time
 from collections import Counter, deque
 from contextlib import closing
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -153,9 +152,7 @@ def _write(
                 work(shard)
                 yield shard
     else:
-        name, failure = attrgetter("name"), GenerationError
-        done = in_processes(work, shards, workers=config.workers, name=name, failure=failure)
-        yield from (shard for shard, _ in done)
+        yield from in_processes(work, shards, config.workers)
 
 
 def _digest(config: GenerateDataConfig, shards: Sequence[Shard]) -> str:

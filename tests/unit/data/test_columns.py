@@ -69,18 +69,6 @@ def test_no_rows_and_files_of_several_kinds_are_one_line(tmp_path: Path):
         list(read_columns(CorpusConfig(path=str(tmp_path)), []))
 
 
-def test_a_text_is_checked_once_for_each_of_its_columns(tmp_path: Path):
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"question": "hi"}\n')
-    named = CorpusConfig(path=str(path), prompt_field="question")
-    checks = InputChecks()
-    for name in ("data.train", "data.held_out"):
-        checks.text(name, named)
-    assert [line.partition(":")[0] for line in checks.lines] == ["data.train"]
-    with pytest.raises(PromptError, match="line 1 has no column topic; its columns are question"):
-        checks.text("data.held_out", CorpusConfig(path=str(path), prompt_field="topic"))
-
-
 def test_a_text_is_counted_without_keeping_it(tmp_path: Path):
     path = write(tmp_path / "a.jsonl", *[{"text": "x" * 50_000}] * 200)
     checks = InputChecks()
