@@ -7,6 +7,7 @@ Sources: `.txt` (one text per line), `.jsonl`, `.parquet`, a directory of these,
 from __future__ import annotations
 
 import dataclasses
+import glob
 import itertools
 import json
 import os
@@ -19,18 +20,10 @@ from pydantic import AfterValidator, Field, model_validator
 
 from paceline.config import StrictModel
 from paceline.core.top_k_tail import TopScores
-from paceline.data.text_files import (
-    SUFFIXES,
-    WANTED,
-    data_files,
-    kind_of,
-    one_kind,
-    read_data_set,
-    read_file,
-)
-from paceline.errors import EmptyTextError, PromptError
+from paceline.errors import EmptyTextError, PacelineError, PromptError, shorten
 from paceline.fingerprints import files_fingerprint
 from paceline.models.chat_text import HALF_PAIR, Message, messages_of, template_kwargs_of, tools_of
+from paceline.records import read_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -38,9 +31,12 @@ if TYPE_CHECKING:
 
 Text = str | list[int]
 
+_WANTED = "wanted one of prompt, text, messages, tokens"
+
+_SUFFIXES = (".txt", ".jsonl", ".parquet")
+_CHATS = frozenset({"messages", "prompt", "completion", "tools", "chat_template_kwargs"})
+
 _LARGEST_LOG_PROB = 1e-3  # above 0 by rounding
-_ROLES = {name: name for name in ("user", "assistant", "system", "tool")}
-_ROLES |= {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "observation": "tool"}
 _TRUNCATED = frozenset({"length", "context"})  # stop reasons written by generate-data
 
 
@@ -190,22 +186,22 @@ def read_columns(
 
 def _rows(corpus: CorpusConfig, *, streaming: bool) -> Iterator[tuple[Mapping[str, Any], str]]:
     path = Path(corpus.path)
-    files = data_files(path)
+    files = _data_files(path)
     whole = corpus.split is None and corpus.subset is None
-    if files and (whole or not path.is_dir() or kind_of(files[0]) == ".txt"):
-        return itertools.chain.from_iterable(map(read_file, one_kind(files, path)))
-    local = kind_of(path) in SUFFIXES or path.is_absolute() or corpus.path.startswith((".", "~"))
+    if files and (whole or not path.is_dir() or _kind_of(files[0]) == ".txt"):
+        return itertools.chain.from_iterable(map(_read_file, _one_kind(files, path)))
+    local = _kind_of(path) in _SUFFIXES or path.is_absolute() or corpus.path.startswith((".", "~"))
     if local and not path.is_dir():
         raise PromptError(f"no file or directory at {path}; check the path")
     split = corpus.split or "train"
-    return read_data_set(corpus.path, corpus.subset, split, streaming=streaming)
+    return _read_data_set(corpus.path, corpus.subset, split, streaming=streaming)
 
 
 def corpus_fingerprint(corpus: CorpusConfig) -> str:
     """Hash of the local files of a corpus; empty if there are none or they cannot be read."""
     path = Path(corpus.path)
     try:
-        files = data_files(path)
+        files = _data_files(path)
         return files_fingerprint(files) if files else ""
     except OSError:
         return ""
@@ -255,10 +251,8 @@ def _content(row: Mapping[str, Any], where: str, corpus: CorpusConfig) -> Record
     if corpus.prompt_field is not None:
         return _in_columns(row, where, corpus.prompt_field, corpus.completion_field)
     match row:
-        case {"messages": messages} | {"conversations": [] as messages}:
+        case {"messages": messages}:
             return _chat(row, messages, where, corpus)
-        case {"conversations": [{**first}, *_] as said} if first:
-            return _chat(row, _shared(row, list(said), where), where, corpus)
         case {"prompt_tokens": [*prompt], "completion_tokens": [*completion]}:
             # Written by `generate-data`; tokenising the texts again could give other tokens.
             prompt = _text(prompt, "prompt_tokens", where)
@@ -278,7 +272,7 @@ def _content(row: Mapping[str, Any], where: str, corpus: CorpusConfig) -> Record
             return Record(where, "document", text=_text(tokens, "tokens", where))
     keys = ", ".join(map(str, row)) or "none"
     kind = PromptError if any(row.values()) else EmptyTextError
-    raise kind(f"{where} has the keys {keys}; {WANTED}, or name the column in prompt_field")
+    raise kind(f"{where} has the keys {keys}; {_WANTED}, or name the column in prompt_field")
 
 
 def _in_columns(
@@ -309,24 +303,6 @@ def template_settings(corpus: CorpusConfig | None, where: str) -> dict[str, Any]
         return {}
     arguments = corpus.chat_template_kwargs or {}
     return {"tools": tools_of(corpus.tools, where), "template_kwargs": arguments}
-
-
-def _shared(row: Mapping[str, Any], said: list[Any], where: str) -> list[Any]:
-    """Messages of a row as ShareGPT has them: `from` and `value`, and perhaps a column `system`."""
-    found: list[Any] = []
-    for message in said:
-        if isinstance(message, dict) and "from" in message:
-            rest = {name: value for name, value in message.items() if name not in ("from", "value")}
-            sender, content = message["from"], message.get("value")
-            if sender not in _ROLES:
-                raise PromptError(
-                    f"{where} has a message from {sender!r}; wanted one of {', '.join(_ROLES)}, or "
-                    "write the row as messages, with role and content"
-                )
-            message = rest | {"role": _ROLES[sender], "content": content}
-        found.append(message)
-    system = row.get("system")
-    return [{"role": "system", "content": system}, *found] if system else found
 
 
 def _asked_and_answered(row: Mapping[str, Any], asked: list[Any]) -> list[Any]:
@@ -381,3 +357,145 @@ def _text(value: Any, name: str, where: str) -> Text:
         return value
     kind = type(value).__name__
     raise PromptError(f"{where} has a {kind} as {name}; wanted a string or a list of token ids")
+
+
+def _data_files(path: Path) -> list[Path]:
+    """The file itself, or the data files below a folder or of a pattern such as `runs/*/data`.
+
+    They are sorted and without hidden ones; none if nothing is there.
+    """
+    if path.exists() or not glob.has_magic(str(path)):
+        return [path] if path.is_file() else _below(path)
+    folder = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts))
+    found = sorted(folder.glob(str(path.relative_to(folder))))
+    if not found:
+        raise PromptError(f"no file or directory matches {path}; check the pattern")
+    return [file for match in found for file in _data_files(match)]
+
+
+def _below(folder: Path) -> list[Path]:
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if path.is_file()
+        and _kind_of(path) in _SUFFIXES
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    )
+
+
+def _kind_of(path: Path) -> str:
+    """The suffix of a file in lower case, without `.gz`."""
+    return Path(path.name.lower().removesuffix(".gz")).suffix
+
+
+def _one_kind(files: list[Path], path: Path) -> list[Path]:
+    """The files of a directory or pattern; raises PromptError if they are of several kinds."""
+    suffixes = set(map(_kind_of, files))
+    if len(suffixes) > 1:
+        raise PromptError(
+            f"{path} holds files of several kinds, {', '.join(sorted(suffixes))}; give each kind "
+            "its own directory"
+        )
+    return files
+
+
+def _read_file(path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Rows of a file with their locations. A line of a `.txt` file has one column, `text`.
+
+    Raises:
+        PromptError: the file cannot be read; the message names the line.
+    """
+    match _kind_of(path):
+        case ".txt":
+            return (({"text": line}, where) for line, where in read_lines(path))
+        case ".jsonl":
+            return _read_json_lines(path)
+        case ".parquet":
+            return _read_parquet(path)
+    raise PromptError(f"{path} is an unknown kind of file; wanted .txt, .jsonl or .parquet")
+
+
+def _read_json_lines(path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Objects of a `.jsonl` file."""
+    for line, where in read_lines(path):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):  # ValueError: also numbers of too many digits
+            reason = f"{where} is not JSON: {shorten(line)}"
+            raise PromptError(f"{reason}; write one JSON object per line") from None
+        if not isinstance(row, dict):
+            raise PromptError(f"{where} is not a JSON object: {shorten(line)}; {_WANTED} as a key")
+        yield row, where
+
+
+def _read_parquet(path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Rows of a `.parquet` file."""
+    from pyarrow import parquet  # slow to import, and not needed for other files
+
+    number = itertools.count()
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=64):
+                for row in batch.to_pylist():
+                    yield _arrow_row(row), f"{path} row {next(number)}"
+    except PacelineError:
+        raise  # also raised by the consumer of this generator
+    except Exception as error:  # of the arrow library, which has its own types
+        reason = shorten(" ".join(str(error).split()), 160)
+        raise PromptError(f"cannot load {path} as a parquet file: {reason}") from None
+
+
+def _arrow_row(row: dict[str, Any]) -> dict[str, Any]:
+    """A row whose chats have only the keys that they were written with.
+
+    Arrow gives all objects of a column the keys of each, with None as the value.
+    """
+    return row | {name: _without_nulls(row[name]) for name in row.keys() & _CHATS}
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return value
+
+
+def _read_data_set(
+    path: str, subset: str | None, split: str, *, streaming: bool
+) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Rows of a data set of the hub or of a directory, with their locations.
+
+    `subset`: a configuration of the data set, or a directory in the directory.
+
+    Raises:
+        PromptError: it is missing or damaged, or one of the hub names a file elsewhere.
+    """
+    import datasets  # slow to import, and not needed for files
+
+    if subset is not None and (Path(path) / subset).is_dir():
+        path, subset = str(Path(path) / subset), None
+    try:
+        builder: Any = datasets.load_dataset_builder(path, subset)
+        for name in itertools.chain.from_iterable((builder.config.data_files or {}).values()):
+            if not (str(name).startswith("hf://") or Path(path).is_dir()):
+                raise PromptError(
+                    f"the data set {path} names {shorten(str(name), 160)}, and only files of the "
+                    "hub are read; copy the file, and set path to it"
+                )
+        if streaming:
+            rows = iter(builder.as_streaming_dataset(split))
+        else:
+            builder.download_and_prepare()
+            rows = iter(builder.as_dataset(split))
+        for number, row in enumerate(rows):
+            yield _arrow_row(row), f"{path} row {number}"
+    except PacelineError:
+        raise  # also raised by the consumer of this generator
+    except Exception as error:
+        # The exception types for a missing or damaged data set depend on the library's version.
+        reason = shorten(" ".join(str(error.__cause__ or error).split()), 160)
+        raise PromptError(
+            f"cannot load {path} (subset {subset}, split {split}) as a file, directory or hub data "
+            f"set: {reason}"
+        ) from None

@@ -5,16 +5,17 @@ The answers of chats are taken as the tokenizer's template renders them behind t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
+import re
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from paceline.data.prompts import read_records
-from paceline.data.thoughts import ANSWER, OPENING, probed_chat
 from paceline.errors import PromptError
 from paceline.models.answer_text import behind
-from paceline.models.chat_text import ChatRendering, chat_prompt, text_of
+from paceline.models.chat_text import REASONING, ChatRendering, Messages, chat_prompt, text_of
 from paceline.models.compatibility import written_vocabulary
 from paceline.models.prompt_text import check_length, prompt_tokens, tokens_of
 
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 
 _CONTEXT = 8  # tokens in front of a text that is decoded, which decide about its first space
+# a tag at the end of a prompt, which opens thoughts
+_OPENING = re.compile(r"([<\[(◁])([^\s<>\[\]()◁▷/|\uff5c]+)([>\])▷])\s*$")
+_THOUGHT, _ANSWER = "A thought.", "An answer."  # of a chat that tells what a template renders
 _BEFORE = ("\n", "a", ".", " ", "字")  # texts that a piece of a word can follow
 
 
@@ -413,10 +417,10 @@ class AnswerEnd:
 def _end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """The first special token that the template puts behind an answer."""
     try:
-        _, text = probed_chat(tokenizer)
+        _, text = _probed_chat(tokenizer)
     except PromptError:  # there is no template, or it is for other chats
         return None
-    _, end = _divided(text, ANSWER, _ends_of(tokenizer, (), len(tokenizer)))
+    _, end = _divided(text, _ANSWER, _ends_of(tokenizer, (), len(tokenizer)))
     return None if end is None else tokens_of(end, tokenizer)[-1]
 
 
@@ -447,7 +451,7 @@ class _Rendering(ChatRendering):
 
     def _going_on(self, prompt: str, content: str) -> str:
         """The content behind the thoughts that the prompt opens, if it does."""
-        tag = OPENING.search(prompt)
+        tag = _OPENING.search(prompt)
         if tag is None:
             return content
         opened = tag[0].rstrip()
@@ -492,3 +496,37 @@ def _divided(text: str, content: str, ends: _Ends) -> tuple[str, str | None]:
             place, stop = min(found)
             return text[: at or place], text[at or place : place + len(stop)]
     return text.rstrip(), None
+
+
+def thoughts_end(answer: str, prompt: str, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Length of the thoughts in front of an answer; both texts have their special tokens.
+
+    The last mark counts. Thoughts that a prompt opens may not end.
+    """
+    opened, closed = _thought_marks(tokenizer, str(tokenizer.chat_template))
+    if closed in answer:
+        return answer.rindex(closed) + len(closed)
+    goes_on = prompt.rstrip().endswith(opened) or answer.lstrip().startswith(opened)
+    return len(answer) if goes_on else 0
+
+
+@functools.lru_cache(maxsize=4)
+def _thought_marks(tokenizer: PreTrainedTokenizerBase, _template: str) -> tuple[str, str]:
+    """What the template puts around thoughts or opens them with, and else <think> and </think>."""
+    with contextlib.suppress(PromptError):
+        prompt, whole = _probed_chat(tokenizer)
+        before, _, after = whole.partition(_THOUGHT)
+        if closed := after.partition(_ANSWER)[0].strip():
+            return behind(prompt, before).strip() or before.split()[-1], closed
+        tag = _OPENING.search(behind(before, prompt))
+        if tag and tag[0] not in whole:
+            return tag[0].strip(), f"{tag[1]}/{tag[2]}{tag[3]}"
+    return "<think>", "</think>"
+
+
+def _probed_chat(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
+    """The prompt of a question, and the chat with its thoughts and answer; raises PromptError."""
+    asked = {"role": "user", "content": "A question?"}
+    told = {"role": "assistant", "content": _ANSWER, **dict.fromkeys(REASONING, _THOUGHT)}
+    chat = ChatRendering(Messages("a chat", (asked, told)), tokenizer)
+    return chat.text((asked,), open_turn=True), chat.text((asked, told), open_turn=False)

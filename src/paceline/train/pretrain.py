@@ -23,7 +23,6 @@ from paceline.data.prompts import (
     read_records,
     stream_records,
 )
-from paceline.data.replay import WritingClock
 from paceline.data.sources import ExampleStream, FixedText
 from paceline.errors import ConfigError, PromptError, UsageError
 from paceline.models.chat_text import text_of
@@ -248,12 +247,12 @@ def _text(
     if config.data.streaming:
         path = str(config.model)
         packed = packed_text(run, config.data.train, model, path, config.batch_size)
-        return TrainingText(packed, packed, WritingClock())
+        return TrainingText(packed, packed)
     examples = _examples(config, records, model)
     stream = ExampleStream(examples, config.batch_size, seed=config.seed, shard=run.shard)
     text = FixedText(stream)
     text.check()
-    return TrainingText(text, stream, WritingClock())
+    return TrainingText(text, stream)
 
 
 def _start(config: PretrainConfig, run: TrainingRun, records: Iterable[Record]) -> str | Path:

@@ -255,31 +255,6 @@ def test_prompt_and_completion_may_be_messages_and_a_weight_of_0_is_context(tmp_
         assert marked(example, tokenizer) == f"{BEGUN}yo<|im_end|>\n{BEGUN}«yo<|im_end|>»"
 
 
-def test_conversations_are_read_as_messages(tmp_path: Path):
-    """As ShareGPT writes them; LLaMA-Factory has a column `system`, Axolotl weights of turns."""
-    tokenizer = tokenizer_of(BY_NAME["chatml"])
-    said = [{"role": "system", "content": "s"}, USER, {"role": "assistant", "content": "yo"}]
-    whole = tokenizer.apply_chat_template(said, tokenize=False).strip()
-    wanted = whole.replace("yo<|im_end|>", "«yo<|im_end|>»")
-    first, asked, answer = (
-        {"from": sender, "value": message["content"]}
-        for sender, message in zip(("system", "human", "gpt"), said, strict=True)
-    )
-    turns = [asked, answer | {"weight": 0}, asked, answer]
-    for row in (
-        {"conversations": [first, asked, answer]},
-        {"conversations": [asked, answer], "system": "s", "id": "1"},
-        {"conversations": [{"role": "system", "content": "s"}, asked, answer]},
-    ):
-        (example,) = build(read(tmp_path / "a.jsonl", row), tokenizer)
-        assert marked(example, tokenizer) == wanted
-    (example,) = build(read(tmp_path / "a.jsonl", {"conversations": turns}), tokenizer)
-    assert marked(example, tokenizer).count("yo") == 2
-    row = {"conversations": [asked, {"from": "function_call", "value": "{}"}]}
-    with pytest.raises(PromptError, match=r"line 1 has a message from 'function_call'; wanted one"):
-        read(tmp_path / "a.jsonl", row)
-
-
 def test_a_truncated_answer_has_no_end(tmp_path: Path):
     tokenizer = tokenizer_of(BY_NAME["chatml"])
     row = {"messages": [USER, {"role": "assistant", "content": "yo"}], "stop_reason": "length"}

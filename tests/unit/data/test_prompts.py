@@ -116,9 +116,8 @@ def test_a_malformed_line_is_named_in_one_line(tmp_path: Path, line: bytes, comp
     [
         *({"text": value} for value in ("", " \n", None)),
         *({"tokens": []}, {"prompt": None}, {"prompt": "a", "completion": ""}, {}),
-        *({"messages": []}, {"messages": None}, {"conversations": []}),
+        *({"messages": []}, {"messages": None}),
         {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": None}]},
-        {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": " "}]},
     ],
 )
 def test_rows_without_text_are_counted_in_training_text_and_refused_elsewhere(

@@ -1,4 +1,3 @@
-import math
 from collections import Counter
 
 import pytest
@@ -56,7 +55,7 @@ class Stub:
         self.stream = stream
         self.origin: Origin = origin
 
-    def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
+    def next_batch(self) -> TextBatch:
         self.stream.take_batch()
         return TextBatch([], self.origin)
 
@@ -182,7 +181,7 @@ class KnownText:
     batch_size = 1
     num_drawn = 0
 
-    def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
+    def next_batch(self) -> TextBatch:
         self.num_drawn += 1
         return TextBatch([TokenRow([49 + self.num_drawn, 7, 8], 1)], "fixed")
 
