@@ -208,15 +208,11 @@ class Answerer:
     def _record(self, request: Request, generation: Generation, recorded: dict[str, Any]) -> Answer:
         text = generation.tokens[:-1] if generation.stop_reason == "eos" else generation.tokens
         context = decoder_contexts(self.target, [request.tokens])[0]
-        return Answer(
-            id=request.id,
-            prompt=text_of(self.tokenizer, request.tokens),
+        return _answer(
+            *(request, self.tokenizer),
             completion=text_of(self.tokenizer, text, context),
-            prompt_tokens=list(request.tokens),
             completion_tokens=generation.tokens,
             stop_reason=generation.stop_reason,
-            temperature=request.temperature,
-            seed=request.seed,
             **recorded,
         )
 
@@ -259,18 +255,25 @@ class ServerAnswerer:
         if written.tokens is not None:
             text = tokens[:-1] if has_end else tokens
             completion = text_of(self.tokenizer, text, request.tokens)
-        return Answer(
-            id=request.id,
-            prompt=text_of(self.tokenizer, request.tokens),
+        return _answer(
+            *(request, self.tokenizer),
             completion=completion,
-            prompt_tokens=list(request.tokens),
             completion_tokens=tokens,
             stop_reason=written.stop_reason,
-            temperature=request.temperature,
-            seed=request.seed,
             top_tokens=written.top_tokens,
             top_log_probs=written.top_log_probs,
         )
+
+
+def _answer(request: Request, tokenizer: PreTrainedTokenizerBase, **columns: Any) -> Answer:
+    return Answer(
+        id=request.id,
+        prompt=text_of(tokenizer, request.tokens),
+        prompt_tokens=list(request.tokens),
+        temperature=request.temperature,
+        seed=request.seed,
+        **columns,
+    )
 
 
 def text_of(

@@ -157,16 +157,8 @@ def _hidden_states(record: Record, count: int) -> Tensor:
             f"{record.where} has no hidden_states; record them by generate-data with "
             "writer.hidden_states, or unset data.recorded_states"
         )
-    num_tokens = len(record.completion)
-    width, rest = divmod(len(record.hidden), 2 * num_tokens)
-    if rest or not width:
-        raise PromptError(
-            f"{record.where} has {num_tokens} completion tokens and {len(record.hidden):,} bytes "
-            "of hidden_states, which is not a whole number of bfloat16 values for each; record "
-            "them again"
-        )
     values = torch.frombuffer(bytearray(record.hidden), dtype=torch.bfloat16)
-    return values.view(num_tokens, width)[:count].clone()
+    return values.view(len(record.completion), -1)[:count].clone()
 
 
 def append_eos(tokens: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:

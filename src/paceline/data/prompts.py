@@ -36,7 +36,6 @@ _WANTED = "wanted one of prompt, text, messages, tokens"
 _SUFFIXES = (".txt", ".jsonl", ".parquet")
 _CHATS = frozenset({"messages", "prompt", "completion", "tools", "chat_template_kwargs"})
 
-_LARGEST_LOG_PROB = 1e-3  # above 0 by rounding
 _TRUNCATED = frozenset({"length", "context"})  # stop reasons written by generate-data
 
 
@@ -325,11 +324,6 @@ def _top_scores(row: Mapping[str, Any], count: int, where: str) -> TopScores | N
         raise PromptError(
             f"{where} has {count} completion tokens, and top_tokens and top_log_probs of "
             f"{len(tokens)} and {len(log_probs)} positions or of unequal lengths; record them again"
-        )
-    if not all(value <= _LARGEST_LOG_PROB for values in log_probs for value in values):
-        raise PromptError(
-            f"{where} has a log probability in top_log_probs that is NaN or above 0; record it "
-            "again"
         )
     return TopScores.of(tokens, log_probs)
 

@@ -1,12 +1,10 @@
 """generate-data on tiny models: each text the target writes is written once, whatever happens."""
 
-import itertools
 import json
 import multiprocessing
 import os
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -26,7 +24,6 @@ from paceline.environment import begin
 from paceline.errors import ConfigError, ContextLengthError, GenerationError, ModelLoadError
 from paceline.models import load_model
 from paceline.models.loading import load_tokenizer
-from paceline.records import read_jsonl
 from support.runs import write_corpus, write_pair
 
 _WORDS = ("cat", "hat", "pan", "tin", "inn", "hen", "rain", "river", "thread", "barn", "sat")
@@ -133,33 +130,6 @@ def test_files_that_are_missing_are_made_again_and_no_others(
     assert answers(run) == whole
     assert kept == {name: (store.directory / name).stat().st_mtime_ns for name in kept}
     assert not list(store.directory.glob(".*"))
-
-
-def test_seconds_of_writing_are_those_of_all_starts(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """Two seconds a file; the first start ends after two files of six, as if by a kill."""
-    ticks = itertools.count(0, 2)
-    clock = SimpleNamespace(monotonic=lambda: next(ticks))
-    monkeypatch.setattr("paceline.data.distillation_data.time", clock)
-    made = config(folder, tmp_path / "run")
-
-    def stop(_stage: str, done: float, _total: float, _note: str = "") -> None:
-        if done == 8:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        generate_data(made, progress=stop)
-    generate_data(made, resume=True)
-    rows = read_jsonl(tmp_path / "run" / "metrics.jsonl")
-    assert [row["elapsed_s"] for row in rows] == [2, 4, 6, 8, 10, 12]
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert result["elapsed_s"] == 12
-    assert result["tokens_per_s"] == round(result["num_tokens"] / 12, 1)
-    # a start that finds everything written has written nothing, and changes no figure
-    (tmp_path / "run" / "result.json").unlink()
-    generate_data(made, resume=True)
-    assert json.loads((tmp_path / "run" / "result.json").read_text()) == result
 
 
 @pytest.mark.usefixtures("run")
