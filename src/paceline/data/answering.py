@@ -7,7 +7,6 @@ import multiprocessing.util
 import os
 import shutil
 import tempfile
-import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -25,14 +24,13 @@ from paceline.core.sampling import SamplingParams
 from paceline.data.collate import collate
 from paceline.data.requests import ModelWriter
 from paceline.data.sources import rows_of
-from paceline.data.tokens import AnswerEnd, inner_tokens
+from paceline.data.tokens import AnswerEnd, following_tokens
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.engines.contract import Capacity, Setup
 from paceline.engines.contract import Request as ServedRequest
 from paceline.engines.process import check_choice, running
 from paceline.engines.text_servers import TextServers
 from paceline.engines.texts import EngineWriter, OpenAIWriter
-from paceline.errors import PromptError
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.answer_text import answer_text
 from paceline.models.compatibility import check_fits
@@ -246,8 +244,9 @@ class ServerAnswerer:
 
     def _record(self, request: Request, written: Written) -> Answer:
         ended = written.stop_reason == "eos"
+        prompt = text_of(self.tokenizer, request.tokens)
         tokens = written.tokens_by(
-            lambda text: tokens_behind(self.tokenizer, request.tokens, text),
+            lambda text: following_tokens(prompt, request.tokens, text, self.tokenizer),
             self.end.behind(request.tokens),
         )
         has_end = ended and tokens[-1:] and tokens[-1] in self.tokenizer.all_special_ids
@@ -281,17 +280,6 @@ def text_of(
 ) -> str:
     """The text of tokens behind those of the prompt, special tokens included."""
     return answer_text(tokenizer, tokens, prompt, skip_special_tokens=False)
-
-
-def tokens_behind(
-    tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], text: str
-) -> list[int]:
-    """Tokens of a server's text behind a prompt; a text alone may begin with a space of its own."""
-    try:
-        return inner_tokens(prompt, text, tokenizer)
-    except PromptError as error:
-        warnings.warn(f"an answer is tokenised without its prompt: {error}", stacklevel=2)
-        return tokens_of(text, tokenizer)
 
 
 class ShardWriter:

@@ -28,11 +28,9 @@ if TYPE_CHECKING:
     from paceline.data.prompts import CorpusConfig, Record, Text
 
 
-_CONTEXT = 8  # tokens in front of a text that is decoded, which decide about its first space
 # a tag at the end of a prompt, which opens thoughts
 _OPENING = re.compile(r"([<\[(◁])([^\s<>\[\]()◁▷/|\uff5c]+)([>\])▷])\s*$")
 _THOUGHT, _ANSWER = "A thought.", "An answer."  # of a chat that tells what a template renders
-_BEFORE = ("\n", "a", ".", " ", "字")  # texts that a piece of a word can follow
 
 
 def read_prompts(
@@ -273,7 +271,7 @@ class _Encoding:
             elif isinstance(text, str):
                 tokens = self._following(text, tokens_of(text, self.tokenizer), completion)
             else:
-                tokens = inner_tokens(text, completion, self.tokenizer)
+                tokens = self._following(self.tokenizer.decode(text), text, completion)
             tokens = _ended(tokens, ends, self.tokenizer)
         # a normalizer may leave nothing of a completion
         return Turn(prompt, tokens, ended=bool(tokens) and tokens[-1] in ends)
@@ -287,10 +285,7 @@ class _Encoding:
 
     def _following(self, prompt: str, prompt_tokens: list[int], text: str) -> list[int]:
         check_length(text, self.record.where)
-        try:
-            return following_tokens(prompt, prompt_tokens, text, self.tokenizer)
-        except PromptError as error:
-            raise PromptError(f"{self.record.where}: {error}") from None
+        return following_tokens(prompt, prompt_tokens, text, self.tokenizer)
 
     def _target(self, text: str) -> list[int]:
         """Tokens of a decoder of its own; some translation models tokenise it differently."""
@@ -334,40 +329,11 @@ def following_tokens(
 
     They are the tokens of prompt and text together behind the prompt's own tokens. A text on its
     own can begin with other tokens: SentencePiece puts a space in front of it. Where a token of the
-    whole crosses the border, such as ` cats` of `4 c` and `ats`, they are those of `inner_tokens`.
-
-    Raises:
-        PromptError: as `inner_tokens`.
+    whole crosses the border, such as ` cats` of `4 c` and `ats`, they are those of the text alone.
     """
     own = list(prompt_tokens)
     whole = tokens_of(prompt + text, tokenizer)
-    return whole[len(own) :] if whole[: len(own)] == own else inner_tokens(own, text, tokenizer)
-
-
-def inner_tokens(before: Sequence[int], text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Tokens of a text that goes on directly behind the tokens `before`.
-
-    Raises:
-        PromptError: the tokenizer has none, such as one that lacks the middle of a word.
-    """
-    if not text:
-        return []
-    context = list(before[-_CONTEXT:])
-    wanted = _decode(context, tokenizer) + text
-    for start in _BEFORE:
-        head, whole = (tokens_of(part, tokenizer) for part in (start, start + text))
-        found = whole[len(head) :]
-        if whole[: len(head)] == head and _decode(context + found, tokenizer) == wanted:
-            return found
-    raise PromptError(
-        f"the tokenizer cannot go on with {text[:20]!r} behind {wanted[: -len(text)][-20:]!r}; end "
-        "the prompt where a word ends"
-    )
-
-
-def _decode(tokens: list[int], tokenizer: PreTrainedTokenizerBase) -> str:
-    found = tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
-    return cast("str", found)
+    return whole[len(own) :] if whole[: len(own)] == own else tokens_of(text, tokenizer)
 
 
 class Answer(NamedTuple):
