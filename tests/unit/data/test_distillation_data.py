@@ -12,9 +12,8 @@ import pytest
 from pyarrow import parquet
 
 from paceline import processes
-from paceline.config import validate
 from paceline.core.sampling import SamplingParams
-from paceline.data.answering import Answer, ShardStore
+from paceline.data.answering import ShardStore
 from paceline.data.distillation_data import generate_data
 from paceline.data.examples import Lengths, build_examples
 from paceline.data.prompts import read_records
@@ -24,36 +23,19 @@ from paceline.environment import begin
 from paceline.errors import ConfigError, ContextLengthError, GenerationError, ModelLoadError
 from paceline.models import load_model
 from paceline.models.loading import load_tokenizer
+from support.data import WORDS, answers, generation
 from support.runs import write_corpus, write_pair
-
-_WORDS = ("cat", "hat", "pan", "tin", "inn", "hen", "rain", "river", "thread", "barn", "sat")
 
 
 @pytest.fixture(scope="module")
 def folder(folder: Path) -> Path:
-    write_corpus(folder / "prompts.jsonl", [{"prompt": f"the {word}"} for word in _WORDS])
+    write_corpus(folder / "prompts.jsonl", [{"prompt": f"the {word}"} for word in WORDS])
     return folder
 
 
 def config(folder: Path, output: Path, **changes: Any) -> GenerateDataConfig:
-    values: dict[str, Any] = {
-        "target": str(folder / "target"),
-        "output": str(output),
-        "prompts": str(folder / "prompts.jsonl"),
-        "temperatures": [0, 1],
-        "num_per_prompt": 2,
-        "max_prompt_tokens": 8,
-        "max_new_tokens": 12,
-        "batch_size": 3,
-        "shard_size": 4,
-        "activations": "float32",
-        "dtype": "float32",
-    }
-    return validate(GenerateDataConfig, values | changes)
-
-
-def answers(run: Path) -> list[Answer]:
-    return ShardStore(run / "data").read()
+    exact = {"batch_size": 3, "activations": "float32", "dtype": "float32"}
+    return generation(folder, output, **exact | changes)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +65,7 @@ def test_records_are_what_the_target_writes_with_the_seed_that_they_name(
         )
         assert answer.completion_tokens == alone.tokens
         assert answer.stop_reason == alone.stop_reason
-        assert answer.prompt == f"the {_WORDS[int(answer.id.partition('/')[0])]}"
+        assert answer.prompt == f"the {WORDS[int(answer.id.partition('/')[0])]}"
         ended = answer.stop_reason == "eos"
         kept = alone.tokens[:-1] if ended else alone.tokens
         assert answer.completion == target.tokenizer.decode(kept)
@@ -178,7 +160,7 @@ def test_a_worker_that_is_killed_between_two_files_costs_nothing(
 
 def test_other_prompts_or_another_model_at_the_same_place_are_not_mixed_in(tmp_path: Path):
     folder = write_pair(tmp_path / "pair")
-    rows = [{"prompt": f"the {word}"} for word in _WORDS]
+    rows = [{"prompt": f"the {word}"} for word in WORDS]
     write_corpus(folder / "prompts.jsonl", rows[:6])
     generate_data(config(folder, tmp_path / "run"))
     write_corpus(folder / "prompts.jsonl", rows)
