@@ -10,26 +10,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter, deque
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from dataclasses import dataclass, field
-from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from paceline.errors import PacelineError
+from paceline.errors import GenerationError, PacelineError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
-    from multiprocessing.connection import Connection
     from multiprocessing.context import ForkServerContext, SpawnContext
-    from multiprocessing.process import BaseProcess
     from pathlib import Path
 
 Item = TypeVar("Item")
-Result = TypeVar("Result")
 
-_END_S = 60  # seconds in which a worker may save its state
-MOST_DEATHS = 3  # processes lost on one item before it counts as the cause
+MOST_DEATHS = 3  # lost processes before their work counts as the cause
 # mallopt parameters, as numbered in glibc's malloc.h
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
 _PAD_BYTES = 64 << 20
@@ -37,119 +32,52 @@ _PR_SET_PDEATHSIG = 1  # of prctl
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
-class _Worker(NamedTuple):
-    number: int
-    process: BaseProcess
-    pipe: Connection
-
-
 def in_processes(
-    work: Callable[[Item], Result],
-    items: Sequence[Item],
-    *,
-    workers: int,
-    name: Callable[[Item], str],
-    failure: type[PacelineError],
-) -> Iterator[tuple[Item, Result]]:
-    """Yield each item with `work(item)`, in order of completion.
+    work: Callable[[Item], object], items: Sequence[Item], workers: int
+) -> Iterator[Item]:
+    """Yield each item when `work(item)` is done, in order of completion.
 
-    An item whose process dies (out of memory, for example) is retried in a new process.
+    If a process dies (out of memory, for example), all are started again, and unfinished items too.
 
     Args:
         work: Pickled and sent to each process once; it may cache what it loads.
         items: The work items.
         workers: Number of processes; they share this process's cores.
-        name: Describes an item in error messages.
-        failure: Raised if `work` fails, or if an item kills MOST_DEATHS processes.
 
     Raises:
         PacelineError: raised by `work`.
+        GenerationError: another error of `work`, or processes died MOST_DEATHS times in a row.
     """
-    pool = _Pool(work, deque(items), workers, name, failure)
-    try:
-        while pool.waiting or pool.working:
-            pool.assign()
-            yield from pool.collect()
-    finally:
-        pool.end()
+    import torch  # the command line must answer --help without it
 
-
-@dataclass
-class _Pool:
-    work: Callable[[Any], Any]
-    waiting: deque[Any]
-    workers: int
-    name: Callable[[Any], str]
-    failure: type[PacelineError]
-    working: dict[Connection, tuple[_Worker, Any]] = field(default_factory=dict)
-    idle: list[_Worker] = field(default_factory=list)
-    deaths: Counter[str] = field(default_factory=Counter)
-
-    def assign(self) -> None:
-        """Send pending items to idle or new workers."""
-        while self.waiting and len(self.working) < self.workers:
-            worker = self.idle.pop() if self.idle else self._start()
-            item = self.waiting.popleft()
-            try:
-                worker.pipe.send(item)
-            except OSError:
-                self._handle_death(worker, item)
-            else:
-                self.working[worker.pipe] = worker, item
-
-    def collect(self) -> Iterator[tuple[Any, Any]]:
-        """Wait for results and yield them."""
-        for pipe in wait(list(self.working)):
-            worker, item = self.working.pop(pipe)  # pyright: ignore[reportArgumentType]
-            try:
-                result, error = worker.pipe.recv()
-            except (EOFError, ConnectionResetError):
-                self._handle_death(worker, item)
-                continue
-            self.idle.append(worker)
-            if isinstance(error, PacelineError):
-                raise error
-            if error is not None:
-                raise self.failure(f"{error} ({self.name(item)})")
-            yield item, result
-
-    def end(self) -> None:
-        # even if busy: work may save its state on SIGTERM
-        everyone = self._everyone()
-        for worker in everyone:
-            worker.process.terminate()
-        for worker in everyone:
-            worker.process.join(_END_S)
-            worker.process.kill()  # of one that is stuck in native code
-
-    def _everyone(self) -> list[_Worker]:
-        return [*self.idle, *(worker for worker, _ in self.working.values())]
-
-    def _start(self) -> _Worker:
-        import torch  # the command line must answer --help without it
-
-        context = _context(type(self.work).__module__)
-        mine, theirs = context.Pipe()
-        threads = max(1, torch.get_num_threads() // self.workers)
-        taken = {worker.number for worker in self._everyone()}
-        number = next(n for n in range(self.workers) if n not in taken)  # reuses a dead worker's
-        arguments = (theirs, self.work, number, threads, dict(os.environ))
-        process = context.Process(target=_run, args=arguments, daemon=True)
-        process.start()
-        theirs.close()  # so that recv() raises EOFError if the process dies
-        return _Worker(number, process, mine)
-
-    def _handle_death(self, worker: _Worker, item: Any) -> None:
-        worker.process.join()
-        name = self.name(item)
-        self.deaths[name] += 1
-        if self.deaths[name] == MOST_DEATHS:
-            raise self.failure(
-                f"{MOST_DEATHS} processes died over {name} (the last with exit code "
-                f"{worker.process.exitcode}); finished work is kept: give them more memory or "
-                "set fewer workers, and resume"
-            )
-        self.waiting.appendleft(item)
+    waiting, deaths = list(items), 0
+    context = _context(type(work).__module__)
+    threads = max(1, torch.get_num_threads() // workers)
+    while waiting:
+        start = work, context.Value("i", 0), threads, dict(os.environ)
+        pool = ProcessPoolExecutor(workers, context, _begin, start)
+        done = {pool.submit(_work_on, item): item for item in waiting}
+        try:
+            for future in as_completed(done):
+                future.result()
+                waiting.remove(done[future])
+                deaths = 0
+                yield done[future]
+        except BrokenProcessPool:
+            deaths += 1
+            if deaths == MOST_DEATHS:
+                raise GenerationError(
+                    f"processes died {MOST_DEATHS} times in a row; finished work is kept: give "
+                    "them more memory or set fewer workers, and resume"
+                ) from None
+        except PacelineError:
+            raise
+        except Exception as error:
+            raise GenerationError(f"{type(error).__name__}: {error}") from None
+        finally:
+            for process in multiprocessing.active_children() if waiting else ():
+                process.terminate()  # even if busy
+            pool.shutdown(cancel_futures=True)
 
 
 def _context(module: str) -> ForkServerContext | SpawnContext:
@@ -166,13 +94,8 @@ def _context(module: str) -> ForkServerContext | SpawnContext:
     return context
 
 
-def _run(
-    pipe: Connection,
-    work: Callable[[Any], Any],
-    number: int,
-    num_threads: int,
-    environment: dict[str, str],
-) -> None:
+def _begin(work: Any, begun: Any, num_threads: int, environment: dict[str, str]) -> None:
+    """In a worker: prepare for work; `begun` counts the workers."""
     import torch
 
     os.environ.clear()  # the process that this one was copied from may have an older one
@@ -182,25 +105,19 @@ def _run(
     _stop_with_main_process()
     keep_freed_memory()
     torch.set_num_threads(num_threads)
+    with begun.get_lock():
+        number, begun.value = begun.value, begun.value + 1
     if torch.cuda.is_available():
         torch.cuda.set_device(number % torch.cuda.device_count())
-    while True:
-        try:
-            item = pipe.recv()
-        except EOFError:
-            return  # the main process has exited
-        try:
-            answer = work(item), None
-        except PacelineError as error:
-            answer = None, error
-        except Exception as error:
-            answer = None, f"{type(error).__name__}: {error}"
-        try:
-            pipe.send(answer)
-        except OSError:
-            return
-        if answer[1] is not None:
-            return
+    _Work.of_this_process = work
+
+
+class _Work:
+    of_this_process: Any = None
+
+
+def _work_on(item: Any) -> None:
+    _Work.of_this_process(item)
 
 
 def _stop_with_main_process() -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from paceline.core.divergences import forward_kl, jsd, negative_log_acceptance, reverse_kl, tvd
+from paceline.core.rule_base import Position
 from paceline.core.rules import Lenient, Lossless, Lossy
 
 TINY = 1e-9
@@ -99,7 +100,7 @@ def test_every_rule_makes_a_distribution_that_is_no_further_from_the_target_than
     pair: tuple[Tensor, Tensor], rule: Lossless | Lenient | Lossy
 ):
     p, q = pair
-    induced = rule.induced_distribution(p, q)
+    induced = rule.induced_at(Position.of(p, q))
     assert abs(float(induced.sum()) - 1) < 1e-9
     assert (induced >= 0).all()
     # Mass only moves from where the draft has too much to where it has too little.

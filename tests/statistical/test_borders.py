@@ -21,7 +21,7 @@ from torch import Tensor
 from paceline.core import block as core_block
 from paceline.core import sampling as core_sampling
 from paceline.core.backend import using
-from paceline.core.block import Drafted, VerifiedRows, verify, verify_block
+from paceline.core.block import Drafted, Verified, verify, verify_block
 from paceline.core.rule_base import Bonus
 from paceline.core.rules import (
     Chow,
@@ -269,7 +269,7 @@ def test_beyond_the_drafts_context_every_token_follows_the_target(name: str):
 class DrawsANumberAgain(SpeculativeDecoder):
     """Beyond the draft's context every token of a text is drawn with one number."""
 
-    def _verify(self, target: ModelSession, texts: Sequence[Text], *rest: Any) -> VerifiedRows:
+    def _verify(self, target: ModelSession, texts: Sequence[Text], *rest: Any) -> Verified:
         streams = [text._choosing for text in texts if not self._drafts(text)]
         numbers = [list(stream._drawn) for stream in streams]
         found = super()._verify(target, texts, *rest)
@@ -495,7 +495,7 @@ ReturnsUnshapedDraft = proposing(lambda logits, _: logits.softmax(-1).float())
 class VerifiesWithTheDraftsSampling(SpeculativeDecoder):
     """One temperature for both halves of a block, where there are two."""
 
-    def _verify(self, *given: Any) -> VerifiedRows:
+    def _verify(self, *given: Any) -> Verified:
         with patch.object(self, "sampling", self.draft_sampling):
             return super()._verify(*given)
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.core import divergences
+from paceline.core.rule_base import Position
 from paceline.core.rules import BiLDRule, Diff, Lossless, Opt
 from paceline.core.sampling import SamplingParams, to_probs
 from paceline.decode import (
@@ -61,9 +62,12 @@ def core() -> dict[str, Any]:
     raws = {"target_raw": p_logits.mul(0.8).softmax(-1), "draft_raw": q_logits.mul(0.8).softmax(-1)}
     for rule in ALL_RULES:
         for kind, raw in (("plain", {}), ("raw", raws)):
-            parts = [rule.accept_probs(p, q, **raw), rule.residual(p, q, **raw)]
-            parts += [rule.induced_distribution(p, q, **raw)]
-            pi = rule.pi(p, q, **raw)
+            parts = [
+                rule.accept_at(Position.of(p, q, **raw)),
+                rule.residual_at(Position.of(p, q, **raw)),
+            ]
+            parts += [rule.induced_at(Position.of(p, q, **raw))]
+            pi = rule.pi_at(Position.of(p, q, **raw))
             found["rules"][f"{rule} {kind}"] = [
                 *map(digest, parts),
                 None if pi is None else digest(pi),

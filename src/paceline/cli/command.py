@@ -69,9 +69,8 @@ class Call:
         dry_run: bool = False,
         as_json: bool = False,
         resume: bool = False,
-        summary: Callable[[], str] | None = None,
     ) -> None:
-        """End a dry run with the checks of the inputs, and this summary of the run.
+        """End a dry run with the checks of the inputs.
 
         Without, the function that the command calls checks them.
 
@@ -84,7 +83,6 @@ class Call:
             options.check_resumable(config.output)
         if dry_run:
             config.check(checks := InputChecks(resume=resume))
-            checks.lines.extend([summary()] if summary else [])
             end_dry_run(checks, as_json=as_json)
 
 

@@ -80,12 +80,10 @@ def generate_data(
     Samples answers to prompts at several temperatures and writes them to OUTPUT/data/*.parquet.
     """
     from paceline.data.distillation_data import generate_data as run
-    from paceline.data.distillation_data import planned
     from paceline.data.requests import GenerateDataConfig
 
     config = call.build(GenerateDataConfig, resume=resume)
-    settings = {"dry_run": dry_run, "as_json": as_json, "resume": resume}
-    call.check(config, **settings, summary=lambda: planned(config))
+    call.check(config, dry_run=dry_run, as_json=as_json, resume=resume)
     with progress_bars() as progress:
         directory = run(config, resume=resume, progress=progress)
     text = (directory / "result.json").read_text("utf-8")

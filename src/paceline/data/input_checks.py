@@ -7,7 +7,6 @@ Each configuration of a long command is `Checkable`. The function that does the 
 
 from __future__ import annotations
 
-import math
 import shutil
 import tempfile
 import warnings
@@ -26,7 +25,7 @@ from paceline.models.loading import find_device, load_tokenizer
 from paceline.records import storage_errors
 
 if TYPE_CHECKING:
-    from paceline.data.examples import Example
+    from paceline.data.collate import TokenRow
     from paceline.engines.commands import EngineChoice
 
 _MAX_RECORDS = 20_000  # records read to check a text
@@ -83,9 +82,8 @@ class InputChecks:
     def __init__(self, *, resume: bool = False) -> None:
         self.resume = resume
         self.lines: list[str] = []
-        self.example: tuple[Example, Any] | None = None
+        self.example: tuple[TokenRow, Any] | None = None
         self._models: dict[str, ModelFacts] = {}
-        self._texts: list[CorpusConfig] = []
 
     def device(self, name: str) -> None:
         """Check that the device exists; raises UsageError."""
@@ -107,11 +105,6 @@ class InputChecks:
         size = f", {found.num_parameters:,} parameters" if found.num_parameters else ""
         limit = "no limit" if found.max_length is None else f"{found.max_length:,} tokens"
         layers = f"{found.architecture} of {found.num_layers} layers"
-        if found.num_encoder_layers:
-            layers = (
-                f"{found.architecture} of {found.num_encoder_layers} encoder and "
-                f"{found.num_layers} decoder layers"
-            )
         self.lines.append(f"{role}: {path}, {layers}{size}, context {limit}")
         return found
 
@@ -120,20 +113,7 @@ class InputChecks:
         models = [self.model("target", target)]
         if draft is not None:
             models.append(self.model("draft", draft))
-        if len(models) == 2 and all(model.tokenizer is not None for model in models):
             check_same_vocabulary(*cast("Any", models))
-        limits = [model.max_length or math.inf for model in models]
-        if limits[-1] < limits[0]:
-            note(
-                f"the draft {draft} has a context of {limits[-1]:,} tokens; beyond it the target "
-                "writes alone here, and engines may stop or draft nonsense"
-            )
-        sizes = [model.num_parameters for model in models]
-        if len(sizes) == 2 and 0 < sizes[0] < sizes[1]:
-            note(
-                f"the draft {draft} has more parameters than the target {target}; are target "
-                "and draft swapped?"
-            )
         return models
 
     def drafting(self, *paths: str | None) -> None:
@@ -165,9 +145,6 @@ class InputChecks:
     def text(self, name: str, corpus: CorpusConfig | str, **reading: bool) -> None:
         """Check that `count_records` can read the first of a text; raises PromptError."""
         corpus = corpus if isinstance(corpus, CorpusConfig) else CorpusConfig(path=corpus)
-        if corpus in self._texts:
-            return
-        self._texts.append(corpus)
         checked = corpus.first(_STREAMED if reading.get("streaming") else _MAX_RECORDS)
         count = count_records(checked, **reading)
         first = "" if count < (checked.limit or 0) else "checked the first "
@@ -213,37 +190,36 @@ class InputChecks:
 
     def output(self, path: Path, num_bytes: int = 0) -> None:
         """Check a directory as `check_output_directory`, with its errors."""
-        self._can_be_written(path, check_output_directory(path, num_bytes), num_bytes)
-
-    def file(self, path: Path) -> None:
-        """Check a file as `check_output_file`, with its errors."""
-        self._can_be_written(path, check_output_file(path), 0)
-
-    def _can_be_written(self, path: Path, free: int, num_bytes: int) -> None:
+        free = check_output_directory(path, num_bytes)
         need = f", about {size_in_words(num_bytes)} needed" if num_bytes else ""
         self.lines.append(f"output: {path} can be written, {size_in_words(free)} free{need}")
 
+    def file(self, path: Path) -> None:
+        """Check a file as `check_output_file`, with its errors."""
+        check_output_file(path)
+        self.lines.append(f"output: {path} can be written")
 
-def check_output_directory(path: Path, num_bytes: int = 0, name: str = "output") -> int:
-    """Check write access and free space; returns the free bytes. `name` is used in messages.
+
+def check_output_directory(path: Path, num_bytes: int = 0) -> int:
+    """Check write access and free space; returns the free bytes.
 
     Raises:
         UsageError: the path, or a part of it, is a file.
         StorageError: it cannot be written, or has less than `num_bytes` free.
     """
     if path.is_file():
-        raise UsageError(f"{name} {path} is a file; choose a directory")
-    free = _free_above(path, name, path)
+        raise UsageError(f"output {path} is a file; choose a directory")
+    free = _free_above(path, "output", path)
     if free < num_bytes:
         raise StorageError(
-            f"{name} {path} needs about {size_in_words(num_bytes)}, but only "
+            f"output {path} needs about {size_in_words(num_bytes)}, but only "
             f"{size_in_words(free)} are free; free space or choose another path"
         )
     return free
 
 
-def check_output_file(path: Path, name: str = "output") -> int:
-    """Check that a file can be written; returns the free bytes.
+def check_output_file(path: Path, name: str = "output") -> None:
+    """Check that a file can be written. `name` is used in messages.
 
     Raises:
         UsageError: the path is a directory or a device, or a part of it is a file.
@@ -253,7 +229,7 @@ def check_output_file(path: Path, name: str = "output") -> int:
         raise UsageError(f"{name} {path} is a directory; name a file")
     if path.exists() and not path.is_file():
         raise UsageError(f"{name} {path} is not a regular file; name another")
-    return _free_above(path.parent, name, path)
+    _free_above(path.parent, name, path)
 
 
 def _free_above(folder: Path, name: str, path: Path) -> int:

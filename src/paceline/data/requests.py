@@ -17,7 +17,7 @@ from pydantic import Field, field_validator, model_validator
 
 from paceline.config import HomePath, StrictModel
 from paceline.data.prompts import CorpusConfig, Record, read_records
-from paceline.data.tokens import encode_prompt, truncated, warn_of_cut_prompts, warn_of_unused
+from paceline.data.tokens import encode_prompt, truncated, warn_of_cut
 from paceline.engines.texts import EngineWriter, OpenAIWriter
 from paceline.errors import ConfigError, PromptError
 from paceline.models.chat_text import text_of
@@ -192,13 +192,12 @@ def plan_requests(
     encoder: bool = False,
 ) -> list[Request]:
     """The requests in the order of the prompts, without duplicates of greedy answers."""
-    asked = [_as_prompt(record, "", config.format)[1] for record in records]
-    if config.system_prompts and all(record.kind != "chat" for record in asked):
+    plain = config.format == "plain" and all(record.kind != "chat" for record in records)
+    if config.system_prompts and plain:
         raise ConfigError(
             f"system_prompts is set, but {config.prompts.path} has no chats; set format to chat, "
             "or unset system_prompts"
         )
-    warn_of_unused(asked, tokenizer)
     requests: list[Request] = []
     limit, lengths = config.max_prompt_tokens, list[int]()
     num_temperatures = len(config.temperatures)
@@ -230,7 +229,8 @@ def plan_requests(
                     seed=_seed(config.seed, f"{name}/{answer}"),
                 )
             )
-    warn_of_cut_prompts(lengths, len(records), limit, encoder=encoder)
+    side = "right" if encoder else "left"
+    warn_of_cut(lengths, f"{len(records)} prompts", limit, side=side)
     return requests
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard, cast
@@ -83,15 +84,21 @@ def is_text(prompt: Any) -> TypeGuard[str | Chat]:
     return bool(parts) and isinstance(parts[0], Mapping)
 
 
-def as_tokens(prompt: Any, model: Model, where: str) -> Any:
-    """The tokens of a text or a chat as an engine makes them; anything else as it is.
+def as_tokens(prompt: Any, model: Model, where: str) -> list[int]:
+    """The tokens of a text or a chat as an engine makes them, or the token ids that are given.
 
     Raises:
         PromptError: the model has no tokenizer, the prompt cannot be tokenised, or a chat ends
             with the assistant's message.
     """
     if not is_text(prompt):
-        return prompt
+        try:
+            return [operator.index(token) for token in prompt]
+        except TypeError:
+            raise PromptError(
+                f"{where} is {shorten(repr(prompt))}; give a list of texts, chats or lists of "
+                "token ids"
+            ) from None
     tokenizer = model.tokenizer
     if tokenizer is None:
         raise PromptError(

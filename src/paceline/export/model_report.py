@@ -18,7 +18,7 @@ from paceline.models.prepare import describe_pass
 from paceline.native import library_in_use
 
 if TYPE_CHECKING:
-    from paceline.data.examples import Example
+    from paceline.data.collate import TokenRow
     from paceline.models import HfModel
 
 _CHAT = ({"role": "user", "content": "What is 2+2?"}, {"role": "assistant", "content": "It is 4."})
@@ -179,10 +179,10 @@ def _examples(model: HfModel, chat: CorpusConfig | None) -> list[TrainedText]:
     return [trained_text(each, tokenizer) for each in examples]
 
 
-def trained_text(example: Example, tokenizer: Any) -> TrainedText:
+def trained_text(example: TokenRow, tokenizer: Any) -> TrainedText:
     """An example of training text, as it is shown."""
     tokens = list(example.tokens)
-    begin = len(tokens) if example.trained_from is None else example.trained_from
+    begin = example.trained_from
     given = list(example.source) if example.source is not None else tokens[:begin]
     return TrainedText(
         where=example.where,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from paceline.core.block import DrawPlan, DrawRequest, UniformRows, VerifyRequest
+from paceline.core.block import DrawPlan, DrawRequest, Uniforms, VerifyRequest
 from paceline.core.bootstrap import LEAST_UNITS, Interval, least_values, median_interval
 from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams, proposal_params
@@ -237,7 +237,7 @@ class PassTimer:
         self._draw("draft", self._draft, 1, self._draft_sampling)
         for gamma in self._gammas:
             drafted = self._draw("drafting", self._draft, gamma, self._draft_sampling)
-            uniforms = None if self._sampling.greedy else UniformRows([[0.5] * gamma], [0.5])
+            uniforms = None if self._sampling.greedy else Uniforms([[0.5] * gamma], [0.5])
             with self._timed("verifying", gamma, self._target):
                 request = VerifyRequest(
                     [self._token], drafted, [gamma], Lossless(), self._sampling, uniforms

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     Tokenizer: TypeAlias = PreTrainedTokenizerBase
 
-    from paceline.core.block import Drafted, DrawRequest, VerifiedRows, VerifyRequest
+    from paceline.core.block import Drafted, DrawRequest, Verified, VerifyRequest
 
 
 class ModelSession(ABC):
@@ -81,7 +81,7 @@ class ModelSession(ABC):
         """
         return None
 
-    def take_verify(self, request: VerifyRequest) -> VerifiedRows | None:
+    def take_verify(self, request: VerifyRequest) -> Verified | None:
         """As `take_draw`, for a request to verify drafted tokens."""
         return None
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from paceline.config import StrictModel
 from paceline.data.prompts import Record
-from paceline.data.thoughts import thoughts_end
-from paceline.data.tokens import encode_prompt, encode_prompts
+from paceline.data.tokens import encode_prompt, encode_prompts, thoughts_end
 from paceline.errors import ContextLengthError, UsageError
 from paceline.models.answer_text import answer_text
 from paceline.records import atomic_write_text

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from paceline.data.examples import Example
+    from paceline.data.collate import TokenRow
     from paceline.models.hf.base import HfModel
     from paceline.progress import Progress
     from paceline.train.config import AlignConfig
@@ -224,7 +224,7 @@ def _check_encoder_decoder(config: AlignConfig, draft: HfModel) -> None:
 
 
 def _vocabulary(
-    config: AlignConfig, examples: Sequence[Example], draft: HfModel, vocab_size: int
+    config: AlignConfig, examples: Sequence[TokenRow], draft: HfModel, vocab_size: int
 ) -> VocabularySample | None:
     """Sampler of the tokens that divergences are computed over; None: all tokens.
 

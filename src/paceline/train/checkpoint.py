@@ -44,7 +44,6 @@ class TrainingState:
     time_position: float = 0.0  # of a time-based schedule; see `TrainingLoop`
     recent_losses: list[float] = field(default_factory=list)  # for the loss guard
     phase: int = 0  # of `recent_losses`; see `StepPlan`
-    writing_s: float = 0.0  # see `WritingClock`
 
 
 class CheckpointStore:

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from paceline.data.replay import WritingClock
-    from paceline.data.sources import BatchSource, TextBatch, TextStream
+    from paceline.data.sources import BatchSource, ExampleStream, PackedText, TextBatch
     from paceline.models.hf.base import HfModel
     from paceline.train.checkpoint import CheckpointStore
     from paceline.train.loss import StepPlan
@@ -56,11 +55,10 @@ class Evaluator(Protocol):
 
 
 class TrainingText(NamedTuple):
-    """Where the text comes from, and the two numbers that are its state in a checkpoint."""
+    """Where the text comes from, and the stream whose position is its state in a checkpoint."""
 
     source: BatchSource
-    stream: TextStream
-    writing: WritingClock
+    stream: ExampleStream | PackedText
 
 
 class TrainingLoop:
@@ -104,7 +102,6 @@ class TrainingLoop:
         self._last_save_s = state.elapsed_s
         stepper.restore(read_optimizer(self.saved))
         text.stream.num_drawn = state.num_drawn
-        text.writing.seconds = state.writing_s
         # a larger time budget moves a resumed run back in its schedule
         state.time_position = min(state.time_position, self._time_spent())
         if run.is_main:
@@ -168,7 +165,7 @@ class TrainingLoop:
     def _next_batch(self) -> TextBatch:
         """The step's text; on an error in it or of its servers, the state is saved first."""
         try:
-            return self.text.source.next_batch(self._seconds_left())
+            return self.text.source.next_batch()
         except (PromptError, EngineError) as error:
             self.state.step -= 1
             if self.run.accelerator.num_processes > 1 or not self.state.step:
@@ -265,7 +262,6 @@ class TrainingLoop:
         model, optimizer = self.stepper.whole()
         if self.run.is_main:
             self.state.recent_losses, self.state.phase = list(self.guard.recent), self.guard.phase
-            self.state.writing_s = self.text.writing.seconds
             self.store.save(model, optimizer, self.state)
         self.run.accelerator.wait_for_everyone()
         self.saved = self.store.latest()

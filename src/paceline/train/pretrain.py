@@ -15,7 +15,7 @@ from paceline.config import Options, StrictModel
 from paceline.core.divergences import Mean
 from paceline.core.fused import chunks
 from paceline.core.text_scores import nats_of
-from paceline.data.collate import TokenRow, collate
+from paceline.data.collate import collate
 from paceline.data.examples import build_examples
 from paceline.data.prompts import (
     CorpusConfig,
@@ -23,7 +23,6 @@ from paceline.data.prompts import (
     read_records,
     stream_records,
 )
-from paceline.data.replay import WritingClock
 from paceline.data.sources import ExampleStream, FixedText
 from paceline.errors import ConfigError, PromptError, UsageError
 from paceline.models.chat_text import text_of
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paceline.data.examples import Example
+    from paceline.data.collate import TokenRow
     from paceline.data.input_checks import InputChecks
     from paceline.data.prompts import Record
     from paceline.models.hf.base import HfModel
@@ -248,12 +247,12 @@ def _text(
     if config.data.streaming:
         path = str(config.model)
         packed = packed_text(run, config.data.train, model, path, config.batch_size)
-        return TrainingText(packed, packed, WritingClock())
+        return TrainingText(packed, packed)
     examples = _examples(config, records, model)
     stream = ExampleStream(examples, config.batch_size, seed=config.seed, shard=run.shard)
     text = FixedText(stream)
     text.check()
-    return TrainingText(text, stream, WritingClock())
+    return TrainingText(text, stream)
 
 
 def _start(config: PretrainConfig, run: TrainingRun, records: Iterable[Record]) -> str | Path:
@@ -297,7 +296,7 @@ def _check_length(config: PretrainConfig, model: HfModel) -> None:
         )
 
 
-def _examples(config: PretrainConfig, records: Sequence[Record], model: HfModel) -> list[Example]:
+def _examples(config: PretrainConfig, records: Sequence[Record], model: HfModel) -> list[TokenRow]:
     tokenizer = tokenizer_of(model, str(config.model))
     return build_examples(
         records,
@@ -314,9 +313,9 @@ def _evaluator(config: PretrainConfig, model: HfModel) -> HeldOutLoss | None:
         return None
     examples = _examples(config, read_records(config.data.held_out, skip_empty=True), model)
     rows = [
-        TokenRow(example.tokens, example.trained_from, source=example.source)
+        example
         for example in examples[: config.num_evaluated]
-        if example.trained_from is not None
+        if example.trained_from < len(example.tokens)
     ]
     if not rows:
         raise PromptError(

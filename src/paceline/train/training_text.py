@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paceline.data.examples import build_examples
-from paceline.data.packing import PackedText
 from paceline.data.prompts import read_records
-from paceline.data.replay import Rounds, ServedRounds, TargetRounds, WritingClock
+from paceline.data.replay import Rounds, ServedRounds, TargetRounds
 from paceline.data.sources import (
     BatchSource,
     BlendedText,
@@ -17,6 +16,7 @@ from paceline.data.sources import (
     FixedText,
     MixedText,
     Origins,
+    PackedText,
     ReadText,
     SampledText,
 )
@@ -31,7 +31,7 @@ from paceline.train.objectives import reads_top
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.data.examples import Example
+    from paceline.data.collate import TokenRow
     from paceline.data.prompts import CorpusConfig, Record
     from paceline.models.hf.base import HfModel
     from paceline.train.config import AlignConfig
@@ -88,13 +88,14 @@ def stream_of(
     return ExampleStream(examples, own_rows, seed=config.seed, shard=run.shard)
 
 
-def _check_width(examples: Sequence[Example], target: HfModel, config: AlignConfig) -> None:
+def _check_width(examples: Sequence[TokenRow], target: HfModel, config: AlignConfig) -> None:
     """Check that recorded hidden states are as wide as the target's."""
     width = target.head_weight.shape[1]
     for example in examples if config.data.recorded_states else ():
-        if example.hidden_TD is not None and example.hidden_TD.shape[1] != width:
+        states_TD = example.target_hidden_TD
+        if states_TD is not None and states_TD.shape[1] != width:
             raise PromptError(
-                f"{example.where} has hidden states of {example.hidden_TD.shape[1]} values, and "
+                f"{example.where} has hidden states of {states_TD.shape[1]} values, and "
                 f"{config.target} has {width}; name the target that recorded them"
             )
 
@@ -107,12 +108,12 @@ def text_of(
     target: HfModel | None,
 ) -> TrainingText:
     """The mixture of Alg. A.2, with pretraining text if it is configured."""
-    reader, writing = target or draft, WritingClock()
-    source: BatchSource = _mixture(config, run, stream, draft, reader, writing)
+    reader = target or draft
+    source: BatchSource = _mixture(config, run, stream, draft, reader)
     if config.data.pretraining is not None:
         own = config.data.pretraining, reader, config.target, config.pretraining_rows
         source = BlendedText(source, stream, packed_text(run, *own))
-    return TrainingText(source, stream, writing)
+    return TrainingText(source, stream)
 
 
 def _mixture(
@@ -121,7 +122,6 @@ def _mixture(
     stream: ExampleStream,
     draft: HfModel,
     target: HfModel,
-    writing: WritingClock,
 ) -> MixedText:
     generation: dict[str, Any] = {
         "sampling": config.sampling,
@@ -131,7 +131,7 @@ def _mixture(
     fractions = {"fixed_fraction": config.fixed_fraction, "draft_fraction": config.draft_fraction}
     origins = Origins(stream, **fractions)
     draft_writer = run.writer_of(draft) if config.draft_writes else draft
-    by_target = _text_of_target(config, run, origins, target, generation, writing)
+    by_target = _text_of_target(config, run, origins, target, generation)
     limit_gb = config.data.keep_states_gb
     fixed = FixedText(stream)
     if config.fixed_fraction > 0:
@@ -150,12 +150,10 @@ def _text_of_target(
     origins: Origins,
     target: HfModel,
     generation: dict[str, Any],
-    writing: WritingClock,
 ) -> BatchSource:
     """Text that the target or its servers generate, batch by batch or in rounds."""
     rounds, stream = config.target_rounds, origins.stream
-    in_rounds = generation | {"shard": run.shard, "progress": run.progress}
-    in_rounds |= {"clock": writing, "origins": origins}
+    in_rounds = generation | {"shard": run.shard, "progress": run.progress, "origins": origins}
     if isinstance(config.writer, OpenAIWriter):
         batches = min(_SERVED_BATCHES, config.num_steps or _SERVED_BATCHES)
         rounds = rounds or Rounds(rows=stream.batch_size * batches, uses=1)

@@ -19,7 +19,7 @@ from paceline.core.divergences import (
     token_weights,
     tvd,
 )
-from paceline.core.rule_base import Rule
+from paceline.core.rule_base import Position, Rule
 from paceline.core.rules import Chow, Lenient, Lossless, Lossy, Opt, TokenV1, TokenV3
 
 Divergence = Callable[[Tensor, Tensor], Tensor]
@@ -396,7 +396,7 @@ def test_where_a_rule_keeps_to_the_draft_nothing_is_asked_of_it():
 def test_forward_kl_aims_at_pi_as_it_is():
     target, logits = pair()
     rule = TokenV3(0.3)
-    pi = rule.pi(target.exp(), logits.softmax(-1))
+    pi = rule.pi_at(Position.of(target.exp(), logits.softmax(-1)))
     logits.requires_grad_()
     forward_kl(pi.log(), logits.log_softmax(-1)).sum().backward()
     assert logits.grad is not None

@@ -95,11 +95,10 @@ def random_pairs(vocab_size: int, seed: int) -> tuple[Tensor, Tensor]:
 
 def check_vectors(rule: Rule, vectors: exact.Vectors, at: Position) -> int:
     """Each row of what a rule says, against `vectors`; how many rows keep two tokens for sure."""
-    raws = {"target_raw": at.target_raw, "draft_raw": at.draft_raw}
-    accept_RV = rule.accept_probs(at.target, at.draft, **raws)
-    residual_RV = rule.residual(at.target, at.draft, **raws)
-    induced_RV = rule.induced_distribution(at.target, at.draft, **raws)
-    pi_RV = rule.pi(at.target, at.draft, **raws)
+    accept_RV = rule.accept_at(at)
+    residual_RV = rule.residual_at(at)
+    induced_RV = rule.induced_at(at)
+    pi_RV = rule.pi_at(at)
     assert (pi_RV is None) != (rule.needs_draft_at_bonus or rule.exact)
     assert torch.allclose(residual_RV.sum(-1), residual_RV.new_ones(()), atol=1e-5)
     num_sure = 0
@@ -138,9 +137,10 @@ def check_vectors(rule: Rule, vectors: exact.Vectors, at: Position) -> int:
 def test_three_tokens_by_hand(
     rule: Rule, accept: list[float], residual: list[float], induced: list[float]
 ):
-    assert rule.accept_probs(TARGET, DRAFT).tolist() == pytest.approx(accept, abs=1e-6)
-    assert rule.residual(TARGET, DRAFT).tolist() == pytest.approx(residual, abs=1e-6)
-    assert rule.induced_distribution(TARGET, DRAFT).tolist() == pytest.approx(induced, abs=1e-6)
+    at = Position.of(TARGET, DRAFT)
+    assert rule.accept_at(at).tolist() == pytest.approx(accept, abs=1e-6)
+    assert rule.residual_at(at).tolist() == pytest.approx(residual, abs=1e-6)
+    assert rule.induced_at(at).tolist() == pytest.approx(induced, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -166,10 +166,11 @@ def test_three_tokens_by_hand(
     ids=str,
 )
 def test_the_aim_on_three_tokens_by_hand(rule: Rule, pi: Tensor):
-    found = rule.pi(SURE, OTHER)
+    at = Position.of(SURE, OTHER)
+    found = rule.pi_at(at)
     assert found is not None
     assert found.tolist() == pytest.approx(pi.tolist(), abs=1e-6)
-    assert rule.induced_distribution(SURE, OTHER).tolist() == pytest.approx(pi.tolist(), abs=1e-6)
+    assert rule.induced_at(at).tolist() == pytest.approx(pi.tolist(), abs=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -177,9 +178,10 @@ def test_the_aim_on_three_tokens_by_hand(rule: Rule, pi: Tensor):
 def test_every_vector_equals_a_loop_in_double_precision(vocab_size: int, dtype: torch.dtype):
     p, q = (probs.to(dtype) for probs in random_pairs(vocab_size, seed=vocab_size))
     for rule, vectors in LOOSE:
-        check_vectors(rule, exact.near(vectors), Position.of(p, q))
-        alone = rule.accept_probs(p[:, 2:3], q[:, 2:3])[:, 0]
-        assert torch.allclose(alone, rule.accept_probs(p, q)[:, 2], atol=1e-6)
+        at = Position.of(p, q)
+        check_vectors(rule, exact.near(vectors), at)
+        alone = rule.accept_at(Position.of(p[:, 2:3], q[:, 2:3]))[:, 0]
+        assert torch.allclose(alone, rule.accept_at(at)[:, 2], atol=1e-6)
 
 
 @pytest.mark.parametrize(("rule", "vectors"), AIMED, ids=[str(rule) for rule, _ in AIMED])
@@ -212,17 +214,19 @@ def test_at_temperature_0_every_vector_equals_a_loop(
 def test_epsilon_one_is_lossless(kind: str):
     p, q = random_pairs(15, seed=5)
     rule = Lenient(kind, 1.0)  # pyright: ignore[reportArgumentType]
-    assert torch.equal(rule.accept_probs(p, q), Lossless().accept_probs(p, q))
-    assert torch.equal(rule.residual(p, q), Lossless().residual(p, q))
-    assert torch.allclose(rule.induced_distribution(p, q), p, atol=1e-6)
+    at = Position.of(p, q)
+    assert torch.equal(rule.accept_at(at), Lossless().accept_at(at))
+    assert torch.equal(rule.residual_at(at), Lossless().residual_at(at))
+    assert torch.allclose(rule.induced_at(at), p, atol=1e-6)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.1, 0.25, 0.5, 0.9])
 def test_lossy_with_beta_one_is_linear_lenience_with_epsilon_one_less_alpha(alpha: float):
     p, q = random_pairs(15, seed=6)
     lossy, lenient = Lossy(alpha), Lenient("linear", 1 - alpha)
-    assert torch.equal(lossy.accept_probs(p, q), lenient.accept_probs(p, q))
-    assert torch.equal(lossy.residual(p, q), lenient.residual(p, q))
+    at = Position.of(p, q)
+    assert torch.equal(lossy.accept_at(at), lenient.accept_at(at))
+    assert torch.equal(lossy.residual_at(at), lenient.residual_at(at))
 
 
 # transformers#28508: no residual mass, no NaN: the target itself.
@@ -231,22 +235,24 @@ def test_without_residual_mass_the_target_is_drawn_from(rule: Rule):
     p = torch.tensor([[0.5, 0.25, 0.25, 0.0], [0.0, 0.0, 1.0, 0.0]])
     beta = rule.beta if isinstance(rule, Lossy) else 1.0
     q = p / min(beta, 1.0)  # nowhere below p / beta
-    assert torch.equal(rule.residual(p, q), p)
+    assert torch.equal(rule.residual_at(Position.of(p, q)), p)
 
 
 @rules
 def test_one_hot_distributions_are_kept_or_replaced_outright(rule: Rule):
     p = torch.tensor([[0.0, 1.0, 0.0], [0.0, 1.0, 0.0]])
     q = torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
-    assert torch.equal(rule.induced_distribution(p, q), p)
-    assert rule.accept_probs(p, q)[[0, 1], [1, 0]].tolist() == [1, 0]
+    at = Position.of(p, q)
+    assert torch.equal(rule.induced_at(at), p)
+    assert rule.accept_at(at)[[0, 1], [1, 0]].tolist() == [1, 0]
 
 
 @rules
 def test_a_draft_equal_to_its_target_is_always_accepted(rule: Rule):
     p, _ = random_pairs(10, seed=11)
-    assert (rule.accept_probs(p, p) == 1).all()
-    assert torch.allclose(rule.induced_distribution(p, p), p, atol=1e-6)
+    at = Position.of(p, p)
+    assert (rule.accept_at(at) == 1).all()
+    assert torch.allclose(rule.induced_at(at), p, atol=1e-6)
 
 
 # lemma 8
@@ -255,8 +261,9 @@ def test_at_temperature_0_opt_is_diff(alpha: float):
     p_raw, q_raw = random_pairs(6, seed=10)
     p, q = (torch.nn.functional.one_hot(raw.argmax(-1), 6).double() for raw in (p_raw, q_raw))
     raw = {"target_raw": p_raw, "draft_raw": q_raw}
-    assert torch.equal(Opt(alpha).pi(p, q, **raw), Diff(alpha).pi(p, q, **raw))
-    assert torch.equal(OptLog(alpha).pi(p, q, **raw), DiffLog(alpha).pi(p, q, **raw))
+    at = Position.of(p, q, **raw)
+    assert torch.equal(Opt(alpha).pi_at(at), Diff(alpha).pi_at(at))
+    assert torch.equal(OptLog(alpha).pi_at(at), DiffLog(alpha).pi_at(at))
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.1, 0.5, 0.9])
@@ -274,28 +281,31 @@ def test_the_tuned_beta_recovers_nothing_where_nothing_is_rejected():
     # a draft without some of the target's tokens, and all of whose own are good enough
     p, q = torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[0.6, 0.4, 0.0]])
     rule = Lossy(0.5, "tuned")
-    assert torch.equal(rule.accept_probs(p, q), torch.ones(1, 3))
-    assert torch.allclose(rule.pi(p, q), q)
-    assert rule.residual(p, q).sum() == pytest.approx(1)
+    at = Position.of(p, q)
+    assert torch.equal(rule.accept_at(at), torch.ones(1, 3))
+    assert torch.allclose(rule.pi_at(at), q)
+    assert rule.residual_at(at).sum() == pytest.approx(1)
 
 
 def test_of_tokens_that_tie_a_loose_rule_keeps_all_and_a_strict_one_the_first():
     raw, q = torch.tensor([0.1, 0.45, 0.45]), torch.tensor([0.2, 0.4, 0.4])
     p = to_probs(raw.log(), GREEDY)
     for rule, _ in AT_0:
-        assert rule.accept_probs(p, q, target_raw=raw).tolist()[1:] == [1, 1]
-        assert rule.residual(p, q, target_raw=raw).tolist() == [0, 1, 0]
+        at = Position.of(p, q, target_raw=raw)
+        assert rule.accept_at(at).tolist()[1:] == [1, 1]
+        assert rule.residual_at(at).tolist() == [0, 1, 0]
     for rule in STRICT:
-        assert rule.accept_probs(p, q, target_raw=raw).tolist() == [0, 1, 0]
-        assert rule.induced_distribution(p, q, target_raw=raw).tolist() == [0, 1, 0]
+        assert rule.accept_at(at).tolist() == [0, 1, 0]
+        assert rule.induced_at(at).tolist() == [0, 1, 0]
 
 
 @pytest.mark.parametrize("rule", [*(rule for rule, _ in AT_0), *STRICT], ids=str)
 def test_at_other_temperatures_untempered_probabilities_change_nothing(rule: Rule):
     target, draft = random_logits(20, seed=20)
     p, q = (0.7 * target).softmax(-1), (0.7 * draft).softmax(-1)
-    for method in (rule.accept_probs, rule.residual, rule.induced_distribution):
-        assert torch.equal(method(p, q, target_raw=target.softmax(-1)), method(p, q))
+    with_raw, without = Position.of(p, q, target.softmax(-1)), Position.of(p, q)
+    for method in (rule.accept_at, rule.residual_at, rule.induced_at):
+        assert torch.equal(method(with_raw), method(without))
 
 
 def test_the_rule_gets_untempered_probabilities_at_temperature_0_alone():

@@ -60,7 +60,7 @@ def test_hidden_states_of_a_padded_row_are_those_of_the_row_alone():
 @pytest.mark.parametrize(("tokens", "trained_from"), [([1], 1), ([1, 2], 0), ([1, 2], 2)])
 def test_a_row_without_context_or_label_is_our_own_mistake(tokens: list[int], trained_from: int):
     with pytest.raises(AssertionError):
-        TokenRow(tokens, trained_from)
+        collate([TokenRow(tokens, trained_from)])
 
 
 def test_one_long_row_among_many_is_alone():

@@ -1,12 +1,10 @@
 """generate-data on tiny models: each text the target writes is written once, whatever happens."""
 
-import itertools
 import json
 import multiprocessing
 import os
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -14,10 +12,9 @@ import pytest
 from pyarrow import parquet
 
 from paceline import processes
-from paceline.config import validate
 from paceline.core.sampling import SamplingParams
-from paceline.data.answering import Answer, ShardStore
-from paceline.data.distillation_data import generate_data, planned
+from paceline.data.answering import ShardStore
+from paceline.data.distillation_data import generate_data
 from paceline.data.examples import Lengths, build_examples
 from paceline.data.prompts import read_records
 from paceline.data.requests import GenerateDataConfig, plan_shards
@@ -26,37 +23,19 @@ from paceline.environment import begin
 from paceline.errors import ConfigError, ContextLengthError, GenerationError, ModelLoadError
 from paceline.models import load_model
 from paceline.models.loading import load_tokenizer
-from paceline.records import read_jsonl
+from support.data import WORDS, answers, generation
 from support.runs import write_corpus, write_pair
-
-_WORDS = ("cat", "hat", "pan", "tin", "inn", "hen", "rain", "river", "thread", "barn", "sat")
 
 
 @pytest.fixture(scope="module")
 def folder(folder: Path) -> Path:
-    write_corpus(folder / "prompts.jsonl", [{"prompt": f"the {word}"} for word in _WORDS])
+    write_corpus(folder / "prompts.jsonl", [{"prompt": f"the {word}"} for word in WORDS])
     return folder
 
 
 def config(folder: Path, output: Path, **changes: Any) -> GenerateDataConfig:
-    values: dict[str, Any] = {
-        "target": str(folder / "target"),
-        "output": str(output),
-        "prompts": str(folder / "prompts.jsonl"),
-        "temperatures": [0, 1],
-        "num_per_prompt": 2,
-        "max_prompt_tokens": 8,
-        "max_new_tokens": 12,
-        "batch_size": 3,
-        "shard_size": 4,
-        "activations": "float32",
-        "dtype": "float32",
-    }
-    return validate(GenerateDataConfig, values | changes)
-
-
-def answers(run: Path) -> list[Answer]:
-    return ShardStore(run / "data").read()
+    exact = {"batch_size": 3, "activations": "float32", "dtype": "float32"}
+    return generation(folder, output, **exact | changes)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +65,7 @@ def test_records_are_what_the_target_writes_with_the_seed_that_they_name(
         )
         assert answer.completion_tokens == alone.tokens
         assert answer.stop_reason == alone.stop_reason
-        assert answer.prompt == f"the {_WORDS[int(answer.id.partition('/')[0])]}"
+        assert answer.prompt == f"the {WORDS[int(answer.id.partition('/')[0])]}"
         ended = answer.stop_reason == "eos"
         kept = alone.tokens[:-1] if ended else alone.tokens
         assert answer.completion == target.tokenizer.decode(kept)
@@ -94,18 +73,6 @@ def test_records_are_what_the_target_writes_with_the_seed_that_they_name(
     assert result["num_records"] == 22
     assert result["num_tokens"] == sum(len(answer.completion_tokens) for answer in found)
     assert result["temperatures"] == {"0": 11, "1": 11}
-
-
-def test_a_dry_run_says_texts_tokens_and_bytes(folder: Path, tmp_path: Path, written: Path):
-    num_read = sum(len(answer.prompt_tokens) for answer in answers(written))
-    width = load_model(folder / "target").head_weight.shape[1]
-    writer = {"kind": "model", "top_logprobs": 3, "hidden_states": True}
-    num_bytes = (num_read + 264) * 12 + 264 * (3 * 8 + 2 * width)  # 264: 22 answers of 12 tokens
-    assert planned(config(folder, tmp_path / "run", writer=writer)) == (
-        f"run: 22 answers to prompts of {num_read} tokens, at most 264 new tokens and about "
-        f"{num_bytes / 1e3:.1f} kB"
-    )
-    assert not (tmp_path / "run").exists()
 
 
 def test_tokens_are_counted_without_reading_the_hidden_states(
@@ -145,33 +112,6 @@ def test_files_that_are_missing_are_made_again_and_no_others(
     assert answers(run) == whole
     assert kept == {name: (store.directory / name).stat().st_mtime_ns for name in kept}
     assert not list(store.directory.glob(".*"))
-
-
-def test_seconds_of_writing_are_those_of_all_starts(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """Two seconds a file; the first start ends after two files of six, as if by a kill."""
-    ticks = itertools.count(0, 2)
-    clock = SimpleNamespace(monotonic=lambda: next(ticks))
-    monkeypatch.setattr("paceline.data.distillation_data.time", clock)
-    made = config(folder, tmp_path / "run")
-
-    def stop(_stage: str, done: float, _total: float, _note: str = "") -> None:
-        if done == 8:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        generate_data(made, progress=stop)
-    generate_data(made, resume=True)
-    rows = read_jsonl(tmp_path / "run" / "metrics.jsonl")
-    assert [row["elapsed_s"] for row in rows] == [2, 4, 6, 8, 10, 12]
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert result["elapsed_s"] == 12
-    assert result["tokens_per_s"] == round(result["num_tokens"] / 12, 1)
-    # a start that finds everything written has written nothing, and changes no figure
-    (tmp_path / "run" / "result.json").unlink()
-    generate_data(made, resume=True)
-    assert json.loads((tmp_path / "run" / "result.json").read_text()) == result
 
 
 @pytest.mark.usefixtures("run")
@@ -220,7 +160,7 @@ def test_a_worker_that_is_killed_between_two_files_costs_nothing(
 
 def test_other_prompts_or_another_model_at_the_same_place_are_not_mixed_in(tmp_path: Path):
     folder = write_pair(tmp_path / "pair")
-    rows = [{"prompt": f"the {word}"} for word in _WORDS]
+    rows = [{"prompt": f"the {word}"} for word in WORDS]
     write_corpus(folder / "prompts.jsonl", rows[:6])
     generate_data(config(folder, tmp_path / "run"))
     write_corpus(folder / "prompts.jsonl", rows)
@@ -258,8 +198,8 @@ def die(*_arguments: Any) -> None:
 @pytest.mark.slow
 def test_a_file_whose_workers_always_die_ends_the_run_in_one_line(folder: Path, tmp_path: Path):
     with (
-        patch.object(processes, "_run", die),
-        pytest.raises(GenerationError, match=r"3 processes died over .*exit code 7"),
+        patch.object(processes, "_begin", die),
+        pytest.raises(GenerationError, match="processes died 3 times in a row"),
     ):
         generate_data(config(folder, tmp_path / "run", workers=2))
 

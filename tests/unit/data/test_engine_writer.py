@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from paceline.data.answering import ShardStore
 from paceline.data.distillation_data import generate_data
 from paceline.data.requests import GenerateDataConfig
 from paceline.errors import ConfigError, EngineError, UsageError
+from support.data import answers, generation
 from support.engines import Served, serving
 from support.runs import write_corpus
 
@@ -55,22 +55,10 @@ def folder(folder: Path) -> Iterator[Path]:
 
 
 def config(folder: Path, output: Path, **changes: Any) -> GenerateDataConfig:
-    values: dict[str, Any] = {
-        "target": str(folder / "target"),
-        "writer": {
-            "kind": "engine",
-            "engine": {"engine": "vllm", "program": str(folder / "vllm")},
-            "concurrency": 2,
-            "top_logprobs": 3,
-        },
-        "output": str(output),
-        "prompts": str(folder / "prompts.jsonl"),
-        "temperatures": [1],
-        "max_prompt_tokens": 8,
-        "max_new_tokens": 12,
-        "shard_size": 2,
-    }
-    return GenerateDataConfig(**(values | changes))
+    engine = {"engine": "vllm", "program": str(folder / "vllm")}
+    writer = {"kind": "engine", "engine": engine, "concurrency": 2, "top_logprobs": 3}
+    few = {"temperatures": [1], "num_per_prompt": 1, "shard_size": 2}
+    return generation(folder, output, **{"writer": writer} | few | changes)
 
 
 def started(folder: Path) -> list[Path]:
@@ -104,7 +92,7 @@ def test_each_worker_starts_a_server_and_ends_it(folder: Path, tmp_path: Path):
     with serving(served.routes) as url:
         writer = {"kind": "openai", "url": url, "top_logprobs": 3}
         other = generate_data(config(folder, tmp_path / "other", writer=writer))
-    assert ShardStore(run / "data").read() == ShardStore(other / "data").read()
+    assert answers(run) == answers(other)
 
 
 def test_a_server_that_does_not_start_is_one_line(

@@ -59,7 +59,7 @@ def test_a_prompt_that_is_too_long_loses_its_beginning_with_a_warning_and_stays(
 
 
 def test_a_prompt_alone_is_not_fixed_text(tokenizer: Any):
-    assert build(tokenizer, Record("p", "prompt", text=[5, 6])) == [([5, 6], 2, None)]
+    assert build(tokenizer, Record("p", "prompt", text=[5, 6])) == [([5, 6], 2, 2)]
 
 
 def test_a_document_is_cut_into_pieces_that_lose_no_token(tokenizer: Any):

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from paceline.data.collate import TokenRow
-from paceline.data.examples import Example
 from paceline.data.sources import ExampleStream, FixedText, ReadText, Shard
 from paceline.errors import ConfigError, PromptError
 from paceline.models.contract import Batch, Texts
@@ -19,9 +18,12 @@ def _in_threes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.data.sources._GROUP_SIZE", 3)
 
 
-def examples() -> list[Example]:
+def examples() -> list[TokenRow]:
     texts = [[index + 3, *range(20, 20 + length)] for index, length in enumerate(_LENGTHS)]
-    return [Example(text, 1, 1 + n % 2, f"line {n}") for n, text in enumerate(texts, start=1)]
+    return [
+        TokenRow(text, 1 + n % 2, prompt_length=1, where=f"line {n}")
+        for n, text in enumerate(texts, start=1)
+    ]
 
 
 def source(
@@ -95,7 +97,7 @@ def test_two_processes_read_what_one_reads():
 
 def test_what_does_not_fit_is_refused_with_what_it_takes():
     stream = ExampleStream(examples(), 2, seed=0)
-    num_states = sum(len(e.tokens) - (e.trained_from or 0) for e in stream.examples)
+    num_states = sum(len(e.tokens) - e.trained_from for e in stream.examples)
     needed = num_states * 32 * 4 / 1e9
     ReadText(stream, tiny_model(), limit_gb=needed)
     with pytest.raises(ConfigError, match=rf"of {num_states} tokens take 0.00; raise it"):
@@ -103,6 +105,6 @@ def test_what_does_not_fit_is_refused_with_what_it_takes():
 
 
 def test_a_prompt_alone_is_refused_before_anything_is_read():
-    stream = ExampleStream([Example([3, 4], 2, None, "line 7")], 1, seed=0)
+    stream = ExampleStream([TokenRow([3, 4], 2, where="line 7")], 1, seed=0)
     with pytest.raises(PromptError, match="line 7 has a prompt but no completion"):
         ReadText(stream, tiny_model(), limit_gb=1)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from paceline.core.sampling import SamplingParams
-from paceline.data.examples import Example
-from paceline.data.replay import Rounds, TargetRounds, WritingClock
+from paceline.data.collate import TokenRow
+from paceline.data.replay import Rounds, TargetRounds
 from paceline.data.sources import (
     ExampleStream,
     MixedText,
@@ -23,10 +23,10 @@ from support.models import tiny_model
 _LENGTHS = (2, 5, 3, 7, 4, 6, 2, 3)
 
 
-def examples() -> list[Example]:
+def examples() -> list[TokenRow]:
     """Eight prompts of unequal lengths, each with a first token of its own."""
     texts = [[index + 3, *range(20, 20 + length)] for index, length in enumerate(_LENGTHS)]
-    return [Example(text, len(text), None, f"line {n}") for n, text in enumerate(texts, start=1)]
+    return [TokenRow(text, len(text), prompt_length=len(text)) for text in texts]
 
 
 def rounds(
@@ -35,7 +35,6 @@ def rounds(
     batch_size: int = 2,
     shard: Shard | None = None,
     eos_token_ids: tuple[int, ...] = (),
-    clock: WritingClock | None = None,
     origins: Origins | None = None,
     **settings: int,
 ) -> TargetRounds:
@@ -49,7 +48,6 @@ def rounds(
         max_new_tokens=6,
         eos_token_ids=eos_token_ids,
         shard=shard,
-        clock=clock,
         origins=origins,
     )
 
@@ -155,46 +153,6 @@ def test_two_processes_write_what_one_writes():
         halves = [texts([part.next_batch()]) for part in shards]
         assert [len(half) for half in halves] == [2, 2]
         assert sorted(halves[0] + halves[1]) == sorted(one)
-
-
-def test_a_round_that_would_eat_the_time_left_is_not_begun():
-    source, patient = rounds(uses=1), rounds(uses=1)
-    first = texts([source.next_batch(1e-6), source.next_batch(1e-6)])  # there must be some text
-    again = [source.next_batch(1e-6) for _ in range(4)]
-    assert set(Counter(texts(again)).values()) == {2}
-    assert set(texts(again)) == set(first)
-    patient.stream.num_drawn = source.stream.num_drawn
-    assert texts([source.next_batch(1e6)]) == texts([patient.next_batch(1e6)])
-
-
-@pytest.mark.parametrize(("seconds_left", "num_texts"), [(12.0, 4), (11.9, 2), (0.1, 2), (24.0, 8)])
-def test_a_run_that_is_resumed_near_its_end_writes_no_more_than_it_has_time_for(
-    seconds_left: float, num_texts: int
-):
-    """A round of eight texts takes eight seconds; a third of the time left may go into writing."""
-    clock = WritingClock(8.0)
-    source, whole = rounds(rows=8, uses=1, clock=clock), rounds(rows=8, uses=1)
-    for one in (source, whole):
-        one.stream.num_drawn = 16  # the third round
-    found = [source.next_batch(seconds_left) for _ in range(4)]
-    third_round = set(texts([whole.next_batch() for _ in range(4)]))
-    assert set(texts(found)) <= third_round
-    assert len(set(texts(found))) == num_texts
-    assert set(Counter(texts(found)).values()) == {8 // num_texts}
-    assert all(len(batch.rows) == 2 for batch in found)
-    assert (clock.seconds == 8.0) == (num_texts < 8), "part of a round says nothing of a whole one"
-
-
-def test_when_no_round_is_begun_any_more_the_latest_ones_are_used_together(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    monkeypatch.setattr("paceline.data.replay._KEPT_ROUNDS", 2)
-    source = rounds(uses=1)
-    written = [texts([source.next_batch() for _ in range(2)]) for _ in range(3)]
-    again = [texts([source.next_batch(1e-6) for _ in range(4)]) for _ in range(2)]
-    for use in again:
-        assert sorted(use) == sorted(written[1] + written[2])
-    assert again[0] != again[1]
 
 
 def test_other_seeds_and_other_rounds_write_other_text():

@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 
 from paceline.config import validate
-from paceline.data.answering import text_of, tokens_behind
 from paceline.data.requests import GenerateDataConfig, Request, plan_shards
 from paceline.errors import ConfigError, PromptError
 from support.models import tiny_tokenizer
 from support.runs import write_corpus
-from support.texts import CHAT_FAMILIES, TOKENIZER_FAMILIES, TOOL, tokenizer_of, wrapped
+from support.texts import CHAT_FAMILIES, TOOL, tokenizer_of
 
 _TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
 
@@ -161,38 +160,3 @@ def test_a_text_that_is_asked_as_a_chat_has_the_tools_and_arguments_of_its_corpu
         **arguments,
     )
     assert list(request.tokens) == (wanted if form == "chat" else tokenizer("yo")["input_ids"])
-
-
-def test_a_template_that_does_not_read_an_argument_is_named(tmp_path: Path):
-    path = write_corpus(tmp_path / "few.jsonl", PROMPTS)
-    prompts = {"path": str(path), "chat_template_kwargs": {"enable_thinking": False}}
-    with pytest.warns(UserWarning, match=r"does not read enable_thinking \(5 chats\)"):
-        planned(tmp_path, PROMPTS, prompts=prompts, format="chat")
-    planned(tmp_path, PROMPTS, prompts=prompts)  # no chat, no warning
-
-
-PROMPT, ANSWER = "def f(x):\n", "return y"
-
-
-@pytest.mark.parametrize(
-    "family", [name for name in TOKENIZER_FAMILIES if name not in ("unigram", "pieces of words")]
-)
-def test_an_answer_has_no_space_that_the_server_did_not_write(family: str):
-    plain = TOKENIZER_FAMILIES[family]()
-    prompt, tokenizer = plain.encode(PROMPT).ids, wrapped(plain)
-    before = plain.decode(prompt)
-    found = tokens_behind(tokenizer, prompt, ANSWER)
-    assert plain.decode(prompt + found) == before + ANSWER
-    assert text_of(tokenizer, found, prompt) == ANSWER
-    alone = plain.encode(ANSWER, add_special_tokens=False).ids
-    assert (plain.decode(prompt + alone) == before + ANSWER) == (
-        family in ("no space in front", "bytes")
-    )
-
-
-def test_an_answer_that_no_tokens_continue_with_is_said():
-    plain = TOKENIZER_FAMILIES["pieces of words"]()
-    prompt = plain.encode("the c").ids
-    with pytest.warns(UserWarning, match="without its prompt: .* cannot go on with"):
-        found = tokens_behind(wrapped(plain), prompt, "(")
-    assert found == plain.encode("(").ids

@@ -1,4 +1,3 @@
-import math
 from collections import Counter
 
 import pytest
@@ -6,7 +5,6 @@ import torch
 
 from paceline.core.sampling import SamplingParams
 from paceline.data.collate import TokenRow
-from paceline.data.examples import Example
 from paceline.data.sources import (
     BlendedText,
     ExampleStream,
@@ -29,8 +27,8 @@ def repeats(token: int) -> TableModel:
     return TableModel(torch.eye(VOCABULARY, dtype=torch.float64)[[token] * VOCABULARY])
 
 
-def examples(count: int) -> list[Example]:
-    return [Example([number, number, 30], 2, 2, f"line {number}") for number in range(count)]
+def examples(count: int) -> list[TokenRow]:
+    return [TokenRow([number, number, 30], 2, prompt_length=2) for number in range(count)]
 
 
 def sampled(stream: ExampleStream, model: TableModel, origin: Origin = "draft") -> SampledText:
@@ -57,7 +55,7 @@ class Stub:
         self.stream = stream
         self.origin: Origin = origin
 
-    def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
+    def next_batch(self) -> TextBatch:
         self.stream.take_batch()
         return TextBatch([], self.origin)
 
@@ -171,7 +169,7 @@ def test_draft_and_target_do_not_share_random_numbers():
 
 
 def test_fixed_text_without_a_completion_is_refused_by_its_line():
-    lone = Example([3, 4], 2, None, "prompts.jsonl line 8")
+    lone = TokenRow([3, 4], 2, where="prompts.jsonl line 8")
     source = FixedText(ExampleStream([lone], 1, seed=0))
     with pytest.raises(PromptError, match=r"prompts\.jsonl line 8 has a prompt but no completion"):
         source.next_batch()
@@ -183,7 +181,7 @@ class KnownText:
     batch_size = 1
     num_drawn = 0
 
-    def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
+    def next_batch(self) -> TextBatch:
         self.num_drawn += 1
         return TextBatch([TokenRow([49 + self.num_drawn, 7, 8], 1)], "fixed")
 

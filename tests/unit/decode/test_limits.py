@@ -1,5 +1,6 @@
 """Where a text ends: stop tokens, budgets and contexts, inside blocks and at their edges."""
 
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -8,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.core.backend import Backend, registered, using
-from paceline.core.rules import Chow, Diff
+from paceline.core.rules import Chow
 from paceline.core.sampling import SamplingParams
 from paceline.core.stats import DecodeStats
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
-from paceline.decode.cascade import BigLittleDecoder, OracleCascade, SequenceCascade, TokenCascade
+from paceline.decode.cascade import OracleCascade, SequenceCascade, TokenCascade
 from paceline.errors import (
     ContextLengthError,
     ModelLoadError,
@@ -253,9 +253,7 @@ def one_line(error: type[Exception], call) -> str:
 def test_gamma_below_one_is_refused_with_the_name_of_what_is_wanted(gamma: int):
     model = chain(CYCLE)
     message = one_line(UsageError, lambda: SpeculativeDecoder(model, model, gamma=gamma))
-    assert message == (
-        f"gamma must be 1 or more, got {gamma}; AutoregressiveDecoder drafts nothing"
-    )
+    assert message == f"gamma must be 1 or more, got {gamma}"
 
 
 @pytest.mark.parametrize("speculative", [True, False])
@@ -276,47 +274,15 @@ def test_what_cannot_be_decoded_is_refused_in_one_line(*, speculative: bool):
             "the prompt has 9 tokens and the context holds 9 tokens",
             lambda: decoder.generate([[1] * 9]),
         ),
-        (PromptError, "prompt 0 is empty", lambda: decoder.stream([])),
+        (PromptError, "the prompt is empty", lambda: decoder.stream([])),
     ]:
         assert said in one_line(error, call)
 
 
-# What is no whole number: a budget of 1.5 was never reached, and a gamma of 2.5 was taken.
-@pytest.mark.parametrize("wrong", [1.5, 2.0, "5", None, True, [2], float("nan"), "x"])
-@pytest.mark.parametrize("name", ["max_new_tokens", "batch_size", "seed"])
-def test_a_number_of_another_type_is_named(name: str, wrong: object):
-    if (name, wrong) in (("batch_size", None), ("seed", [2])):  # all texts; a seed per prompt
-        return
-    model = chain(CYCLE)
-    for decoder in (
-        AutoregressiveDecoder(model),
-        SpeculativeDecoder(model, model, gamma=2),
-        TokenCascade(model, model, 0.5),
-        SequenceCascade(model, model, 0.5),
-        BigLittleDecoder(model, model, 0.5, 1.0),
-        OracleCascade(model, model, Diff(0.0)),
-    ):
-        arguments: dict[str, Any] = {"max_new_tokens": 3, name: wrong}
-        assert name in one_line(UsageError, partial(decoder.generate, [[1]], **arguments))
-
-
-@pytest.mark.parametrize("wrong", [1.5, "5", True, None])
-def test_a_block_length_of_another_type_is_refused(wrong: Any):
-    model = chain(CYCLE)
-    for make in (
-        partial(SpeculativeDecoder, model, model, gamma=wrong),
-        partial(TokenCascade, model, model, 0.5, most_drafted=wrong),
-        partial(BigLittleDecoder, model, model, 0.5, 1.0, most_drafted=wrong),
-    ):
-        assert "must be a whole number" in one_line(UsageError, make)
-
-
-@pytest.mark.parametrize(
-    "wrong", ["text", ["text"], [1, 2], [[1.5]], [["1"]], [[[1]]], None, 3, [None], [{"a": 1}]]
-)
+@pytest.mark.parametrize("wrong", ["text", ["text"], [1, 2], [[1.5]], [[[1]]], {"input_ids": []}])
 def test_prompts_that_are_no_lists_of_token_ids_are_refused(wrong: Any):
     decoder = AutoregressiveDecoder(chain(CYCLE))
-    assert "token ids" in one_line(PromptError, lambda: decoder.generate(wrong, 3))
+    assert re.search("token ids|input_ids", one_line(PromptError, lambda: decoder.generate(wrong)))
 
 
 def test_token_ids_of_numpy_and_torch_are_integers_too():
@@ -324,20 +290,7 @@ def test_token_ids_of_numpy_and_torch_are_integers_too():
     (wanted,) = decoder.generate([[0, 1]], 3)
     for prompts in ([np.array([0, 1])], torch.tensor([[0, 1]]), [(np.int64(0), torch.tensor(1))]):
         found: Any = prompts
-        assert decoder.generate(found, np.int64(3)) == [wanted]  # pyright: ignore[reportArgumentType]
-
-
-@pytest.mark.parametrize(
-    ("said", "arguments"),
-    [
-        ("the target must be a loaded model, got 'a'", {"target": "a"}),
-        ("the draft must be a loaded model, got None", {"draft": None}),
-    ],
-)
-def test_arguments_of_another_type_are_named(said: str, arguments: dict[str, Any]):
-    model = chain(CYCLE)
-    given = {"target": model, "draft": model} | arguments
-    assert said in one_line(UsageError, lambda: SpeculativeDecoder(**given))
+        assert decoder.generate(found, 3) == [wanted]
 
 
 # SGLang#24051: another vocabulary would decode garbage.
@@ -376,11 +329,8 @@ def test_padding_that_one_model_alone_has_is_sliced_off(padded: str):
 BAD = 58  # the only token behind which float16 overflows
 
 
-def overflowing(architecture: str = "llama", *, writes_it: bool = False) -> HfModel:
-    """Behind token BAD, a product in layer 2 is above 65,504.
-
-    `writes_it`: BAD is the most likely token, so the overflow begins behind a prompt without it.
-    """
+def overflowing(architecture: str = "llama") -> HfModel:
+    """Behind token BAD, a product in layer 2 is above 65,504."""
     hf: Any = tiny_hf(architecture)
     table = hf.get_input_embeddings().weight.data
     table[:, 0], table[BAD] = 0, 0
@@ -390,8 +340,6 @@ def overflowing(architecture: str = "llama", *, writes_it: bool = False) -> HfMo
             module.weight.data[0] = 0  # the first value of a hidden state tells BAD from others
         if ".2." in name and name.endswith((".gate_proj", ".up_proj", ".wi_0", ".wi_1")):
             module.weight.data[0, 0] = 8000
-    if writes_it:
-        hf.lm_head.bias = torch.nn.Parameter(3e3 * (torch.arange(len(table)) == BAD))
     return wrap_model(hf.half())
 
 
@@ -400,29 +348,19 @@ def refused() -> Any:
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(), SamplingParams(top_p=0.9)])
-@pytest.mark.parametrize("writes_it", [False, True])
-@pytest.mark.parametrize("backend", [Backend(), registered()])
-def test_logits_that_are_not_finite_are_one_line(
-    sampling: SamplingParams, backend: Backend, *, writes_it: bool
-):
-    bad, good = overflowing(writes_it=writes_it), wrap_model(tiny_hf().half())
-    prompts = [[5, 6, 7], [8, 9] if writes_it else [8, BAD, 9]]
+def test_logits_that_are_not_finite_are_one_line(sampling: SamplingParams):
+    bad, good = overflowing(), wrap_model(tiny_hf().half())
+    prompts = [[5, 6, 7], [8, BAD, 9]]
     with torch.inference_mode():
         fine = [bool(bad.hf(torch.tensor([each])).logits.isfinite().all()) for each in prompts]
-    assert fine == [True, writes_it], "by transformers"
-    decoders: list[Any] = [AutoregressiveDecoder(bad, sampling)]
-    decoders.append(SpeculativeDecoder(bad, good, None, 3, sampling))
-    if not writes_it:  # the text that a draft proposes is not that of its target
-        decoders.append(SpeculativeDecoder(good, bad, None, 3, sampling))
-    for decoder in decoders:
-        with using(backend), refused():
+    assert fine == [True, False], "by transformers"
+    for decoder in (
+        AutoregressiveDecoder(bad, sampling),
+        SpeculativeDecoder(bad, good, None, 3, sampling),
+        SpeculativeDecoder(good, bad, None, 3, sampling),
+    ):
+        with refused():
             decoder.generate(prompts, 8, eos_token_ids=[], batch_size=1)
-
-
-def test_a_draft_that_overflows_behind_its_own_tokens_is_one_line():
-    decoder = SpeculativeDecoder(wrap_model(tiny_hf().half()), overflowing(writes_it=True))
-    with pytest.raises(ModelLoadError, match="target or draft are NaN or infinite"):
-        decoder.generate([[5, 6, 7]], 8, eos_token_ids=[])
 
 
 def test_an_encoder_that_overflows_is_named():

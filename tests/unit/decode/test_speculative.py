@@ -336,9 +336,3 @@ def test_the_draft_makes_no_pass_behind_its_last_token(
     decoder.generate(PROMPTS[1:2], 13, eos_token_ids=[])
     plans = [call.args[1].plan for call in drawn.call_args_list]
     assert [plan.num_passes - plan.num_tokens for plan in plans] == [more] * len(plans)
-
-
-def test_another_bonus_is_refused():
-    target, draft = pair()
-    with pytest.raises(UsageError, match="bonus must be 'rule' or 'target', got 'draft'"):
-        SpeculativeDecoder(target, draft, bonus="draft")  # pyright: ignore[reportArgumentType]

@@ -120,7 +120,7 @@ def test_an_oracle_cascade_refuses_a_rule_that_judges_single_tokens():
         (lambda: TokenCascade(TARGET, DRAFT, 1.2), "alpha"),
         (lambda: SequenceCascade(TARGET, DRAFT, -0.1), "alpha"),
         (lambda: BigLittleDecoder(TARGET, DRAFT, 2.0, 1.0), "fallback"),
-        (lambda: BigLittleDecoder(TARGET, DRAFT, 0.5, float("nan")), "rollback"),
+        (lambda: BigLittleDecoder(TARGET, DRAFT, 0.5, float("nan")), "threshold"),
     ],
 )
 def test_a_threshold_out_of_its_range_is_refused(make, names: str):

@@ -118,7 +118,7 @@ def test_what_is_no_prompt_or_cannot_be_one_is_refused_in_one_line():
     for said, prompts in [
         ("must be a list of texts, chats or lists of token ids", tokenizer("the")),
         ("must be a list of texts, chats or lists of token ids", user),
-        ("every prompt must be a text, a chat or a list of token ids", ["the", 3]),
+        ("prompt 1 is 3; give a list of texts, chats or lists of token ids", ["the", 3]),
         ("the prompt is a chat, but the tokenizer has no chat template", [user]),
         ("prompt 1 ends with the assistant's message", ["the", [user, answer]]),
         ("wanted role and content as strings", [{"a": 1}]),

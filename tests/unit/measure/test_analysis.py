@@ -65,8 +65,8 @@ def test_an_effect_is_that_of_the_rules_vectors_token_by_token(rule: Rule):
     for place in range(30):
         p, q, p_raw, q_raw = (part[place] for part in at)
         raw = {"target_raw": p_raw, "draft_raw": q_raw}
-        accept = rule.accept_probs(p, q, **raw).tolist()
-        induced = rule.induced_distribution(p, q, **raw).tolist()
+        accept = rule.accept_at(Position.of(p, q, **raw)).tolist()
+        induced = rule.induced_at(Position.of(p, q, **raw)).tolist()
         p, q, token = p.tolist(), q.tolist(), int(tokens_T[place])
         rejection = math.fsum(b * (1 - a) for a, b in zip(accept, q, strict=True))
         assert float(effect.rejection_T[place]) == pytest.approx(rejection, abs=1e-5)

@@ -86,25 +86,6 @@ def test_a_draft_that_is_missing_is_one_line(
         verb(config.model_copy(update={"draft": "no/where"}))
 
 
-def test_a_draft_larger_than_its_target_is_noted(folder: Path, tmp_path: Path):
-    config = config_of(measure, folder, tmp_path, folder / "corpus.jsonl")
-    swapped = config.model_copy(update={"target": config.draft, "draft": config.target})
-    with pytest.warns(InputNote, match="are target and draft swapped"):
-        swapped.check(InputChecks())
-
-
-@pytest.mark.parametrize("verb", [measure, verify_losslessness, generate_data])
-def test_a_draft_with_a_shorter_context_is_noted_and_not_refused(
-    verb: Callable[..., Any], folder: Path, tmp_path: Path
-):
-    config = config_of(verb, folder, tmp_path, folder / "corpus.jsonl")
-    short = shutil.copytree(folder / "draft", tmp_path / "short")
-    edit(short / "config.json", max_position_embeddings=9)
-    config = config.model_copy(update={"draft": str(short), "max_new_tokens": 30})
-    with pytest.warns(InputNote, match="short has a context of 9 tokens; beyond it the target"):
-        config.check(InputChecks())
-
-
 SERVED = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 1.0, "min_p": None}
 
 

@@ -88,8 +88,8 @@ def test_verified_blocks_equal_those_of_torch(
     got = verified(Lossless(), case)
     with using(PYTORCH):
         wanted = verified(Lossless(), case)
-    assert got.num_accepted_B.tolist() == wanted.num_accepted_B.tolist()
-    assert got.next_tokens_B.tolist() == wanted.next_tokens_B.tolist()
+    assert got.num_accepted.tolist() == wanted.num_accepted.tolist()
+    assert got.next_tokens.tolist() == wanted.next_tokens.tolist()
 
 
 def test_a_rule_of_ones_own_is_asked_even_where_it_stems_from_the_lossless_one():
@@ -106,8 +106,8 @@ def test_a_rule_of_ones_own_is_asked_even_where_it_stems_from_the_lossless_one()
         "accept": torch.tensor([[0.5]]),
         "next": torch.tensor([0.1]),
     }
-    assert verified(Lossless(), case).num_accepted_B.tolist() == [1]
-    assert verified(Never(), case).num_accepted_B.tolist() == [0]
+    assert verified(Lossless(), case).num_accepted.tolist() == [1]
+    assert verified(Never(), case).num_accepted.tolist() == [0]
 
 
 @pytest.mark.parametrize("vocab_size", [1, 15, 16, 17, 1000])

@@ -11,8 +11,7 @@ from paceline.cli.make import task as task_command
 from paceline.config import StrictModel, load_config, to_yaml
 from paceline.data import read_records
 from paceline.data.prompts import CorpusConfig, Record
-from paceline.data.thoughts import thoughts_end
-from paceline.data.tokens import encode
+from paceline.data.tokens import encode, thoughts_end
 from paceline.errors import ConfigError
 from paceline.tasks import (
     Arithmetic,

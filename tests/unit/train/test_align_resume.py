@@ -1,25 +1,20 @@
 """Runs of alignment that were stopped, or have ended, and are started again."""
 
-import itertools
 import json
 import os
 import shutil
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
 from typer.testing import CliRunner
 
 from paceline.cli.main import app
-from paceline.data import replay
-from paceline.data.collate import TokenRow
 from paceline.environment import begin
 from paceline.errors import ConfigError, PromptError, TrainingError, UsageError
 from paceline.records import read_jsonl
 from paceline.train import align
-from paceline.train.checkpoint import read_state
 from support.runs import align_config, held_out, losses, write_corpus
 
 
@@ -150,32 +145,6 @@ def test_pretraining_text_goes_on_where_it_was(folder: Path, tmp_path: Path):
         )
     assert losses(run) == losses(whole)
     assert read_jsonl(run / "packing.jsonl"), "an epoch is shorter than that"
-
-
-def test_a_run_that_is_resumed_knows_how_long_a_round_of_text_takes(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """A round takes 7 seconds; with 6 left, one of its four batches takes a third of them."""
-    ticks = itertools.count(0, 7)
-    monkeypatch.setattr(replay, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
-    changes = {"fixed_fraction": 0.0, "draft_fraction": 0.0, "max_seconds": 1000.0}
-    changes |= {"target_rounds": {"rows": 16, "uses": 1}}
-    run = align(align_config(folder, tmp_path / "run", num_steps=4, **changes))
-    (newest,) = (run / "checkpoints").iterdir()
-    assert read_state(newest).writing_s == 7
-    state = json.loads((newest / "state.json").read_text())
-    (newest / "state.json").write_text(json.dumps(state | {"elapsed_s": 994.0}))
-    written: list[int] = []
-    write = replay.TargetRounds._generate
-
-    def spy(self: replay.TargetRounds, number: int, count: int) -> list[TokenRow]:
-        written.append(count)
-        return write(self, number, count)
-
-    monkeypatch.setattr(replay.TargetRounds, "_generate", spy)
-    align(align_config(folder, tmp_path / "run", num_steps=8, **changes), resume=True)
-    assert written == [4]
-    assert len(losses(run)) == 8
 
 
 def test_a_mistake_that_set_up_finds_leaves_the_directory_free(folder: Path, tmp_path: Path):

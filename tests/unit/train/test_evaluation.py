@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.core.rule_base import Rule
+from paceline.core.rule_base import Position, Rule
 from paceline.core.rules import Lenient, Opt, TokenV3
 from paceline.core.sampling import SamplingParams
 from paceline.core.speed import tokens_and_blocks
@@ -156,8 +156,8 @@ def test_a_rule_is_judged_position_by_position(pair: Pair, rule: Rule, temperatu
         for p, q, *raw in zip(*shaped, *own, strict=True):
             p, q, target_raw, draft_raw = (torch.tensor(x).double() for x in (p, q, *raw))
             raws = {"target_raw": target_raw, "draft_raw": draft_raw}
-            accept = rule.accept_probs(p, q, **raws)
-            residual = rule.residual(p, q, **raws)
+            accept = rule.accept_at(Position.of(p, q, **raws))
+            residual = rule.residual_at(Position.of(p, q, **raws))
             kept.append(float((q * accept).sum()))
             text = q * accept + (1 - (q * accept).sum()) * residual
             far.append(1 - float(torch.minimum(text, p).sum()))

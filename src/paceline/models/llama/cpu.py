@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from paceline.core.block import Drafted, VerifiedRows
+from paceline.core.block import Drafted, Verified
 from paceline.models.llama.cpu_weights import NativeWeights
 from paceline.native import compiled
 from paceline.native.kernels import NO_MASS, check_shapes
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from paceline.core.block import DrawRequest, UniformRows, VerifyRequest
+    from paceline.core.block import DrawRequest, Uniforms, VerifyRequest
     from paceline.models.hf.cache import RoomyCache, RoomyLayer
 
 
@@ -74,9 +74,7 @@ class _Plan:
         self.ends[:] = [end + count for end in self.cache.ends_of(len(lengths))]
         return this
 
-    def set_inputs(
-        self, block: Block, probs_BPV: Tensor, uniforms: UniformRows
-    ) -> tuple[object, ...]:
+    def set_inputs(self, block: Block, probs_BPV: Tensor, uniforms: Uniforms) -> tuple[object, ...]:
         """Set the inputs of the lossless rule; returns the objects whose memory it points to."""
         probs = _for_c(probs_BPV, torch.float32)
         block.places, block.draft, block.target = probs.shape[1], _data(probs), _data(self.probs)
@@ -177,7 +175,7 @@ class NativeLlama:
 
     def verify(
         self, request: VerifyRequest, cache: RoomyCache, lengths: Sequence[int], vocab_size: int
-    ) -> VerifiedRows:
+    ) -> Verified:
         """Serve a request of the lossless rule; row b has lengths[b] tokens before any rollback."""
         drafted, sampling = request.drafted, request.sampling
         batch, gamma = drafted.tokens_BG.shape
@@ -205,7 +203,7 @@ class NativeLlama:
         del held  # the block pointed to it
         assert has_mass, NO_MASS
         self._notify(states)
-        return VerifiedRows(num_accepted.tolist(), next_tokens.tolist())
+        return Verified(num_accepted.tolist(), next_tokens.tolist())
 
     def _states(self, batch: int, keep: int) -> Tensor | None:
         return torch.empty(batch, keep, self._model.hidden) if self.listeners else None

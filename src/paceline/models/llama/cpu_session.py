@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from paceline.core.block import Drafted, DrawRequest, VerifiedRows, VerifyRequest
+    from paceline.core.block import Drafted, DrawRequest, Verified, VerifyRequest
     from paceline.core.sampling import SamplingParams
     from paceline.models.hf.base import HfModel
     from paceline.models.llama.cpu import NativeLlama
@@ -71,7 +71,7 @@ class CompiledSession(CausalSession):
         self.lengths = lengths
         return drawn
 
-    def take_verify(self, request: VerifyRequest) -> VerifiedRows | None:
+    def take_verify(self, request: VerifyRequest) -> Verified | None:
         batch, gamma = request.drafted.tokens_BG.shape
         served = self._serves(request, request.sampling, batch * (gamma + 1))
         if not served or type(request.applied_rule) is not Lossless:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.core.block import DrawPlan, DrawRequest, UniformRows, VerifyRequest
+from paceline.core.block import DrawPlan, DrawRequest, Uniforms, VerifyRequest
 from paceline.core.rule_base import with_bonus
 from paceline.core.rules import Chow, Diff, Lenient, Lossless, Lossy, Rule, TokenV2
 from paceline.core.sampling import SamplingParams, as_list
@@ -177,7 +177,7 @@ def test_judging_ahead_is_judging_pass_by_pass(
         rows = [[token] for token in newest]
         numbers = drawing if temperature else None
         drafted = draw(drafting, DrawRequest(rows, DrawPlan(gamma, sampling), numbers))
-        draws = UniformRows(accepting, [numbers[0] for numbers in choosing])
+        draws = Uniforms(accepting, [numbers[0] for numbers in choosing])
         request = VerifyRequest(
             newest,
             drafted,
