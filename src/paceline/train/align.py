@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from paceline.models.hf.base import HfModel
     from paceline.progress import Progress
     from paceline.train.config import AlignConfig
-    from paceline.train.objectives import Objective
     from paceline.train.run import TrainingRun
 
 
@@ -138,19 +137,9 @@ class Planner:
             tokens = self.vocabulary.draw(named_generator(seed, "loss vocabulary", num_drawn))
         rng_of_row = partial(named_generator, seed, "tokens of the draft", num_drawn)
         finish = self.config.finish
-        share = 0.0 if finish is None else finish.share(position)
-        return StepPlan(self._terms(share), tokens, rng_of_row, phase=int(share > 0))
-
-    def _terms(self, finish_share: float) -> list[Objective]:
-        finish = self.config.finish
-        after = () if finish is None else finish.objective
-        shares = ((self.config.objective, 1 - finish_share), (after, finish_share))
-        return [
-            term.model_copy(update={"weight": term.weight * share})
-            for terms, share in shares
-            for term in terms
-            if share > 0
-        ]
+        if finish is not None and position > finish.begin:
+            return StepPlan(finish.objective, tokens, rng_of_row, phase=1)
+        return StepPlan(self.config.objective, tokens, rng_of_row)
 
 
 def _check_pair(config: AlignConfig, target: HfModel | None, draft: HfModel) -> int:
@@ -186,11 +175,7 @@ def _check_terms(config: AlignConfig, draft: HfModel) -> None:
     if draft.draft_vocabulary is None:
         return
     limit = f"but {config.draft} proposes only {len(draft.draft_vocabulary):,} tokens"
-    finish = config.finish
-    together = [config.objective]
-    if finish is not None:
-        both = (*config.objective, *finish.objective)
-        together.append(finish.objective if finish.end is None else both)
+    together = [config.objective, () if config.finish is None else config.finish.objective]
     labelled = [{term.reads_target or term.reads_top for term in terms} for terms in together]
     if {True, False} in labelled:
         raise ConfigError(

@@ -140,12 +140,6 @@ class TrainSettings(StrictModel):
             raise ValueError(
                 "a sharded draft needs optimizer.kind adamw, because adafactor needs whole matrices"
             )
-        warmup = self.optimizer.warmup_steps
-        if warmup is not None and self.num_steps is not None and warmup > self.num_steps:
-            raise ValueError(
-                f"optimizer.warmup_steps {warmup} is more than num_steps {self.num_steps}; "
-                "lower it, or use warmup_fraction"
-            )
         return self
 
     @abstractmethod
@@ -179,8 +173,6 @@ class AlignData(StrictModel):
         pretraining: Text that the draft was pretrained on, mixed in against forgetting. It is used
             unchanged, packed and streamed; a split cannot have a slice, see `limit`.
         pretraining_fraction: Fraction of each batch's rows that are pretraining text.
-        keep_states_gb: Cache the target's hidden states of `train` in the memory of each process,
-            up to this many 10^9 bytes; None: compute them again each time.
         recorded_states: Train on the hidden states that `generate-data` recorded with the text
             (`writer.hidden_states`). Only the target's head is loaded.
     """
@@ -192,7 +184,6 @@ class AlignData(StrictModel):
     pack_documents: bool = False
     pretraining: CorpusConfig | None = None
     pretraining_fraction: float = Field(default=0.1, gt=0, lt=1)
-    keep_states_gb: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     recorded_states: bool = False
 
     @property
@@ -243,30 +234,15 @@ class Finish(StrictModel):
     Attributes:
         objective: One divergence or a weighted sum.
         begin: Fraction of the run after which this objective starts.
-        end: Fraction of the run at which the first objective ends. From `begin` to `end` its
-            weights decrease linearly and those of this objective increase. None: at `begin`.
     """
 
     objective: tuple[Objective, ...] = Field(min_length=1)
     begin: float = Field(default=0.7, ge=0, lt=1)
-    end: float | None = Field(default=None, gt=0, le=1)
 
     @field_validator("objective", mode="before")
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
         return as_terms(value)
-
-    @model_validator(mode="after")
-    def _in_order(self) -> Finish:
-        if self.end is not None and self.end <= self.begin:
-            raise ValueError(f"finish.end {self.end} must be above finish.begin {self.begin}")
-        return self
-
-    def share(self, position: float) -> float:
-        """Share of this objective in [0, 1] at a position of the run in [0, 1]."""
-        if self.end is None:
-            return float(position > self.begin)
-        return min(1.0, max(0.0, (position - self.begin) / (self.end - self.begin)))
 
 
 class AlignConfig(TrainSettings):
@@ -301,7 +277,7 @@ class AlignConfig(TrainSettings):
     draft: str = Field(min_length=1)
     data: AlignData
     recipe: RecipeName | None = None
-    objective: tuple[Objective, ...] = (ForwardKL(),)
+    objective: tuple[Objective, ...] = Field(default=(ForwardKL(),), min_length=1)
     finish: Finish | None = None
     loss_vocabulary: LossVocabulary | None = None
     fixed_fraction: float = Field(default=1.0, ge=0, le=1)
@@ -339,7 +315,6 @@ class AlignConfig(TrainSettings):
         readers = {
             "the objective": reads_target(self.terms),
             "writer.kind model": self.target_writes and isinstance(self.writer, ModelWriter),
-            "data.keep_states_gb": self.data.keep_states_gb is not None,
             "evaluation (data.held_out)": self.data.evaluates,
         }
         return [name for name, reads in readers.items() if reads]
@@ -364,8 +339,6 @@ class AlignConfig(TrainSettings):
 
     @model_validator(mode="after")
     def _fits_together(self) -> AlignConfig:
-        if not self.objective:
-            raise ValueError("objective is empty; give at least one divergence, such as forward_kl")
         own_rows = self.batch_size - self.pretraining_rows
         if self.data.pretraining is not None and not 0 < own_rows < self.batch_size:
             raise ValueError(
@@ -380,20 +353,14 @@ class AlignConfig(TrainSettings):
             )
         if self.loss_vocabulary is not None:
             for term in self.terms:
-                if term.needs_all_tokens is not None:
+                if term.needs_all_tokens:
                     raise ValueError(
-                        f"{term.needs_all_tokens}, but loss_vocabulary omits tokens; "
+                        f"objective {term!r} needs all tokens, and loss_vocabulary omits some; "
                         "remove one of them"
                     )
         self._check_writer()
         self._check_recorded_states()
         self._check_shards()
-        parts = [self.objective] if self.finish is None else [self.objective, self.finish.objective]
-        if self.draft_writes and not all(map(reads_target, parts)):
-            raise ValueError(
-                "cross_entropy alone is no training signal on text that the draft generated; "
-                "set draft_fraction to 0, or use a divergence as objective and in finish"
-            )
         return self
 
     def check(self, checks: InputChecks) -> None:
@@ -428,7 +395,6 @@ class AlignConfig(TrainSettings):
         others = {
             "fixed_fraction below 1": self.fixed_fraction < 1,
             "data.pretraining": data.pretraining is not None,
-            "data.keep_states_gb": data.keep_states_gb is not None,
             "data.held_out": data.evaluates,
             "shard of the target": "target" in self.shard,
         }
@@ -468,11 +434,6 @@ class AlignConfig(TrainSettings):
                     f"a sharded {name} cannot generate text; use generate-data and set "
                     "fixed_fraction to 1, or do not shard it"
                 )
-        if "target" in self.shard and self.data.keep_states_gb is not None:
-            raise ValueError(
-                "a sharded target runs on all processes at once, so data.keep_states_gb "
-                "cannot skip its passes; unset it"
-            )
         if self.shard and self.data.evaluates:
             raise ValueError(
                 "sharded models cannot be evaluated during training; unset data.held_out and run "

@@ -329,8 +329,7 @@ class LossGuard:
     """Ends a run whose loss or gradient is not finite, or whose loss explodes.
 
     A loss is compared with the median of recent losses of its phase, because objectives differ in
-    scale. While a second objective is blended in, the loss grows at most linearly in the steps of
-    the phase and stays below twice that median.
+    scale.
     """
 
     def __init__(self, max_ratio: float, recent: Iterable[float] = (), phase: int = 0) -> None:

@@ -65,25 +65,6 @@ class StepPlan(NamedTuple):
     phase: int = 0
 
 
-class Scored(NamedTuple):
-    """What the target says at the trained positions; see `TargetScores`."""
-
-    hidden_ND: Tensor | None = None
-    normalisers_N: Tensor | None = None
-
-
-class Weights(NamedTuple):
-    """Weights of the token losses in the step's mean; see `token_weights`.
-
-    Attributes:
-        labelled_BT: Of terms that have a loss at every trained position.
-        scored_BT: Of terms that read recorded scores: their mean is over positions with scores.
-    """
-
-    labelled_BT: Tensor
-    scored_BT: Tensor
-
-
 class DraftLoss(nn.Module):
     """The draft's forward pass and loss as one module, for data parallelism."""
 
@@ -109,15 +90,17 @@ class DraftLoss(nn.Module):
     def forward(
         self,
         batch: TokenBatch,
-        weights: Weights,
-        scored: Callable[[], Scored],
+        weights: tuple[Tensor, Tensor],
+        scored: Callable[[], tuple[Tensor | None, Tensor | None]],
         plan: StepPlan,
         uniforms: Sequence[Tensor | None],
     ) -> Tensor:
         """Sum over trained positions of weight times loss.
 
-        `scored` is called once the draft's pass has been launched, so that a GPU does not wait for
-        states that come from main memory.
+        `weights` in the step's mean, [B, T] each: of terms that have a loss at every trained
+        position, and of terms that read recorded scores, whose mean is over positions with scores.
+        `scored` gives the hidden states and normalisers of `TargetScores`, and is called once the
+        draft's pass has been launched, so that a GPU does not wait for states in main memory.
         """
         autocast = partial(
             torch.autocast, batch.tokens_BT.device.type, torch.bfloat16, enabled=self.autocast
@@ -289,24 +272,21 @@ class Normalisers:
 
         Cost: a product with the target's whole head for states that are not cached.
         """
-        keys = [row.target_hidden_TD for row in rows]
-        found = [None if key is None else self._cache.get(key) for key in keys]
-        missing = [index for index, values_T in enumerate(found) if values_T is None]
-        if missing:
-            states = hidden_ND.split(list(lengths))
-            values_N = self._compute(torch.cat([states[index] for index in missing]), head)
-            parts = values_N.split([lengths[index] for index in missing])
-            for index, part_T in zip(missing, parts, strict=True):
-                found[index] = part_T
-                key = keys[index]
+        found: list[Tensor] = []
+        for row, states_TD in zip(rows, hidden_ND.split(list(lengths)), strict=True):
+            key = row.target_hidden_TD
+            values_T = None if key is None else self._cache.get(key)
+            if values_T is None:
+                values_T = self._compute(states_TD, head)
                 if key is not None:
-                    self._cache[key] = part_T.clone()
-        return torch.cat([part_T for part_T in found if part_T is not None])
+                    self._cache[key] = values_T
+            found.append(values_T)
+        return torch.cat(found)
 
-    def _compute(self, hidden_ND: Tensor, head: Head) -> Tensor:
+    def _compute(self, hidden_TD: Tensor, head: Head) -> Tensor:
         parts = [
-            head.logits(hidden_ND[part], self._vocab_size).float().logsumexp(-1)
-            for part in chunks(len(hidden_ND), self._chunk_tokens)
+            head.logits(hidden_TD[part], self._vocab_size).float().logsumexp(-1)
+            for part in chunks(len(hidden_TD), self._chunk_tokens)
         ]
         return torch.cat(parts)
 

@@ -68,7 +68,8 @@ class ObjectiveTerm(StrictModel, ABC):
         missed_weight: Loss per unit of this mass.
         native_kind: The divergence in C that is the term's loss, not inherited by subclasses; None:
             there is none.
-        needs_all_tokens: Why the term needs the whole vocabulary; None: it does not.
+        needs_all_tokens: True if the term has no meaning over a part of the vocabulary.
+        num_drawn: Number of tokens that the term draws from the draft at each position.
     """
 
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
@@ -84,8 +85,12 @@ class ObjectiveTerm(StrictModel, ABC):
         return 0.0
 
     @property
-    def needs_all_tokens(self) -> str | None:
-        return None
+    def needs_all_tokens(self) -> bool:
+        return False
+
+    @property
+    def num_drawn(self) -> int:
+        return 0
 
     @abstractmethod
     def per_token(self, at: Compared) -> Tensor:
@@ -204,9 +209,12 @@ class TVDPlusPlus(ObjectiveTerm):
     missed_weight: ClassVar[float] = 0.5
 
     @property
-    def needs_all_tokens(self) -> str | None:
-        uniform = self.estimator == "uniform"
-        return "tvd_plus_plus uniform weights all tokens equally" if uniform else None
+    def needs_all_tokens(self) -> bool:
+        return self.estimator == "uniform"
+
+    @property
+    def num_drawn(self) -> int:
+        return self.num_samples if self.estimator == "sampled" else 0
 
     def per_token(self, at: Compared) -> Tensor:
         assert at.policy is not None, "TVD++ needs reward moments"
@@ -227,8 +235,8 @@ class UnderRule(DivergenceTerm):
     loss: RuleLoss = "rejection"
 
     @property
-    def needs_all_tokens(self) -> str | None:
-        return "a rule objective needs the full vocabulary"
+    def needs_all_tokens(self) -> bool:
+        return True
 
     @model_validator(mode="after")
     def _has_target_distribution(self) -> UnderRule:
@@ -252,8 +260,8 @@ class CrossEntropy(ObjectiveTerm):
     native_kind: ClassVar = DivergenceKind.CROSS_ENTROPY
 
     @property
-    def needs_all_tokens(self) -> str | None:
-        return "cross_entropy needs every label"
+    def needs_all_tokens(self) -> bool:
+        return True
 
     def per_token(self, at: Compared) -> Tensor:
         return -at.draft_log_probs_CV.gather(-1, at.labels_C[:, None]).squeeze(-1)
@@ -287,8 +295,8 @@ class TopKTail(ObjectiveTerm):
         return {"kind": value} if isinstance(value, str) else value
 
     @property
-    def needs_all_tokens(self) -> str | None:
-        return "top_k_tail compares the recorded tokens with all others"
+    def needs_all_tokens(self) -> bool:
+        return True
 
     def per_token(self, at: Compared) -> Tensor:
         assert at.top is not None, "checked before training"
@@ -340,11 +348,6 @@ def reads_top(terms: Sequence[ObjectiveTerm]) -> bool:
     return any(term.reads_top for term in terms)
 
 
-def counts_acceptance(terms: Sequence[ObjectiveTerm]) -> bool:
-    """True if a term is a function of the acceptance."""
-    return any(term.counts_acceptance for term in terms)
-
-
 def token_losses(
     terms: Sequence[ObjectiveTerm], at: Compared, policies: Sequence[Policy | None] = ()
 ) -> Tensor:
@@ -380,29 +383,13 @@ def uniforms_of_terms(
     `rows` has a generator and the number of trained positions per row, so that a row's draws do
     not depend on other rows.
     """
-    counts = [_num_drawn(term) for term in terms]
+    counts = [term.num_drawn for term in terms]
     drawn = [
         [torch.rand(length, count, generator=rng, dtype=torch.float64) for count in counts if count]
         for rng, length in rows
     ]
     columns = iter([torch.cat(parts) for parts in zip(*drawn, strict=True)])
     return [next(columns) if count else None for count in counts]
-
-
-def _num_drawn(term: Objective) -> int:
-    if isinstance(term, TVDPlusPlus) and term.estimator == "sampled":
-        return term.num_samples
-    return 0
-
-
-def draws_tokens(terms: Sequence[Objective]) -> bool:
-    """True if any term draws tokens."""
-    return any(map(_num_drawn, terms))
-
-
-def normalises_rewards(terms: Sequence[Objective]) -> bool:
-    """True if a term normalises its rewards over the positions that are computed together."""
-    return any(isinstance(term, TVDPlusPlus) for term in terms)
 
 
 class Policies:

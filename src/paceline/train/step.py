@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,22 +17,8 @@ from torch import Tensor, nn
 from paceline.core.divergences import count_units, token_weights
 from paceline.data.collate import TokenBatch, collate
 from paceline.models.hf.architectures import body_of
-from paceline.train.loss import (
-    ChunkSize,
-    DraftLoss,
-    Normalisers,
-    Scored,
-    Weights,
-    places_of,
-)
-from paceline.train.objectives import (
-    counts_acceptance,
-    draws_tokens,
-    normalises_rewards,
-    reads_target,
-    reads_top,
-    uniforms_of_terms,
-)
+from paceline.train.loss import ChunkSize, DraftLoss, Normalisers, places_of
+from paceline.train.objectives import TVDPlusPlus, reads_target, reads_top, uniforms_of_terms
 from paceline.train.optim import build_optimizer
 from paceline.train.weights import (
     as_sharded,
@@ -158,7 +145,7 @@ class Stepper:
 
     def _weights(
         self, batches: Sequence[TokenBatch], terms: Sequence[Objective]
-    ) -> tuple[list[Weights], int]:
+    ) -> tuple[list[tuple[Tensor, Tensor]], int]:
         """Weights of each part in the mean of the whole step, and the number of its tokens."""
         mean = self.config.mean
         labelled = [batch.mask_BT for batch in batches]
@@ -168,7 +155,7 @@ class Stepper:
             *(sum(mask_BT.sum() for mask_BT in masks) for masks in (labelled, scored)),
         )
         weights = [
-            Weights(
+            (
                 # a step without such positions, as of a draft that proposes other tokens: 0
                 token_weights(labelled_BT, mean=mean, total=max(units, 1.0)),
                 token_weights(scored_BT, mean=mean, total=max(scored_units, 1.0)),
@@ -189,7 +176,7 @@ class Stepper:
 
     def _uniforms(self, first: int, batch: TokenBatch, plan: StepPlan) -> list[Tensor | None]:
         """Uniforms that depend on a row's index in the step, not on its process."""
-        if not draws_tokens(plan.terms):
+        if not any(term.num_drawn for term in plan.terms):
             return [None] * len(plan.terms)
         assert plan.rng_of_row is not None, "draws need generators"
         rank, world_size = self.accelerator.process_index, self.accelerator.num_processes
@@ -202,12 +189,12 @@ class Stepper:
 
     def _scored(
         self, rows: Sequence[TokenRow], batch: TokenBatch, terms: Sequence[Objective]
-    ) -> Callable[[], Scored]:
+    ) -> Callable[[], tuple[Tensor | None, Tensor | None]]:
         """The target's scores; recorded states are fetched when they are asked for."""
 
-        def scored() -> Scored:
+        def scored() -> tuple[Tensor | None, Tensor | None]:
             hidden_ND = self.score(rows, batch, terms)
-            return Scored(hidden_ND, self._normalisers_of(rows, batch, hidden_ND, terms))
+            return hidden_ND, self._normalisers_of(rows, batch, hidden_ND, terms)
 
         if all(row.target_hidden_TD is not None for row in rows):
             return scored
@@ -247,7 +234,7 @@ class Stepper:
         """See `TargetScores.normalisers_N`; only an acceptance over some tokens needs them."""
         if hidden_ND is None or self.model.draft_vocabulary is None:
             return None
-        if not counts_acceptance(terms):
+        if not any(term.counts_acceptance for term in terms):
             return None
         assert self.target is not None, "hidden states come from a target"
         lengths = batch.mask_BT.sum(-1).tolist()
@@ -263,7 +250,7 @@ class Stepper:
         norm = whole_number(nn.utils.clip_grad_norm_(self.parameters, limit))
         if callable(learning_rate):
             learning_rate = learning_rate()
-        if torch.isfinite(torch.tensor(norm)):
+        if math.isfinite(norm):
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
             self.optimizer.step()
@@ -293,7 +280,7 @@ def _ordered(rows: Sequence[TokenRow], terms: Sequence[Objective]) -> Sequence[T
     TVD++ normalises its rewards within a part, over all processes: its parts must not depend on
     how rows are distributed to processes.
     """
-    if rows[0].source is None or normalises_rewards(terms):
+    if rows[0].source is None or any(isinstance(term, TVDPlusPlus) for term in terms):
         return rows
     return sorted(rows, key=lambda row: len(row.tokens) + len(row.source or ()))
 

@@ -17,7 +17,6 @@ from paceline.data.sources import (
     FixedText,
     MixedText,
     Origins,
-    ReadText,
     SampledText,
 )
 from paceline.engines.texts import OpenAIWriter
@@ -132,13 +131,12 @@ def _mixture(
     origins = Origins(stream, **fractions)
     draft_writer = run.writer_of(draft) if config.draft_writes else draft
     by_target = _text_of_target(config, run, origins, target, generation, writing)
-    limit_gb = config.data.keep_states_gb
     fixed = FixedText(stream)
     if config.fixed_fraction > 0:
         fixed.check(recorded=reads_top(config.terms))
     return MixedText(
         origins,
-        fixed if limit_gb is None else ReadText(stream, target, limit_gb),
+        fixed,
         SampledText(stream, draft_writer, "draft", **generation),
         by_target,
     )
