@@ -62,7 +62,7 @@ class CheckpointStore:
 
     def latest(self) -> Path | None:
         """The newest checkpoint, or None."""
-        return latest_checkpoint(self.directory)
+        return max(self.directory.glob("step-*"), default=None)
 
     def save(self, model: HfModel, optimizer: dict[str, Any], state: TrainingState) -> Path:
         """Write a checkpoint atomically, then delete the oldest ones beyond `keep`.
@@ -88,11 +88,6 @@ class CheckpointStore:
         """Remove incomplete checkpoints of a killed run."""
         for scratch in self.directory.glob(".step-*"):
             shutil.rmtree(scratch)
-
-
-def latest_checkpoint(directory: Path) -> Path | None:
-    """The newest complete checkpoint in a directory, or None."""
-    return max(directory.glob("step-*"), default=None)
 
 
 def _save_optimizer(optimizer: dict[str, Any], path: Path) -> None:

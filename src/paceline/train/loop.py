@@ -21,6 +21,7 @@ from paceline.models.loading import load_model
 from paceline.records import append_jsonl, read_jsonl
 from paceline.train.checkpoint import read_optimizer, read_state, rewind_metrics, saved_model
 from paceline.train.optim import learning_rate
+from paceline.train.tracking import track
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -273,8 +274,7 @@ class TrainingLoop:
     def _write(self, row: dict[str, object]) -> None:
         if self.run.is_main:
             append_jsonl(self.run.directory.metrics, row)
-        if self.run.tracking is not None:
-            self.run.tracking.log(row)
+            track(self.run.accelerator, row)
 
     def _report(self, note: str) -> None:
         self.run.progress("training", self._spent(), 1.0, note)
@@ -320,8 +320,8 @@ def train(loop: TrainingLoop, *, product: str, stored_dtype: torch.dtype | None)
                 "after": after,
             }
         )
-        if after is not None and run.tracking is not None:
-            run.tracking.log({"step": loop.state.step, "evaluation": after})
+        if after is not None:
+            track(run.accelerator, {"step": loop.state.step, "evaluation": after})
     run.accelerator.wait_for_everyone()
 
 

@@ -69,19 +69,13 @@ class Adafactor(Warmup):
     """Adafactor (Shazeer and Stern 2018); the learning rate is relative to the weights' RMS.
 
     Attributes:
-        floor: `paper` adds 1e-30 to squared gradients, as Shazeer and Stern do: the Adafactor of
-            transformers. `torch` clamps the rows' mean square to at least 1.2e-7: that of torch.
-            Gradients with an RMS below 3.5e-4 then give updates of the same RMS, regardless of
-            earlier gradients.
-        weight_decay: Of matrices; times the learning rate, and with floor `paper` also times the
-            weights' RMS.
+        weight_decay: Of matrices; times the learning rate and the weights' RMS.
 
     Paper: Zhou et al. 2023, Table B.1. Differs: the warm-up is 1/60 of the run instead of 5,000
     steps, which is the same for the paper's 300,000 steps.
     """
 
     kind: Literal["adafactor"] = "adafactor"
-    floor: Literal["paper", "torch"] = "paper"
     learning_rate: float = Field(default=3e-4, gt=0, allow_inf_nan=False)
     weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     schedule: Schedule = CoolDown()
@@ -109,10 +103,8 @@ def build_optimizer(config: Optimizer, parameters: Iterable[nn.Parameter]) -> to
     ]
     groups = [group for group in groups if group["params"]]
     match config:
-        case Adafactor(floor="paper"):
-            return paper_adafactor(groups, config.learning_rate)
         case Adafactor():
-            return torch.optim.Adafactor(groups, lr=config.learning_rate)
+            return paper_adafactor(groups, config.learning_rate)
         case AdamW():
             rate, betas = config.learning_rate, config.betas
             return torch.optim.AdamW(groups, lr=rate, betas=betas, fused=True)

@@ -403,16 +403,6 @@ def test_metrics_of_a_run_that_diverges_are_json(
     assert not row.keys() & {"loss", "gradient_norm"}
 
 
-@pytest.mark.parametrize("name", ["DEEPSPEED", "FSDP", "MEGATRON_LM"])
-def test_a_launcher_that_deals_weights_out_itself_is_refused(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-):
-    monkeypatch.setenv(f"ACCELERATE_USE_{name}", "true")
-    with pytest.raises(ConfigError, match=rf"configured for {name}.* set shard to shard"):
-        align(align_config(folder, tmp_path / "run"))
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_run_takes_the_device_that_every_other_command_takes(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
