@@ -122,11 +122,8 @@ class Engine(ABC):
     runs_rules: ClassVar[bool] = False  # which Paceline's plugin sets
     always_ties: ClassVar[tuple[str, ...]] = ()  # model types whose own head it does not read
     other_methods: ClassVar[tuple[str, ...]] = ()  # that it infers from parts of a draft's path
-    tested: ClassVar[tuple[str, ...]] = ()  # beginnings of versions
-    tested_words: ClassVar[str] = "its response format only"
     reasons: ClassVar[str]  # known ones for counts that differ from the prediction
     advice: ClassVar[str]  # if it drafts nothing
-    filter_note: ClassVar[str] = ""  # on top-k and top-p together
     version: str = ""  # as it reports
 
     @abstractmethod

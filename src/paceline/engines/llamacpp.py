@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from paceline.engines.client import Client
     from paceline.engines.contract import Capacity, Drafting, Request
 
-_ROUNDED = 1_000_000  # llama-server rounds counters from here on to six digits
 _CHARACTER = 4  # the most tokens of one character
 
 
@@ -55,8 +54,6 @@ class LlamaServer(CountingServer):
     version_path = "/props"
     recorded_as, text_path = "llama.cpp", "/completion"
     loads_gguf = True
-    tested = ("b0-unknown",)  # reported by a build from the sources of llama-cpp-python 0.3.36
-    tested_words = "the one in llama-cpp-python 0.3.36"
     reasons = (
         "a quantized target or draft, --spec-draft-p-min above 0, or a running server with "
         "another --spec-draft-n-max"
@@ -143,16 +140,10 @@ class LlamaServer(CountingServer):
     def counts(self) -> BlockCounts:
         """Block counts since the server started; 0 if it does not draft."""
         try:
-            counts = super().counts() or BlockCounts()
+            return super().counts() or BlockCounts()
         except StatusError as error:
             if error.status not in (404, 501):
                 raise
             raise EngineError(
                 f"{self.client.url} does not publish counters; start llama-server with --metrics"
             ) from error
-        if counts.num_drafted >= _ROUNDED:
-            raise EngineError(
-                f"{self.client.url} has drafted {counts.num_drafted:,} tokens, and its /metrics "
-                "rounds counters of this size to six digits; restart the server"
-            )
-        return counts

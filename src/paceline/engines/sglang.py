@@ -19,13 +19,9 @@ if TYPE_CHECKING:
 
 
 class _Meta(BaseModel):
-    """Block counts; `spec_accept_token_num` and `spec_draft_token_num` are of older versions."""
-
     spec_verify_ct: int = 0
     spec_num_correct_drafts: int | None = None
     spec_num_proposed_drafts: int | None = None
-    spec_accept_token_num: int | None = None
-    spec_draft_token_num: int | None = None
     spec_correct_drafts_histogram: list[int] | None = None
 
 
@@ -46,10 +42,6 @@ class SglangServer(Server):
     always_ties = ("cohere", "cohere2", "gemma", "gemma2")  # in its gemma2.py, for one
     reasons = "another data type, acceptance thresholds below 1, or another number of steps"
     advice = "start it with --speculative-algorithm STANDALONE"
-    filter_note = (
-        "SGLang applies top-p after top-k to drafted blocks, as the prediction does, and both to "
-        "the whole distribution in texts without a draft: these keep more tokens"
-    )
 
     @classmethod
     def draft(cls, drafting: Drafting) -> list[str]:
@@ -83,8 +75,6 @@ class SglangServer(Server):
 def _counted(meta: _Meta) -> BlockCounts | None:
     """Block counts of an answer; None if the server does not draft or report them."""
     accepted, drafted = meta.spec_num_correct_drafts, meta.spec_num_proposed_drafts
-    if accepted is None or drafted is None:
-        accepted, drafted = meta.spec_accept_token_num, meta.spec_draft_token_num
     if not meta.spec_verify_ct or accepted is None or drafted is None:
         return None
     by_position = None

@@ -47,7 +47,6 @@ class VllmServer(CountingServer):
     samples_drafts = runs_rules = True
     always_ties = ("cohere", "cohere2", "gemma", "gemma2")
     other_methods = ("eagle-", "eagle3", "dflash", "dspark")
-    tested, tested_words = ("0.32",), "0.32.0"
     reasons = (
         "another data type than the prediction's, or a running server with another "
         "num_speculative_tokens or draft_sample_method"

@@ -57,26 +57,6 @@ _PARAMETERS = {
 _log = logging.getLogger("vllm.paceline")
 
 
-class Counter:
-    """Calls of the rule in this process; the first is logged, and every thousandth.
-
-    Attributes:
-        num_calls: Number of batches with drafts.
-    """
-
-    def __init__(self) -> None:
-        self.num_calls = 0
-
-    def add(self, rule: Rule) -> None:
-        """Count a call."""
-        self.num_calls += 1
-        if self.num_calls == 1 or self.num_calls % 1000 == 0:
-            _log.info("paceline: %r judged %d batches", rule, self.num_calls)
-
-
-counter = Counter()
-
-
 def register() -> None:
     """Replace vLLM's rejection sampling by the rule in `PACELINE_RULE`, if it is set.
 
@@ -134,26 +114,20 @@ def read_rule(given: str) -> Rule:
         SystemExit: It cannot be read; with one line.
     """
     where, text = VARIABLE, given
-    if not given.startswith("{"):
-        where = given
-        try:
-            text = Path(given).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise SystemExit(
-                f"paceline: {VARIABLE} names {given}, which cannot be read ({error}); give a rule "
-                'such as {"rule": "token_v3", "alpha": 0.3}, or a file with one'
-            ) from None
     try:
+        if not given.startswith("{"):
+            where = given
+            text = Path(given).read_text(encoding="utf-8")
         values = parse_yaml(text, where)
         for key in ("strategy", "rule"):  # of a decoding.yaml
             if isinstance(values, dict) and isinstance(values.get(key), dict):
                 values = values[key]
         return TypeAdapter(RuleChoice).validate_python(values)
-    except (ConfigError, ValidationError) as error:
+    except (OSError, UnicodeDecodeError, ConfigError, ValidationError) as error:
         reason = describe(error) if isinstance(error, ValidationError) else str(error)
         raise SystemExit(
             f"paceline: {where} is not a rule ({reason}); give one such as "
-            '{"rule": "token_v3", "alpha": 0.3}'
+            '{"rule": "token_v3", "alpha": 0.3}, or a file with one'
         ) from None
 
 
@@ -192,7 +166,6 @@ def _judge(rule: Rule, raw: RawLogits, original: Callable[..., Any]) -> Any:
                 f"paceline: the rule {rule.name} needs the draft's probabilities, and vLLM drafts "
                 'greedily; set "draft_sample_method": "probabilistic" in --speculative-config'
             )
-        counter.add(rule)
         return vllm_rules.rejection_sample(rule, *used, raw_logits=raw.take(target_logits))
 
     return rejection_sample

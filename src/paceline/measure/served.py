@@ -11,7 +11,6 @@ from paceline.core.bootstrap import Interval
 from paceline.data import read_prompts
 from paceline.data.input_checks import checked
 from paceline.engines.contract import Request, check_counts
-from paceline.engines.kinds import untested
 from paceline.environment import environment
 from paceline.errors import UsageError
 from paceline.measure.acceptance import PairTexts, check_longest, score_texts
@@ -72,7 +71,7 @@ class ServedMeasurement(Result):
             `timed` has the requests with and without the draft. The units are the requests.
         speed: None if the engine was not measured without the draft.
         verdict: On the speedup; None without it.
-        notes: Remarks on the engine, e.g. an untested version.
+        notes: Remarks on the engine.
         starts: Starts of the engine.
         costs: Costs of the engine's steps if `write_costs` is set; `save_costs` writes them.
     """
@@ -128,10 +127,7 @@ def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedM
     runs = run_engine(config, pair, requests, progress)
     pair = pair or load_scored(config)
     engine, served = runs.drafted.engine, runs.drafted.served
-    notes = [note] if (note := untested(engine)) is not None else []
-    sampling, filters = config.sampling, config.engine.kind.filter_note
-    if filters and sampling.top_k and sampling.top_p < 1 and not sampling.greedy:
-        notes.append(filters)
+    notes: list[str] = []
     if config.engine.url is not None:
         notes.append("a running server is not restarted, so all figures are of one start")
     elif in_process:
