@@ -29,7 +29,7 @@ from paceline.train.objectives import UnderRule
 from paceline.train.run import open_run
 from paceline.train.step import Stepper
 from paceline.train.training_text import records_of, stream_of, text_of
-from paceline.train.weights import freeze_embeddings, freeze_layers, train_all
+from paceline.train.weights import freeze_embeddings, freeze_layers, shard_target, train_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,6 +86,8 @@ def _set_up(config: AlignConfig, run: TrainingRun) -> TrainingLoop:
     draft = run.load_trained(config.draft, store)
     target = _load_target(config, run, bfloat16=bfloat16)
     vocab_size = _check_pair(config, target, draft)
+    if target is not None and config.shard and run.shard.world_size > 1:
+        shard_target(target, run.accelerator)
     train_all(draft)
     if config.freeze_embeddings:
         freeze_embeddings(draft)
@@ -113,9 +115,8 @@ def _load_target(config: AlignConfig, run: TrainingRun, *, bfloat16: bool) -> Hf
     """The target or its head, ready to be read; None if only its tokenizer is needed."""
     if not config.loads_target:
         return None
-    sharded = run.shard.world_size > 1 and "target" in config.shard
     device = str(run.accelerator.device)
-    if sharded:  # the full target may not fit on one device
+    if config.shard and run.shard.world_size > 1:  # the full target may not fit on one device
         device = "cpu"
     elif device == "cuda":  # of a single process: over several GPUs if the first cannot hold it
         device = "auto"
@@ -157,7 +158,7 @@ def _check_pair(config: AlignConfig, target: HfModel | None, draft: HfModel) -> 
 def _check_lengths(config: AlignConfig, target: HfModel | None, draft: HfModel) -> None:
     settings = config.evaluation
     longest = {("max_prompt_tokens", "max_completion_tokens"): config.lengths}
-    if config.data.evaluates:
+    if config.evaluates:
         names = ("evaluation.max_prompt_tokens", "max_new_tokens")
         longest[names] = Lengths(settings.max_prompt_tokens, settings.max_new_tokens)
     for model, name in ((target, "the target"), (draft, "the draft")):

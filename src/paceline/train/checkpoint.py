@@ -67,8 +67,6 @@ class CheckpointStore:
     def save(self, model: HfModel, optimizer: dict[str, Any], state: TrainingState) -> Path:
         """Write a checkpoint atomically, then delete the oldest ones beyond `keep`.
 
-        Model and optimizer state must be unsharded.
-
         Raises:
             StorageError: it could not be written; earlier checkpoints are unchanged.
         """

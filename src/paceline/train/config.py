@@ -19,9 +19,7 @@ from paceline.data.prompts import CorpusConfig
 from paceline.data.replay import Rounds
 from paceline.data.requests import ModelWriter
 from paceline.engines.texts import OpenAIWriter
-from paceline.errors import UsageError
 from paceline.extensions import RuleChoice
-from paceline.models.loading import tokenizer_alone
 from paceline.records import RunDirectory
 from paceline.train.checkpoint import check_run_directory
 from paceline.train.loss import LossVocabulary
@@ -96,7 +94,6 @@ class TrainSettings(StrictModel):
             consecutive steps.
         chunk_tokens: Number of tokens whose logits are in memory at the same time. `auto`: on a GPU
             256 to 8192, as many as half of the free memory holds; else 256. The result is the same.
-        shard: Models whose weights are sharded over processes instead of replicated.
         precision: Precision of forward and backward passes; weights and sums are float32. `auto`
             is bfloat16 on GPUs that have it and on processors with AMX, else float32.
         device: `auto` is the GPU if there is one, else the CPU.
@@ -115,7 +112,6 @@ class TrainSettings(StrictModel):
     max_gradient_norm: float | None = Field(default=1.0, gt=0, allow_inf_nan=False)
     max_loss_ratio: float = Field(default=10.0, gt=1)
     chunk_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-    shard: tuple[Literal["draft", "target"], ...] = ()
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     device: Literal["auto", "cpu"] = "auto"
     seed: int = 0
@@ -135,10 +131,6 @@ class TrainSettings(StrictModel):
             raise ValueError(
                 f"batch_size {self.batch_size} is not a multiple of gradient_accumulation_steps "
                 f"{self.gradient_accumulation_steps}; change one of them"
-            )
-        if "draft" in self.shard and isinstance(self.optimizer, Adafactor):
-            raise ValueError(
-                "a sharded draft needs optimizer.kind adamw, because adafactor needs whole matrices"
             )
         return self
 
@@ -168,7 +160,6 @@ class AlignData(StrictModel):
         held_out: Prompts for evaluation; the target completes them once.
         held_out_from_train: Instead of `held_out`, remove N documents or prompts with all
             their answers from `train`, chosen by the run's seed. No evaluation if both are None.
-        train_document_prompts: Also train on the first tokens of documents used as fixed text.
         pack_documents: Concatenate documents before splitting them into rows, without padding.
         pretraining: Text that the draft was pretrained on, mixed in against forgetting. It is used
             unchanged, packed and streamed; a split cannot have a slice, see `limit`.
@@ -180,16 +171,10 @@ class AlignData(StrictModel):
     train: CorpusConfig
     held_out: CorpusConfig | None = None
     held_out_from_train: int | None = Field(default=None, ge=1)
-    train_document_prompts: bool = True
     pack_documents: bool = False
     pretraining: CorpusConfig | None = None
     pretraining_fraction: float = Field(default=0.1, gt=0, lt=1)
     recorded_states: bool = False
-
-    @property
-    def evaluates(self) -> bool:
-        """True if there is held-out text."""
-        return self.held_out is not None or self.held_out_from_train is not None
 
     @model_validator(mode="after")
     def _holds_out_once(self) -> AlignData:
@@ -268,6 +253,7 @@ class AlignConfig(TrainSettings):
         target_rounds: Let the target generate many texts at once, keep their hidden states, and
             train on each text several times; None: one batch at a time, used once. Servers write
             16 batches at a time.
+        shard: `target`: its weights are sharded over processes instead of replicated.
         freeze_embeddings: Freeze the embeddings and the output head.
         freeze_layers: Freeze the draft's first N layers. The backward pass stops above them. Useful
             if they are copies of the target's first layers.
@@ -285,9 +271,15 @@ class AlignConfig(TrainSettings):
     sampling: SamplingParams = SamplingParams()
     writer: Annotated[ModelWriter | OpenAIWriter, Field(discriminator="kind")] = ModelWriter()
     target_rounds: Rounds | None = None
+    shard: tuple[Literal["target"], ...] = ()
     freeze_embeddings: bool = False
     freeze_layers: int = Field(default=0, ge=0)
     evaluation: Evaluation = Evaluation()
+
+    @property
+    def evaluates(self) -> bool:
+        """True if there is held-out text."""
+        return self.data.held_out is not None or self.data.held_out_from_train is not None
 
     @property
     def terms(self) -> tuple[Objective, ...]:
@@ -307,17 +299,8 @@ class AlignConfig(TrainSettings):
     @property
     def loads_target(self) -> bool:
         """True if the target's weights are needed."""
-        return bool(self.target_readers)
-
-    @property
-    def target_readers(self) -> list[str]:
-        """The settings that need the target's weights."""
-        readers = {
-            "the objective": reads_target(self.terms),
-            "writer.kind model": self.target_writes and isinstance(self.writer, ModelWriter),
-            "evaluation (data.held_out)": self.data.evaluates,
-        }
-        return [name for name, reads in readers.items() if reads]
+        writes = self.target_writes and isinstance(self.writer, ModelWriter)
+        return writes or reads_target(self.terms) or self.evaluates
 
     @property
     def pretraining_rows(self) -> int:
@@ -379,31 +362,17 @@ class AlignConfig(TrainSettings):
         if not self.loads_target:
             tokenizer = checks.tokenizer("target", self.target)
             return checks.model("draft", self.draft), None, tokenizer
-        if tokenizer_alone(self.target):
-            raise UsageError(
-                f"{self.target} holds a tokenizer and no model, but {self.target_readers[0]} "
-                "needs the target; without it use the objective top_k_tail on recorded text, and "
-                "no evaluation"
-            )
         target, draft = checks.pair(self.target, self.draft)
         return draft, target, target.tokenizer
 
     def _check_recorded_states(self) -> None:
-        data = self.data
-        if not data.recorded_states:
-            return
-        others = {
-            "fixed_fraction below 1": self.fixed_fraction < 1,
-            "data.pretraining": data.pretraining is not None,
-            "data.held_out": data.evaluates,
-            "shard of the target": "target" in self.shard,
-        }
-        for name, is_set in others.items():
-            if is_set:
-                raise ValueError(
-                    f"data.recorded_states loads the target's head alone, and {name} needs the "
-                    "whole target; remove one of them"
-                )
+        others = self.fixed_fraction < 1 or self.data.pretraining is not None
+        if self.data.recorded_states and (others or self.evaluates or "target" in self.shard):
+            raise ValueError(
+                "data.recorded_states loads the target's head alone, and fixed_fraction below 1, "
+                "data.pretraining, evaluation and shard of the target need the whole target; "
+                "remove one of them"
+            )
 
     def _check_writer(self) -> None:
         served = isinstance(self.writer, OpenAIWriter)
@@ -424,18 +393,11 @@ class AlignConfig(TrainSettings):
             raise ValueError("servers compute other penalties; leave sampling.repetition_penalty 1")
 
     def _check_shards(self) -> None:
-        """Sharded models run on all processes at once, so one process cannot generate text."""
-        generated = 1 - self.fixed_fraction
-        by_draft = generated * self.draft_fraction
-        by_target = generated - by_draft if isinstance(self.writer, ModelWriter) else 0
-        for name, share in (("draft", by_draft), ("target", by_target)):
-            if name in self.shard and share > 0:
-                raise ValueError(
-                    f"a sharded {name} cannot generate text; use generate-data and set "
-                    "fixed_fraction to 1, or do not shard it"
-                )
-        if self.shard and self.data.evaluates:
+        """A sharded target runs on all processes at once, so one process cannot use it alone."""
+        writes = self.target_writes and isinstance(self.writer, ModelWriter)
+        if self.shard and (writes or self.evaluates):
             raise ValueError(
-                "sharded models cannot be evaluated during training; unset data.held_out and run "
-                "trajectory on the checkpoints"
+                "a sharded target cannot generate text, and there is no evaluation with it; use "
+                "generate-data, set fixed_fraction to 1, unset data.held_out and run trajectory on "
+                "the checkpoints"
             )

@@ -98,8 +98,6 @@ class DraftConfig(StrictModel):
         ranked = [name for name, needed in needs.items() if needed]
         if ranked and self.text is None:
             raise ValueError(f"{ranked[0]} needs text for ranking; set text")
-        if self.text is not None and not ranked:
-            raise ValueError("text is set, but is only used with a width or vocabulary; unset it")
         return self
 
     def check(self, checks: InputChecks) -> None:

@@ -190,7 +190,7 @@ class TrainingLoop:
         self._move_schedule()
         if self.config.max_seconds:
             self._agree(stopped=False)
-        self._rate = learning_rate(self.config.optimizer, self.state.step, self._position())
+        self._rate = learning_rate(self.config.optimizer, self._position())
         return self._rate
 
     def _move_schedule(self) -> None:
@@ -263,11 +263,11 @@ class TrainingLoop:
             return
         if not self.stepper.is_finite():
             raise _failure(f"the weights are not finite after step {self.state.step}", self.saved)
-        model, optimizer = self.stepper.whole()
         if self.run.is_main:
             self.state.recent_losses, self.state.phase = list(self.guard.recent), self.guard.phase
             self.state.writing_s = self.text.writing.seconds
-            self.store.save(model, optimizer, self.state)
+            optimizer = self.stepper.optimizer.state_dict()
+            self.store.save(self.stepper.model, optimizer, self.state)
         self.run.accelerator.wait_for_everyone()
         self.saved = self.store.latest()
 
@@ -298,10 +298,9 @@ def train(loop: TrainingLoop, *, product: str, stored_dtype: torch.dtype | None)
     run.progress("loading", 1, 1)
     before = loop.figures_before()
     loop.run_steps()
-    model, _ = loop.stepper.whole()
     if run.is_main:
         out = run.directory.path / product
-        save_draft(model, loop.store.tokenizer_source, out, stored_dtype)
+        save_draft(loop.stepper.model, loop.store.tokenizer_source, out, stored_dtype)
         after = None
         if loop.evaluator is not None:
             run.progress("evaluating", 0, 1)

@@ -30,8 +30,7 @@ from paceline.config import StrictModel
 from paceline.core.fused import Head, chunked_loss, chunks
 from paceline.core.top_k_tail import TopScores, among
 from paceline.native.kernels import can_differentiate, losses_and_slopes
-from paceline.train.objectives import Compared, Policies, native_terms, token_losses
-from paceline.train.weights import local_part
+from paceline.train.objectives import Compared, native_terms, policies_of, token_losses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from paceline.data.collate import TokenBatch, TokenRow
     from paceline.models.hf.base import HfModel
     from paceline.native.structures import Term
-    from paceline.train.objectives import AddUp, Objective
+    from paceline.train.objectives import AddUp, Objective, Policy
 
 _PART = 2048  # rows of the head that are cast at a time for the loss in C
 SMALLEST, _LARGEST = 256, 8192
@@ -133,7 +132,6 @@ class DraftLoss(nn.Module):
             weights_N=weights_N,
             top_N=top_N,
             top_scale_N=scored_N / weights_N,
-            policies=Policies(plan.terms, uniforms, self.add_up),
         )
         with autocast():
             width = len(loss.draft_head.weight_VD)
@@ -146,10 +144,11 @@ class DraftLoss(nn.Module):
                 shape = min(chunk_size, len(hidden_ND)), width
                 in_c = partial(loss.in_c, hidden_ND.new_empty(shape, dtype=dtype))
                 return chunked_loss(*inputs, in_c, weights_N, **sizes, part_size=_PART)
-            loss.policies.look_at(
+            seen = (
                 (loss.target.served_log_probs(rows), loss.draft_head.log_probs(hidden_ND[rows]))
                 for rows in chunks(len(hidden_ND), chunk_size)
             )
+            loss = loss._replace(policies=policies_of(plan.terms, uniforms, seen, self.add_up))
             return chunked_loss(*inputs, loss.by_autograd, weights_N, **sizes)
 
 
@@ -169,7 +168,7 @@ class ChunkLoss(NamedTuple):
     weights_N: Tensor
     top_N: TopScores | None
     top_scale_N: Tensor
-    policies: Policies
+    policies: Sequence[Policy | None] = ()  # of each term
 
     def by_autograd(self, hidden_CD: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         """Losses and gradient of any objective."""
@@ -196,7 +195,8 @@ class ChunkLoss(NamedTuple):
             top=None if self.top_N is None else self.top_N.rows(rows),
             top_scale_C=self.top_scale_N[rows],
         )
-        return token_losses(self.terms, compared, self.policies.of(rows)), projection
+        policies = [policy and policy.rows(rows) for policy in self.policies]
+        return token_losses(self.terms, compared, policies), projection
 
     def in_c(self, buffer_CV: Tensor, hidden_CD: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         """Losses and gradient of an objective with native terms, in a buffer for all chunks."""
@@ -362,7 +362,7 @@ class ChunkSize:
         size = num_entries * num_terms
         if self._is_open and weights[0].device.type == "cuda" and size > self._most:
             self._most = size
-            count = sum(local_part(weight).numel() for weight in weights)
+            count = sum(weight.numel() for weight in weights)
             free = _free_bytes(weights[0].device) - _UPDATE_BYTES * count
             tokens = int(_SHARE * free / (_ENTRY_BYTES * size))
             self.current = max(SMALLEST, min(_LARGEST, tokens // SMALLEST * SMALLEST))

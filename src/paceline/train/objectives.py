@@ -1,7 +1,7 @@
 """Training objectives: one divergence or a weighted sum of divergences.
 
 The formulas are in `core.divergences` and `core.tvd_plus_plus`. TVD++ also
-needs token draws and reward moments of the whole batch, which `Policies` computes before the loss.
+needs token draws and reward moments of the whole batch, from `policies_of`.
 """
 
 # C tokens of a chunk, K drawn tokens per position, N trained positions, V vocabulary
@@ -38,10 +38,14 @@ if TYPE_CHECKING:
 
 
 class Policy(NamedTuple):
-    """Inputs of TVD++: reward moments of the batch, and the drawn tokens of a chunk."""
+    """Inputs of TVD++: reward moments of the batch, and the drawn tokens of it or of a chunk."""
 
     moments: RewardMoments
     drawn_CK: Tensor | None
+
+    def rows(self, rows: slice) -> Policy:
+        """Those of a chunk."""
+        return self if self.drawn_CK is None else Policy(self.moments, self.drawn_CK[rows])
 
 
 class Compared(NamedTuple):
@@ -392,54 +396,36 @@ def uniforms_of_terms(
     return [next(columns) if count else None for count in counts]
 
 
-class Policies:
-    """Inputs of the TVD++ terms; other terms have none."""
+@torch.no_grad()
+def policies_of(
+    terms: Sequence[Objective],
+    uniforms: Sequence[Tensor | None],
+    chunks: Iterable[tuple[Tensor | None, Tensor]],
+    add_up: AddUp,
+) -> list[Policy | None]:
+    """Inputs of the TVD++ terms for a batch; None for other terms.
 
-    def __init__(
-        self, terms: Sequence[Objective], uniforms: Sequence[Tensor | None], add_up: AddUp
-    ) -> None:
-        # add_up sums a tensor over all processes
-        self._terms = terms
-        self._uniforms = uniforms
-        self._add_up = add_up
-        self._moments: list[RewardMoments | None] = [None] * len(terms)
-        self._drawn: list[list[Tensor]] = [[] for _ in terms]
+    `chunks` has the batch in order: log-probabilities of target and draft, [C, V] each. `add_up`
+    sums a tensor over all processes.
+    """
+    parts: list[list[Policy]] = [[] for _ in terms]
+    start = 0
+    if any(isinstance(term, TVDPlusPlus) for term in terms):
+        for target, draft in chunks:
+            assert target is not None, "TVD++ needs a target"
+            rows = slice(start, start := start + len(draft))
+            for term, uniforms_NK, found in zip(terms, uniforms, parts, strict=True):
+                if isinstance(term, TVDPlusPlus):
+                    drawn_CK = None if uniforms_NK is None else _draw(draft, uniforms_NK[rows])
+                    moments = reward_moments(target, draft, term.estimator, drawn_CK)
+                    found.append(Policy(moments, drawn_CK))
+    return [_whole(found, add_up) if found else None for found in parts]
 
-    @torch.no_grad()
-    def look_at(self, chunks: Iterable[tuple[Tensor | None, Tensor]]) -> None:
-        """Process the batch, in order: log-probabilities of target and draft, [C, V] each."""
-        ours = [i for i, term in enumerate(self._terms) if isinstance(term, TVDPlusPlus)]
-        if not ours:
-            return
-        start = 0
-        for target_log_probs_CV, draft_log_probs_CV in chunks:
-            assert target_log_probs_CV is not None, "TVD++ needs a target"
-            rows = slice(start, start + len(draft_log_probs_CV))
-            for index in ours:
-                self._add_chunk(index, rows, target_log_probs_CV, draft_log_probs_CV)
-            start = rows.stop
-        for index in ours:
-            moments = self._moments[index]
-            assert moments is not None, "a batch has positions"
-            self._moments[index] = RewardMoments(*self._add_up(torch.stack(moments)))
 
-    def _add_chunk(self, index: int, rows: slice, target: Tensor, draft: Tensor) -> None:
-        term, uniforms_NK = self._terms[index], self._uniforms[index]
-        assert isinstance(term, TVDPlusPlus)
-        drawn_CK = None
-        if uniforms_NK is not None:
-            drawn_CK = _draw(draft, uniforms_NK[rows])
-            self._drawn[index].append(drawn_CK)
-        moments = reward_moments(target, draft, term.estimator, drawn_CK)
-        sums = self._moments[index]
-        self._moments[index] = moments if sums is None else sums.plus(moments)
-
-    def of(self, rows: slice) -> list[Policy | None]:
-        """Inputs of each term at these positions of the batch."""
-        return [
-            None if moments is None else Policy(moments, torch.cat(drawn)[rows] if drawn else None)
-            for moments, drawn in zip(self._moments, self._drawn, strict=True)
-        ]
+def _whole(parts: Sequence[Policy], add_up: AddUp) -> Policy:
+    sums = torch.stack([torch.stack(part.moments) for part in parts]).sum(0)
+    drawn = [part.drawn_CK for part in parts if part.drawn_CK is not None]
+    return Policy(RewardMoments(*add_up(sums)), torch.cat(drawn) if drawn else None)
 
 
 def _draw(log_probs_CV: Tensor, uniforms_CK: Tensor) -> Tensor:

@@ -58,11 +58,9 @@ class Warmup(StrictModel):
 
     Attributes:
         warmup_fraction: Length of the warm-up, as a fraction of the run.
-        warmup_steps: Length of the warm-up in steps; overrides warmup_fraction.
     """
 
     warmup_fraction: Fraction = 5_000 / 300_000
-    warmup_steps: int | None = Field(default=None, ge=0)
 
 
 class Adafactor(Warmup):
@@ -138,12 +136,9 @@ def paper_adafactor(groups: list[dict[str, Any]], learning_rate: float) -> torch
     )
 
 
-def learning_rate(config: Optimizer, step: int, progress: float) -> float:
-    """The learning rate of step `step` (from 1), which ends at `progress` in (0, 1]."""
-    if config.warmup_steps is not None:
-        warmup = step / config.warmup_steps if config.warmup_steps else 1.0
-    else:
-        warmup = progress / config.warmup_fraction if config.warmup_fraction else 1.0
+def learning_rate(config: Optimizer, progress: float) -> float:
+    """The learning rate of the step that ends at `progress` in (0, 1]."""
+    warmup = progress / config.warmup_fraction if config.warmup_fraction else 1.0
     return config.learning_rate * min(1.0, warmup) * _factor(config.schedule, progress)
 
 

@@ -11,25 +11,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate import DistributedType
 from torch import Tensor, nn
 
 from paceline.core.divergences import count_units, token_weights
 from paceline.data.collate import TokenBatch, collate
-from paceline.models.hf.architectures import body_of
 from paceline.train.loss import ChunkSize, DraftLoss, Normalisers, places_of
 from paceline.train.objectives import TVDPlusPlus, reads_target, reads_top, uniforms_of_terms
 from paceline.train.optim import build_optimizer
-from paceline.train.weights import (
-    as_sharded,
-    local_part,
-    restore_state,
-    rows_added_in_place,
-    shard_model,
-    whole_model,
-    whole_number,
-    whole_state,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -89,33 +77,20 @@ class Stepper:
         loss = DraftLoss(
             model, target, self._chunk, vocab_size=vocab_size, bfloat16=bfloat16, add_up=add_up
         )
-        self.loss: nn.Module = self._distributed(loss)
+        self.loss: nn.Module = accelerator.prepare_model(loss)
         self.parameters = [p for p in model.hf.parameters() if p.requires_grad]
         self.optimizer = build_optimizer(config.optimizer, self.parameters)
 
-    def _distributed(self, loss: DraftLoss) -> nn.Module:
-        shard = self.config.shard if self.accelerator.num_processes > 1 else ()
-        if self.target is not None and "target" in shard:
-            shard_model(self.target, body_of(self.target.hf), self.accelerator)
-        if "draft" in shard:
-            shard_model(self.model, loss, self.accelerator)
-            return loss
-        return self.accelerator.prepare_model(loss)
-
-    def whole(self) -> tuple[HfModel, dict[str, Any]]:
-        """The unsharded model and optimizer state, on the main process. Collective."""
-        return whole_model(self.loss, self.model), whole_state(self.loss, self.optimizer)
-
     def is_finite(self) -> bool:
         """True if all weights are finite, on every process."""
-        finite = all(bool(local_part(weight).isfinite().all()) for weight in self.parameters)
+        finite = all(bool(weight.isfinite().all()) for weight in self.parameters)
         (num_bad,) = self._add_up(int(not finite))
         return num_bad == 0
 
     def restore(self, optimizer: dict[str, Any] | None) -> None:
         """Load the optimizer's state, if it is not None."""
         if optimizer is not None:
-            restore_state(self.loss, self.optimizer, optimizer)
+            self.optimizer.load_state_dict(optimizer)
 
     def step(
         self, rows: Sequence[TokenRow], learning_rate: float | Callable[[], float], plan: StepPlan
@@ -133,7 +108,7 @@ class Stepper:
         total = torch.zeros((), device=self.accelerator.device)
         for index, batch in enumerate(batches):
             last = index == len(batches) - 1
-            with self._synchronised(last=last), self._embedded():
+            with self._synchronised(last=last):
                 scored = self._scored(parts[index], batch, plan.terms)
                 uniforms = self._uniforms(index * len(parts[index]), batch, plan)
                 loss = self.loss(batch, weights[index], scored, plan, uniforms)
@@ -247,7 +222,7 @@ class Stepper:
     def _update(self, learning_rate: float | Callable[[], float]) -> float:
         """Clip the gradient and update the weights. -> the gradient's norm before clipping."""
         limit = self.config.max_gradient_norm or torch.inf
-        norm = whole_number(nn.utils.clip_grad_norm_(self.parameters, limit))
+        norm = float(nn.utils.clip_grad_norm_(self.parameters, limit))
         if callable(learning_rate):
             learning_rate = learning_rate()
         if math.isfinite(norm):
@@ -259,14 +234,7 @@ class Stepper:
 
     def _synchronised(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
         """Synchronise gradients only in the last part of a step."""
-        if (sharded := as_sharded(self.loss)) is not None:
-            sharded.set_requires_gradient_sync(last)
-            return contextlib.nullcontext()
         return contextlib.nullcontext() if last else self.accelerator.no_sync(self.loss)
-
-    def _embedded(self) -> contextlib.AbstractContextManager[None]:
-        single = self.accelerator.distributed_type == DistributedType.NO
-        return rows_added_in_place(self.model) if single else contextlib.nullcontext()
 
     def _add_up(self, *values: Tensor | int) -> list[float]:
         device = self.accelerator.device

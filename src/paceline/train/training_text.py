@@ -77,7 +77,6 @@ def stream_of(
         tokenizer,
         config.lengths,
         eos_token_ids=reader.eos_token_ids,
-        train_document_prompts=config.data.train_document_prompts,
         pack_documents=config.data.pack_documents,
         decoder_prompt=reader.decoder_prompt,
         recorded_states=config.data.recorded_states,

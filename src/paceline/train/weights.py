@@ -1,30 +1,18 @@
-"""The weights of models in training: which are trained, tied embeddings, shards over processes.
-
-With FSDP, a layer is gathered only while it is used. Draft and target are sharded separately. The
-target has no gradients or optimizer state. Its embeddings and head stay gathered after first use,
-because the loss uses the head chunk by chunk, outside of the target's forward pass.
-
-The functions import FSDP: it takes as long to load as half of torch, and what reads a configuration
-alone does not need it.
-"""
+"""The weights of models in training: which are trained, and a target's shards over processes."""
 
 from __future__ import annotations
 
-import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from paceline.errors import UsageError
 from paceline.models.drafts.layers import layer_lists
+from paceline.models.hf.architectures import body_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from accelerate import Accelerator
-    from torch.distributed.checkpoint.state_dict import StateDictOptions
-    from torch.distributed.fsdp import FSDPModule
 
     from paceline.models.hf.base import HfModel
 
@@ -77,121 +65,23 @@ def freeze_layers(draft: HfModel, count: int) -> None:
         layer.requires_grad_(False)
 
 
-@contextlib.contextmanager
-def rows_added_in_place(model: HfModel) -> Iterator[None]:
-    """Within this context, forward passes add tied embeddings' gradients directly to `weight.grad`.
+def shard_target(target: HfModel, accelerator: Accelerator) -> None:
+    """Shard each layer of the target, then the remaining weights of its body together.
 
-    Autograd would allocate a full matrix for the embeddings' gradient and another for its sum with
-    the head's gradient, although a batch uses only a few rows.
-
-    For a single process only, because data parallelism synchronises gradients from autograd.
-    Embeddings with further functions, such as padding, are not changed.
-    """
-    embedding: Any = model.hf.get_input_embeddings()
-    head: Any = model.hf.get_output_embeddings()
-    tied = head is not None and head.weight is embedding.weight and embedding.weight.requires_grad
-    plain = type(embedding) is nn.Embedding and embedding.padding_idx is None
-    if not tied or not plain or embedding.scale_grad_by_freq:
-        yield
-        return
-    handle = embedding.register_forward_hook(_detach_output)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-def _detach_output(embedding: nn.Embedding, inputs: tuple[Tensor], output: Tensor) -> Tensor | None:
-    if not output.requires_grad:
-        return None
-    tokens_BT = inputs[0]
-    rows_BTD = output.detach().requires_grad_()
-
-    def add(grad_BTD: Tensor) -> None:
-        weight = embedding.weight
-        if weight.grad is None:
-            weight.grad = torch.zeros_like(weight)
-        weight.grad.index_add_(0, tokens_BT.flatten(), grad_BTD.flatten(0, 1).to(weight.dtype))
-
-    rows_BTD.register_hook(add)
-    return rows_BTD
-
-
-def shard_model(model: HfModel, root: nn.Module, accelerator: Accelerator) -> None:
-    """Shard each layer of a model, then the remaining weights of `root` together.
-
-    Weights in main memory are moved to the device layer by layer, only this process's shard.
+    Weights in main memory are moved to the device layer by layer, only this process's shard. A
+    layer is gathered only while it is used. Embeddings and head stay gathered after first use,
+    because the loss uses the head chunk by chunk, outside of the target's forward pass.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    _ = model.head_weight  # the first access runs a forward pass, which needs unsharded weights
+    target.hf.requires_grad_(False)
+    _ = target.head_weight  # the first access runs a forward pass, which needs unsharded weights
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
-    _, layers = layer_lists(model.hf)["decoder"]
+    _, layers = layer_lists(target.hf)["decoder"]
     for layer in layers:
         fully_shard(layer, mesh=mesh)
-    fully_shard(root, mesh=mesh)
-    head = model.hf.get_output_embeddings()  # outside of the root if it is not tied
+    fully_shard(body_of(target.hf), mesh=mesh)
+    head = target.hf.get_output_embeddings()  # outside of the root if it is not tied
     assert head is not None, "head_weight is its weight"
     head.to(accelerator.device)
-
-
-def as_sharded(module: nn.Module) -> FSDPModule | None:
-    """The module if `shard_model` has sharded it."""
-    from torch.distributed.fsdp import FSDPModule
-
-    return module if isinstance(module, FSDPModule) else None
-
-
-def _whole() -> StateDictOptions:
-    from torch.distributed.checkpoint.state_dict import StateDictOptions
-
-    return StateDictOptions(full_state_dict=True, cpu_offload=True)
-
-
-def whole_model(loss: nn.Module, model: HfModel) -> HfModel:
-    """The unsharded model on the main process; other processes return `model`. Collective."""
-    if as_sharded(loss) is None:
-        return model
-    from torch.distributed.checkpoint.state_dict import get_model_state_dict
-
-    weights: dict[str, Any] = get_model_state_dict(loss, options=_whole())
-    if not weights:
-        return model
-    whole: Any = type(model.hf)(model.hf.config)
-    whole.load_state_dict({name.removeprefix("hf."): value for name, value in weights.items()})
-    whole.generation_config = model.hf.generation_config
-    return model.rewrap(whole.eval(), model.draft_vocabulary)
-
-
-def whole_state(loss: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The optimizer's unsharded state. Collective."""
-    if as_sharded(loss) is None:
-        return optimizer.state_dict()
-    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
-
-    return get_optimizer_state_dict(loss, optimizer, options=_whole())
-
-
-def restore_state(loss: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load the state of `whole_state`. Collective."""
-    if as_sharded(loss) is None:
-        optimizer.load_state_dict(state)
-        return
-    from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
-
-    set_optimizer_state_dict(loss, optimizer, state, options=_whole())
-
-
-def local_part(weight: Tensor) -> Tensor:
-    """This process's part of a tensor that may be sharded."""
-    from torch.distributed.tensor import DTensor
-
-    return weight.to_local() if isinstance(weight, DTensor) else weight
-
-
-def whole_number(value: Tensor) -> float:
-    """The value of a scalar tensor that may be sharded."""
-    from torch.distributed.tensor import DTensor
-
-    return float(value.full_tensor() if isinstance(value, DTensor) else value)

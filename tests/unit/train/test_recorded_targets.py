@@ -160,7 +160,7 @@ def test_what_was_not_recorded_is_one_line(folder: Path, tmp_path: Path):
     refused(PromptError, r"plain.jsonl line 1 has no top_tokens; record them by gen", "plain")
     refused(ConfigError, "set fixed_fraction to 1", "few", fixed_fraction=0.5, draft_fraction=1.0)
     # evaluation needs the target itself
-    refused(UsageError, "a tokenizer and no model, but evaluation", "few", **evaluated)
+    refused(UsageError, "config.json", "few", **evaluated)
 
 
 def test_records_without_a_stop_reason_are_their_own_tokens_alone(folder: Path, tmp_path: Path):
