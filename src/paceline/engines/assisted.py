@@ -11,7 +11,6 @@ import torch
 
 from paceline.engines.contract import (
     BlockCounts,
-    Conventions,
     Engine,
     Request,
     Served,
@@ -45,9 +44,7 @@ class Transformers(Engine):
 
     name = title = "transformers"
     in_process = True
-    conventions = Conventions(drafts_first_token=True)
-    reasons = "another data type"
-    advice = "use longer prompts or raise max_new_tokens"
+    drafts_first_token = True
 
     def __init__(self, target: HfModel, draft: HfModel | None, gamma: int) -> None:
         import transformers

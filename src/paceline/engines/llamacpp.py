@@ -12,13 +12,13 @@ from pydantic import BaseModel
 
 from paceline.engines.answers import AnswerError, StopReason, Token, Written, most_likely
 from paceline.engines.client import StatusError, parsed
-from paceline.engines.contract import BlockCounts, Conventions
+from paceline.engines.contract import BlockCounts
 from paceline.engines.servers import CountingServer
 from paceline.errors import EngineError
 
 if TYPE_CHECKING:
     from paceline.engines.client import Client
-    from paceline.engines.contract import Capacity, Drafting, Request
+    from paceline.engines.contract import Drafting, Request, Setup
 
 _CHARACTER = 4  # the most tokens of one character
 
@@ -49,19 +49,12 @@ class LlamaServer(CountingServer):
 
     name, title = "llamacpp", "llama.cpp"
     prefix = "llamacpp:"
-    conventions = Conventions(ignores_end=False, counts_empty_blocks=False)
+    ignores_end = False
+    counts_empty_blocks = False
     program, target_flags = ("llama-server",), ("-m",)
     version_path = "/props"
     recorded_as, text_path = "llama.cpp", "/completion"
     loads_gguf = True
-    reasons = (
-        "a quantized target or draft, --spec-draft-p-min above 0, or a running server with "
-        "another --spec-draft-n-max"
-    )
-    advice = (
-        "start llama-server with --spec-type draft-simple, and read its log: it ignores drafts "
-        "whose tokenizer it finds incompatible"
-    )
 
     def __init__(self, client: Client, model: str | None = None) -> None:
         super().__init__(client, model)
@@ -76,7 +69,7 @@ class LlamaServer(CountingServer):
         ]
 
     @classmethod
-    def capacity(cls, wanted: Capacity) -> list[str]:
+    def capacity(cls, wanted: Setup) -> list[str]:
         """Also /metrics; -c is the total over all requests."""
         size = wanted.batch_size
         return ["-c", str(wanted.length * size), "-np", str(size), "--metrics"]

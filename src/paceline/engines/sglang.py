@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
-from paceline.engines.contract import BlockCounts, Conventions, Served, checked_tokens, together
+from paceline.engines.contract import BlockCounts, Served, checked_tokens, together
 from paceline.engines.servers import Server, sampling_keys
 
 if TYPE_CHECKING:
@@ -34,14 +34,12 @@ class SglangServer(Server):
     """An `sglang.launch_server` with a STANDALONE draft."""
 
     name, title = "sglang", "SGLang"
-    conventions = Conventions(counts_behind_end=True)
+    counts_behind_end = True
     program = ("python", "-I", "-m", "sglang.launch_server")
     target_flags = ("--model-path",)
     length_flag, size_flag = "--context-length", "--max-running-requests"
     version_path = "/get_server_info"
     always_ties = ("cohere", "cohere2", "gemma", "gemma2")  # in its gemma2.py, for one
-    reasons = "another data type, acceptance thresholds below 1, or another number of steps"
-    advice = "start it with --speculative-algorithm STANDALONE"
 
     @classmethod
     def draft(cls, drafting: Drafting) -> list[str]:

@@ -16,7 +16,7 @@ from paceline.config import StrictModel
 from paceline.core.sampling import SamplingParams
 from paceline.engines.assisted import Transformers
 from paceline.engines.commands import EngineChoice
-from paceline.engines.contract import Capacity, Drafting, Request, Setup
+from paceline.engines.contract import Drafting, Request, Setup
 from paceline.engines.process import check_choice, started
 from paceline.errors import ExportError
 from paceline.export.export_inputs import SAMPLES
@@ -210,8 +210,8 @@ def check_in_engine(inputs: Inputs, path: Path, gamma: int, progress: Progress) 
     if choice.kind.in_process:
         engine = Transformers(load_model(target), load_model(path), gamma)
         return _summary(engine, engine.serve(request))
-    capacity = Capacity(len(prompt) + _NUM_TOKENS + gamma + 1)
-    setup = Setup(target, Drafting(str(path), gamma), capacity)
+    length = len(prompt) + _NUM_TOKENS + gamma + 1
+    setup = Setup(target, Drafting(str(path), gamma), length)
     with started(choice, setup, progress) as engine:
         return _summary(engine, engine.serve(request))
 

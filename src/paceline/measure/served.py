@@ -38,7 +38,7 @@ from paceline.results.row import Row, Source
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.engines.contract import Conventions, Served
+    from paceline.engines.contract import EngineClass, Served
     from paceline.measure.served_runs import Answers, Runs
 
 
@@ -132,7 +132,7 @@ def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedM
         notes.append("a running server is not restarted, so all figures are of one start")
     elif in_process:
         notes.append(f"{engine.name} runs in this process: all figures are of one start")
-    found = compare_served(pair, requests, served, engine.conventions, config, progress)
+    found = compare_served(pair, requests, served, engine, config, progress)
     rows = _rows(config, pair, found, served)
     speed = verdict = None
     if runs.plain is not None:
@@ -222,7 +222,7 @@ def compare_served(
     pair: Pair,
     requests: Sequence[Request],
     served: Sequence[Served],
-    conventions: Conventions,
+    engine: EngineClass,
     config: ServedConfig,
     progress: Progress = silent,
 ) -> Comparison:
@@ -236,17 +236,17 @@ def compare_served(
     """
     gamma = config.num_speculative_tokens
     for answer in served:
-        check_counts(answer, gamma, conventions)
+        check_counts(answer, gamma, engine)
     units = tuple(place for place, answer in enumerate(served) if answer.blocks is not None)
     prompts = [requests[place].prompt for place in units]
     texts = [served[place].tokens for place in units]
     check_longest(max(map(len, texts), default=0))
     written = PairTexts(*pair, prompts, texts, config.sampling, config.proposals)
     scores = score_texts(written, progress)
-    predicted = predicted_counts(scores, gamma, config.max_new_tokens, conventions)
+    predicted = predicted_counts(scores, gamma, config.max_new_tokens, engine)
     actual = served_counts(served, gamma)
     greedy = config.sampling.greedy and config.proposals.greedy
-    agreement = decide_agreement(actual, predicted, engine=config.engine.engine, greedy=greedy)
+    agreement = decide_agreement(actual, predicted, greedy=greedy)
     return Comparison(units, actual, predicted, agreement)
 
 
@@ -315,7 +315,7 @@ def _costs(
         engine=config.engine.engine,
         engine_version=runs.drafted.engine.version,
         drafting=config.drafting,
-        drafts_in_full=runs.drafted.engine.conventions.counts_behind_end,
+        drafts_in_full=runs.drafted.engine.counts_behind_end,
         full_vocabulary=pair.draft.draft_vocabulary is None,
         target_parameters=pair.target.num_parameters,
         draft_parameters=pair.draft.num_parameters,

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from paceline.config import Options
 from paceline.engines.assisted import Transformers
 from paceline.engines.commands import EngineChoice
-from paceline.engines.contract import Capacity, Drafting, DraftSampling, Setup
+from paceline.engines.contract import Drafting, DraftSampling, Setup
 from paceline.engines.kinds import names_of
 from paceline.engines.process import client_of, connect, started
 from paceline.errors import EngineError
@@ -259,9 +259,10 @@ class _Runner:
             return
         if answer.blocks is not None and answer.blocks.num_drafted:
             return
-        kind = self._config.engine.kind
+        name = self._config.engine.engine
         raise EngineError(
-            f"{kind.name} served without the draft: nothing was drafted; {kind.advice}"
+            f"{name} served without the draft: nothing was drafted; start it with the draft, and "
+            "read its log"
         )
 
     @contextmanager
@@ -276,8 +277,8 @@ class _Runner:
         if gamma:
             drafting = Drafting(choice.draft or config.draft, gamma, config.drafting)
         sizes = config.write_costs.batch_sizes if config.write_costs else (1,)
-        capacity = Capacity(self._context_length(), max(sizes))
-        setup = Setup(choice.target or config.target, drafting, capacity, config.dtype)
+        target, length = choice.target or config.target, self._context_length()
+        setup = Setup(target, drafting, length, config.dtype, batch_size=max(sizes))
         begun = time.monotonic()
 
         def report(stage: str, done: float, total: float, note: str = "") -> None:

@@ -15,7 +15,6 @@ from paceline.engines.client import Client
 from paceline.engines.commands import EngineChoice
 from paceline.engines.contract import Engine, Request, Served, Setup, together
 from paceline.engines.process import connect
-from paceline.engines.vllm import VllmServer
 from paceline.measure import served_runs
 from paceline.measure.engine_costs import Starts, over_starts
 from paceline.measure.served import ServedMeasurement, measure_served
@@ -46,7 +45,7 @@ def pair(folder: Path) -> tuple[CausalModel, CausalModel]:
 class Counting(Engine):
     """Stands for a server; notes the seed of each request."""
 
-    name, conventions = "vllm", VllmServer.conventions
+    name, counts_behind_end = "vllm", True
 
     def __init__(self, engine: Speculating, asked: list[int]) -> None:
         self._engine, self._asked = engine, asked
