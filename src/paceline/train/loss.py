@@ -89,15 +89,13 @@ class DraftLoss(nn.Module):
     def forward(
         self,
         batch: TokenBatch,
-        weights: tuple[Tensor, Tensor],
+        weights_BT: Tensor,
         scored: Callable[[], tuple[Tensor | None, Tensor | None]],
         plan: StepPlan,
         uniforms: Sequence[Tensor | None],
     ) -> Tensor:
         """Sum over trained positions of weight times loss.
 
-        `weights` in the step's mean, [B, T] each: of terms that have a loss at every trained
-        position, and of terms that read recorded scores, whose mean is over positions with scores.
         `scored` gives the hidden states and normalisers of `TargetScores`, and is called once the
         draft's pass has been launched, so that a GPU does not wait for states in main memory.
         """
@@ -108,9 +106,7 @@ class DraftLoss(nn.Module):
         with autocast():
             hidden_ND = self.draft.hidden(batch)[trained]
         target_hidden_ND, normalisers_N = scored()
-        labels_N, weights_N, scored_N = (
-            each_BT[trained] for each_BT in (batch.labels_BT, *weights)
-        )
+        labels_N, weights_N = batch.labels_BT[trained], weights_BT[trained]
         reads_target = all(term.reads_target for term in plan.terms)
         draft_head = self.draft.head if reads_target else self.draft.plain_head
         target_head = None if self.target is None else self.target.head
@@ -131,7 +127,6 @@ class DraftLoss(nn.Module):
             labels_N=labels_N,
             weights_N=weights_N,
             top_N=top_N,
-            top_scale_N=scored_N / weights_N,
         )
         with autocast():
             width = len(loss.draft_head.weight_VD)
@@ -167,7 +162,6 @@ class ChunkLoss(NamedTuple):
     labels_N: Tensor  # indices among the compared tokens
     weights_N: Tensor
     top_N: TopScores | None
-    top_scale_N: Tensor
     policies: Sequence[Policy | None] = ()  # of each term
 
     def by_autograd(self, hidden_CD: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
@@ -193,7 +187,6 @@ class ChunkLoss(NamedTuple):
             self.labels_N[rows],
             log_coverage_C=log_coverage_C,
             top=None if self.top_N is None else self.top_N.rows(rows),
-            top_scale_C=self.top_scale_N[rows],
         )
         policies = [policy and policy.rows(rows) for policy in self.policies]
         return token_losses(self.terms, compared, policies), projection

@@ -57,7 +57,6 @@ class Compared(NamedTuple):
     policy: Policy | None = None  # of the term, for TVD++
     log_coverage_C: Tensor | None = None  # log of the target's mass on the V tokens; None: 0
     top: TopScores | None = None  # recorded scores of a served target
-    top_scale_C: Tensor | None = None  # factor of the losses that read them; None: 1
 
 
 class ObjectiveTerm(StrictModel, ABC):
@@ -274,7 +273,7 @@ class CrossEntropy(ObjectiveTerm):
 class TopKTail(ObjectiveTerm):
     """A divergence over the target's recorded tokens and the rest; see `core.top_k_tail`.
 
-    Its mean is over the positions for which tokens were recorded.
+    A step with this term trains on the positions for which tokens were recorded.
 
     For a target that is only a URL: the text and its most likely tokens are recorded by
     `generate-data` with `writer.top_logprobs`. The target is not loaded.
@@ -307,8 +306,7 @@ class TopKTail(ObjectiveTerm):
         top = TopScores(*(values_CK[:, : self.k] for values_CK in at.top))
         both = coarsened(top, at.draft_log_probs_CV)
         covered_C = log_coverage(top).to(at.draft_log_probs_CV)
-        losses_C = self.divergence.per_token(Compared(*both, at.labels_C, log_coverage_C=covered_C))
-        return torch.where(top.recorded(), losses_C, 0.0)
+        return self.divergence.per_token(Compared(*both, at.labels_C, log_coverage_C=covered_C))
 
 
 AnyTerm: TypeAlias = (
@@ -359,12 +357,10 @@ def token_losses(
 
     `policies` has the TVD++ inputs of each term; empty: none.
     """
-    losses = []
-    for term, policy in zip(terms, policies or [None] * len(terms), strict=True):
-        loss_C = term.weight * term.per_token(at._replace(policy=policy))
-        if term.reads_top and at.top_scale_C is not None:
-            loss_C = loss_C * at.top_scale_C
-        losses.append(loss_C)
+    losses = [
+        term.weight * term.per_token(at._replace(policy=policy))
+        for term, policy in zip(terms, policies or [None] * len(terms), strict=True)
+    ]
     return sum(losses[1:], start=losses[0])
 
 

@@ -104,7 +104,7 @@ class Stepper:
         size = len(rows) // self.config.gradient_accumulation_steps
         parts = [rows[start : start + size] for start in range(0, len(rows), size)]
         batches = [self._batch(part, plan) for part in parts]
-        weights, num_tokens = self._weights(batches, plan.terms)
+        weights, num_tokens = self._weights(batches)
         total = torch.zeros((), device=self.accelerator.device)
         for index, batch in enumerate(batches):
             last = index == len(batches) - 1
@@ -118,31 +118,21 @@ class Stepper:
         (loss,) = self._add_up(total)
         return StepFigures(loss, self._update(learning_rate), num_tokens, self._chunk.current)
 
-    def _weights(
-        self, batches: Sequence[TokenBatch], terms: Sequence[Objective]
-    ) -> tuple[list[tuple[Tensor, Tensor]], int]:
+    def _weights(self, batches: Sequence[TokenBatch]) -> tuple[list[Tensor], int]:
         """Weights of each part in the mean of the whole step, and the number of its tokens."""
-        mean = self.config.mean
-        labelled = [batch.mask_BT for batch in batches]
-        scored = [batch.scored() for batch in batches] if reads_top(terms) else labelled
-        units, scored_units, tokens, scored_tokens = self._add_up(
-            *(sum(count_units(mask_BT, mean) for mask_BT in masks) for masks in (labelled, scored)),
-            *(sum(mask_BT.sum() for mask_BT in masks) for masks in (labelled, scored)),
+        mean, masks = self.config.mean, [batch.mask_BT for batch in batches]
+        units, tokens = self._add_up(
+            sum(count_units(mask_BT, mean) for mask_BT in masks),
+            sum(mask_BT.sum() for mask_BT in masks),
         )
-        weights = [
-            (
-                # a step without such positions, as of a draft that proposes other tokens: 0
-                token_weights(labelled_BT, mean=mean, total=max(units, 1.0)),
-                token_weights(scored_BT, mean=mean, total=max(scored_units, 1.0)),
-            )
-            for labelled_BT, scored_BT in zip(labelled, scored, strict=True)
-        ]
-        only_scored = all(term.reads_top for term in terms)
-        return weights, int(scored_tokens if only_scored else tokens)
+        # a step without positions, as of a draft that proposes other tokens: 0
+        total = max(units, 1.0)
+        return [token_weights(mask_BT, mean=mean, total=total) for mask_BT in masks], int(tokens)
 
     def _batch(self, rows: Sequence[TokenRow], plan: StepPlan) -> TokenBatch:
-        """Collate the rows; without a target, mask labels outside of the step's vocabulary."""
-        batch = collate(rows).to(self.accelerator.device)
+        """Collate the rows; mask positions without scores or labels that the terms need."""
+        batch = collate(rows)
+        batch = (batch.scored() if reads_top(plan.terms) else batch).to(self.accelerator.device)
         if plan.vocabulary is None or reads_target(plan.terms) or reads_top(plan.terms):
             return batch
         _, known_N = places_of(batch.labels_BT.flatten(), plan.vocabulary[0], self.vocab_size)

@@ -134,7 +134,7 @@ def bytes_per_entry(terms: list[Any], *, bfloat16: bool) -> float:
     target = TargetScores(hidden_ND.detach(), Head(stored), None, None)
     uniforms = uniforms_of_terms(terms, [(rng, size)])
     ones_N = torch.ones(size)
-    loss = ChunkLoss(terms, None, head, target, torch.arange(size), ones_N, None, ones_N)
+    loss = ChunkLoss(terms, None, head, target, torch.arange(size), ones_N, None)
     with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16), Peak() as peak:
         whole = slice(0, size)
         policies = policies_of(

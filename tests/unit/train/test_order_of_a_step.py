@@ -48,7 +48,7 @@ def test_states_are_fetched_before_anything_waits_for_the_drafts_pass():
 
     plan = StepPlan([ForwardKL()])
     with events:
-        loss(batch, (weights_BT, weights_BT), scored, plan, [None])
+        loss(batch, weights_BT, scored, plan, [None])
     hook.remove()
     before = events.seen[: events.seen.index("states")]
     assert before[-1] == "pass"

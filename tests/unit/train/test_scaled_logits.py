@@ -103,8 +103,7 @@ def our_loss(pair: Pair, objective: str, subset: str, *, native: bool) -> Tensor
     )
     with patch("paceline.train.loss.can_differentiate", lambda _: native):
         plan = StepPlan(terms, vocabulary)
-        weights = weights_BT, weights_BT
-        return loss(batch, weights, lambda: (hidden_ND, normalisers_N), plan, [None])
+        return loss(batch, weights_BT, lambda: (hidden_ND, normalisers_N), plan, [None])
 
 
 def compare(pair: Pair, objective: str, subset: str, *, native: bool) -> None:
