@@ -39,9 +39,7 @@ from paceline.train.loss import StepPlan, places_of
 from paceline.train.objectives import CrossEntropy
 from paceline.train.optim import AdamW, Optimizer
 from paceline.train.run import open_run
-from paceline.train.step import Stepper
-from paceline.train.training_text import packed_text
-from paceline.train.weights import train_all
+from paceline.train.step import Stepper, train_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -236,7 +234,7 @@ def _text(
 ) -> TrainingText:
     if config.data.streaming:
         path = str(config.model)
-        packed = packed_text(run, config.data.train, model, path, config.batch_size)
+        packed = run.packed_text(config.data.train, model, path, config.batch_size)
         return TrainingText(packed, packed, WritingClock())
     examples = _examples(config, records, model)
     stream = ExampleStream(examples, config.batch_size, seed=config.seed, shard=run.shard)

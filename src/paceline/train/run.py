@@ -14,10 +14,11 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
 from paceline.data.input_checks import checked
+from paceline.data.packing import PackedText
 from paceline.data.sources import Shard
 from paceline.environment import began, begin
 from paceline.errors import ConfigError, PacelineError
-from paceline.models.loading import find_device, load_model, model_directory
+from paceline.models.loading import find_device, load_model, model_directory, tokenizer_of
 from paceline.models.precision import choose_precision, overridden
 from paceline.models.prepare import training_writer
 from paceline.native import compiled
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from paceline.data.prompts import CorpusConfig
     from paceline.models.hf.base import HfModel
     from paceline.progress import Progress
     from paceline.train.config import TrainSettings
@@ -99,6 +101,19 @@ class TrainingRun(NamedTuple):
         if precision == "auto":
             precision = overridden()
         return training_writer(model, bfloat16=precision != "float32")
+
+    def packed_text(self, corpus: CorpusConfig, model: HfModel, path: str, rows: int) -> PackedText:
+        """A corpus that is streamed, as packed documents; `path` is the model's, for errors."""
+        return PackedText(
+            corpus,
+            tokenizer_of(model, path),
+            sum(self.config.lengths),
+            rows,
+            eos_token_ids=model.eos_token_ids,
+            seed=self.config.seed,
+            shard=self.shard,
+            marks=self.directory.path / "packing.jsonl",
+        )
 
     def check_batches(self, num_rows: int, name: str = "batch_size") -> None:
         """Raise ConfigError unless the rows divide into processes and accumulation steps."""
