@@ -148,11 +148,7 @@ def connection(url: str, api_key: str | None, seconds: float) -> dict[str, Any]:
 
 
 def api_key(variable: str | None, urls: Sequence[str]) -> str | None:
-    """The API key in an environment variable, to send to these servers.
-
-    Raises:
-        UsageError: it is not set, or a server of another machine is asked without encryption.
-    """
+    """The API key in an environment variable, to send to these servers."""
     if variable is None:
         return None
     key = os.environ.get(variable, "").strip()

@@ -194,19 +194,14 @@ def check_choice(choice: EngineChoice) -> None:
 
 @contextmanager
 def started(choice: EngineChoice, setup: Setup, progress: Progress) -> Generator[Server]:
-    """Start a server and connect to it; stop it when the context ends.
-
-    Raises:
-        UsageError: The program is not installed.
-        EngineError: The server does not start, or a request fails; with the log if it has ended.
-    """
+    """Start a server and connect to it; stop it when the context ends."""
     with running(choice, setup, progress) as client:
         yield connect(choice, client)
 
 
 @contextmanager
 def running(choice: EngineChoice, setup: Setup, progress: Progress) -> Generator[Client]:
-    """Start a server and yield its client; stop it when the context ends. Raises as `started`."""
+    """Start a server and yield its client; stop it when the context ends."""
     port = free_port()
     command = server_command(choice, setup, port)
     role = "plain" if setup.drafting is None else "drafting"

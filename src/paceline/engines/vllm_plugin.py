@@ -58,11 +58,7 @@ _log = logging.getLogger("vllm.paceline")
 
 
 def register() -> None:
-    """Replace vLLM's rejection sampling by the rule in `PACELINE_RULE`, if it is set.
-
-    Raises:
-        SystemExit: The rule cannot be read, or this vLLM is not supported; with one line.
-    """
+    """Replace vLLM's rejection sampling by the rule in `PACELINE_RULE`, if it is set."""
     given = os.environ.get(VARIABLE, "").strip()
     if not given:
         return
@@ -77,11 +73,7 @@ def register() -> None:
 
 
 def replacements(rule: Rule) -> list[tuple[Any, str, Any]]:
-    """Modules and classes of vLLM, the names of their functions, and those that replace them.
-
-    Raises:
-        SystemExit: This vLLM is not supported; with one line.
-    """
+    """Modules and classes of vLLM, the names of their functions, and those that replace them."""
     found = originals()
     for ((module, path), needed), (*_, original) in zip(_PARAMETERS.items(), found, strict=True):
         parameters = () if original is None else tuple(inspect.signature(original).parameters)
@@ -108,11 +100,7 @@ def originals() -> list[tuple[Any, str, Any]]:
 
 
 def read_rule(given: str) -> Rule:
-    """A rule from JSON or YAML text, or from a file with it.
-
-    Raises:
-        SystemExit: It cannot be read; with one line.
-    """
+    """A rule from JSON or YAML text, or from a file with it."""
     where, text = VARIABLE, given
     try:
         if not given.startswith("{"):
@@ -190,11 +178,7 @@ class RawLogits:
         self._is_shaping = False
 
     def take(self, shaped: Tensor) -> Tensor | None:
-        """The raw logits of these; None: the rule does not read them, or nothing was shaped.
-
-        Raises:
-            RuntimeError: The rule reads them, and another function has shaped these.
-        """
+        """The raw logits of these; None: the rule does not read them, or nothing was shaped."""
         found, raw = self._shaped, self._raw
         self._shaped = self._raw = None
         if found is not shaped and self._reads(any_greedy=True):

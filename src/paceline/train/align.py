@@ -249,12 +249,7 @@ def _vocabulary(
 
 
 def records_of(config: AlignConfig) -> tuple[list[Record], list[Record] | None]:
-    """Training records and held-out records (None: no evaluation).
-
-    Raises:
-        PromptError: see `read_records`.
-        ConfigError: no training text is left.
-    """
+    """Training records and held-out records (None: no evaluation)."""
     data = config.data
     train = read_records(data.train, skip_empty=True)
     if data.held_out is not None:

@@ -65,11 +65,7 @@ class CheckpointStore:
         return max(self.directory.glob("step-*"), default=None)
 
     def save(self, model: HfModel, optimizer: dict[str, Any], state: TrainingState) -> Path:
-        """Write a checkpoint atomically, then delete the oldest ones beyond `keep`.
-
-        Raises:
-            StorageError: it could not be written; earlier checkpoints are unchanged.
-        """
+        """Write a checkpoint atomically, then delete the oldest ones beyond `keep`."""
         path = self.directory / f"step-{state.step:08d}"
         with atomic_directory(path) as scratch:
             save_draft(model, self.tokenizer_source, scratch / _MODEL)
@@ -135,10 +131,6 @@ def check_run_directory(
     """Check that the run may write to its directory. -> the fingerprints of its inputs.
 
     `inputs` are the current fingerprints.
-
-    Raises:
-        ConfigError: the directory is a file, holds other files, or a run with another configuration
-            or inputs.
     """
     before = run.check(
         config, begun=has_begun(run), resume=resume, may_change=_MAY_CHANGE, inputs=inputs

@@ -139,12 +139,7 @@ class TrainSettings(StrictModel):
         """Check the inputs; raises UsageError."""
 
     def check_output(self, checks: InputChecks, model: ModelFacts | None) -> None:
-        """Check the disk space for the checkpoints of a model, and the trackers.
-
-        Raises:
-            StorageError: The disk has too little space.
-            UsageError: A tracker is not installed.
-        """
+        """Check the disk space for the checkpoints of a model, and the trackers."""
         check_trackers(self.track)
         moments = 2 if self.optimizer.kind == "adamw" else 0
         count = 0 if model is None else model.num_parameters

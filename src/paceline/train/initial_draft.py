@@ -114,11 +114,7 @@ class DraftConfig(StrictModel):
 
 
 def check_place(config: DraftConfig) -> None:
-    """Check that the draft may be written to `out`.
-
-    Raises:
-        ConfigError: writing would delete other files or the target.
-    """
+    """Check that the draft may be written to `out`."""
     out = config.out
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
@@ -139,12 +135,7 @@ def check_place(config: DraftConfig) -> None:
 
 
 def make_draft(config: DraftConfig, target: HfModel) -> HfModel:
-    """Create the draft.
-
-    Raises:
-        UsageError: the target is too small for the configuration, or the text is not readable.
-        UnsupportedModelError: the target's architecture is not supported.
-    """
+    """Create the draft."""
     hf = text_model(target.hf)
     target = target if hf is target.hf else target.rewrap(hf)
     texts = _texts(config, target)

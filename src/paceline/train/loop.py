@@ -119,13 +119,7 @@ class TrainingLoop:
         return rows[0]["evaluation"] if rows else None
 
     def run_steps(self) -> None:
-        """Train until the budget is spent, then save.
-
-        Raises:
-            TrainingError: the loss is not finite or exploded.
-            StoppedError: a signal stopped the run; the state is saved.
-            StorageError: a checkpoint could not be written.
-        """
+        """Train until the budget is spent, then save."""
         self._clock = time.monotonic() - self.state.elapsed_s
         with StopRequest() as request:
             while not self._finished():
@@ -289,10 +283,6 @@ def train(loop: TrainingLoop, *, product: str, stored_dtype: torch.dtype | None)
     """Evaluate, train and evaluate again; save the model as `product` in the run directory.
 
     `stored_dtype` is the data type of the saved weights; None: as trained.
-
-    Raises:
-        TrainingError: training failed or was stopped; checkpoints are kept.
-        StorageError: a file could not be written; checkpoints are kept.
     """
     run = loop.run
     run.progress("loading", 1, 1)
@@ -344,11 +334,7 @@ class LossGuard:
         return self.num_high == 0 and self.num_bad_gradients == 0
 
     def check(self, step: int, figures: StepFigures, saved: Path | None, *, phase: int = 0) -> None:
-        """Check one step; `saved` is the last good checkpoint.
-
-        Raises:
-            DivergedError: training diverged; the message names the last good checkpoint.
-        """
+        """Check one step; `saved` is the last good checkpoint."""
         if not math.isfinite(figures.loss):
             raise _failure(f"the loss became {figures.loss} at step {step}", saved)
         bad = not math.isfinite(figures.gradient_norm)

