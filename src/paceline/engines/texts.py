@@ -88,8 +88,6 @@ class EngineWriter(StrictModel):
                 f"writer.engine starts a server: give {servers} without url; for a running "
                 "server, set writer.kind to openai"
             )
-        if choice.draft is not None:
-            raise ValueError("writer.engine.draft is not used; leave it out")
         return self
 
     def at(self, url: str) -> OpenAIWriter:

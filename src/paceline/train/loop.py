@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
-from paceline.errors import DivergedError, EngineError, PromptError, StoppedError
+from paceline.errors import DivergedError, StoppedError
 from paceline.models.drafts.save import save_draft
 from paceline.models.loading import load_model
 from paceline.records import append_jsonl, read_jsonl
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.data.replay import WritingClock
-    from paceline.data.sources import BatchSource, TextBatch, TextStream
+    from paceline.data.sources import BatchSource, TextStream
     from paceline.models.hf.base import HfModel
     from paceline.train.checkpoint import CheckpointStore
     from paceline.train.loss import StepPlan
@@ -140,7 +140,7 @@ class TrainingLoop:
         started = time.monotonic()
         self.state.step += 1
         plan = self.plan(self._position(), self.text.stream.num_drawn)
-        batch = self._next_batch()
+        batch = self.text.source.next_batch(self._seconds_left())
         self._moved = time.monotonic()
         figures = self.stepper.step(batch.rows, self._rate_of_step, plan)
         self.state.num_drawn = self.text.stream.num_drawn
@@ -159,21 +159,6 @@ class TrainingLoop:
         )
         self.guard.check(self.state.step, figures, self.saved, phase=plan.phase)
         self._report(f"loss {figures.loss:.3f}")
-
-    def _next_batch(self) -> TextBatch:
-        """The step's text; on an error in it or of its servers, the state is saved first."""
-        try:
-            return self.text.source.next_batch(self._seconds_left())
-        except (PromptError, EngineError) as error:
-            self.state.step -= 1
-            if self.run.accelerator.num_processes > 1 or not self.state.step:
-                raise
-            self._save(always=True)
-            cure = "correct the text" if isinstance(error, PromptError) else "start the server"
-            raise type(error)(
-                f"{error}; the state after step {self.state.step} is saved: {cure} and resume the "
-                "run"
-            ) from None
 
     def _rate_of_step(self) -> float:
         """The learning rate at the end of the step, called when its gradient is computed.

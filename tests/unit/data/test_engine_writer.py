@@ -125,7 +125,6 @@ def test_a_server_that_does_not_start_is_one_line(
     [
         ({"engine": "transformers"}, "give vllm, sglang or llamacpp without url"),
         ({"engine": "vllm", "url": "http://127.0.0.1:1"}, "set writer.kind to openai"),
-        ({"engine": "vllm", "draft": "d"}, "writer.engine.draft is not used"),
     ],
 )
 def test_what_is_no_server_to_start_is_one_line(tmp_path: Path, engine: dict[str, Any], says: str):

@@ -46,7 +46,6 @@ def test_every_fault_of_a_server_is_one_line(
     assert "with invalid choices" in broken(folder, shapeless)
     half = right | {"/v1/completions": lambda _: (200, '{"choices": [{"token_i')}
     assert "is not JSON" in broken(folder, half)
-    assert "serves served, not mine" in broken(folder, right, model="mine")
     assert "the API key is wrong or missing" in broken(folder, right, key="secret")
     monkeypatch.setenv("MY_KEY", "wrong")
     assert "the API key is wrong or missing" in broken(
