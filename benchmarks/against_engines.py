@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.engines.commands import EngineChoice
-from paceline.engines.contract import Capacity, Drafting, Request, Setup
+from paceline.engines.contract import Drafting, Request, Setup
 from paceline.engines.process import started
 from paceline.progress import silent
 from pairing import pair_parser, ratio, served_pair, show
@@ -118,9 +118,9 @@ def start_engine(options: argparse.Namespace, stack: ExitStack) -> tuple[str, li
     choice = EngineChoice(
         engine=options.engine, program=options.program, options=tuple(options.option)
     )
-    capacity = Capacity(options.prompt_tokens + options.new_tokens + gamma + 1)
+    length = options.prompt_tokens + options.new_tokens + gamma + 1
     engines = [
-        stack.enter_context(started(choice, Setup(target, one, capacity, options.dtype), silent))
+        stack.enter_context(started(choice, Setup(target, one, length, options.dtype), silent))
         for one in (None, Drafting(draft, gamma))
     ]
     return f"{options.engine} {engines[0].version}", [served(engine) for engine in engines]

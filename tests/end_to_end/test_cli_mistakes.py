@@ -159,10 +159,6 @@ MISTAKES = [
     ("draft --target t --layers 0 --out d", "or give --overwrite"),
     ("draft --target t --layers 0 --out out --vocabulary 20", "vocabulary needs text for ranking"),
     (
-        "draft --target t --layers 0 --out out --text p.jsonl",
-        "text is set, but is only used with a width",
-    ),
-    (
         "draft --target t --layers 0 --out out --vocabulary 9999 --text p.jsonl",
         "draft vocabulary of 9999 tokens",
     ),

@@ -95,7 +95,7 @@ _NURSERY = textwrap.dedent("""
 _CASES = """
 parts:
   - &pair {target: pair/target, draft: pair/draft, device: cpu}
-  - &held_out {train: pair/corpus.jsonl, held_out: pair/corpus.jsonl, keep_states_gb: 1}
+  - &held_out {train: pair/corpus.jsonl, held_out: pair/corpus.jsonl}
   - &few {num_prompts: 2, max_prompt_tokens: 4, max_new_tokens: 4}
   - &evaluation {<<: *few, gamma: 2, every_steps: 2}
   - &task {task: pairs, corpus: pair/questions.jsonl, metric: rouge1}

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.bootstrap import Interval, ratio_interval
-from paceline.engines.contract import Conventions
+from paceline.engines.vllm import VllmServer
 from paceline.measure import agreement
 from paceline.measure.acceptance import TextScores
 from paceline.measure.agreement import Agreement, Counts, decide_agreement, predicted_counts
@@ -56,8 +56,7 @@ def simulated(count: int, keeps: tuple[float, ...], seed: int) -> Simulated:
     mask_BT = torch.ones(count, 1 + LENGTH, dtype=torch.bool)
     empty_BT = torch.zeros(count, 1 + LENGTH)
     scores = TextScores(alpha_BT[:, inside], survival_BT[:, inside], empty_BT, empty_BT, mask_BT)
-    conventions = Conventions(counts_behind_end=True)
-    return Simulated(served, predicted_counts(scores, GAMMA, 1 + LENGTH, conventions))
+    return Simulated(served, predicted_counts(scores, GAMMA, 1 + LENGTH, VllmServer))
 
 
 def walked(survival_BT: Tensor, keeps: tuple[float, ...], rng: torch.Generator) -> Counts:
@@ -96,7 +95,7 @@ def requests(count: int, keeps: tuple[float, ...]) -> list[Simulated]:
 
 
 def judge(found: Simulated) -> Agreement:
-    return decide_agreement(*found, engine="vllm")
+    return decide_agreement(*found)
 
 
 @functools.cache

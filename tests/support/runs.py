@@ -79,8 +79,7 @@ def losses(run: Path) -> list[float]:
     return [row["loss"] for row in rows]
 
 
-# argv: configurations. Each process leaves the bytes that it holds beside each: of the target's
-# weights, of the draft's, and of the moments.
+# argv: configurations. Each process leaves the bytes of the target's weights beside each.
 _PROCESS = textwrap.dedent("""
     import json, os, sys
     from pathlib import Path
@@ -89,18 +88,14 @@ _PROCESS = textwrap.dedent("""
     from paceline.train import AlignConfig, align
     from paceline.train.step import Stepper
 
-    def num_bytes(tensors):
-        return sum((t.to_local() if isinstance(t, DTensor) else t).nbytes for t in tensors)
+    def num_bytes(weights):
+        return sum((w.to_local() if isinstance(w, DTensor) else w).nbytes for w in weights)
 
     def counting(step, file):
         def counted(self, *arguments):
             figures = step(self, *arguments)
-            models = (self.target, self.model)
-            of_models = ([*m.hf.parameters()] if m else [] for m in models)
-            weights = ({id(w): w for w in each}.values() for each in of_models)
-            states = self.optimizer.state.values()
-            moments = [m for state in states for m in state.values() if m.dim()]
-            file.write_text(json.dumps([*map(num_bytes, weights), num_bytes(moments)]))
+            weights = {id(w): w for w in self.target.hf.parameters()} if self.target else {}
+            file.write_text(json.dumps(num_bytes(weights.values())))
             return figures
         return counted
 
@@ -111,10 +106,10 @@ _PROCESS = textwrap.dedent("""
 """)
 
 
-def two_processes(configs: Sequence[AlignConfig], folder: Path) -> list[list[list[int]]]:
+def two_processes(configs: Sequence[AlignConfig], folder: Path) -> list[list[int]]:
     """Run each on the same two processes, started as torchrun would.
 
-    -> for each run: the bytes of target, draft and moments on each process.
+    -> for each run: the bytes of the target on each process.
     """
     files = [folder / f"config-{number}.json" for number in range(len(configs))]
     for file, config in zip(files, configs, strict=True):

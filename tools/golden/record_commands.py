@@ -217,7 +217,6 @@ def alignments() -> dict[str, Any]:
             *sets(objective={"kind": "tvd_plus_plus", "estimator": "sampled"}),
         ],
         "rounds": [*texts, *few, *sets(fixed_fraction=0.0, target_rounds={"rows": 8, "uses": 2})],
-        "kept": [*texts, *few, *sets(data__keep_states_gb=0.1)],
         "finish": [*texts, *few, *sets(objective="jsd", finish={"objective": "tvd", "begin": 0.5})],
         "cross_entropy": [*texts, *few, *sets(objective="cross_entropy")],
         "loss_vocabulary": [*texts, *few, *sets(loss_vocabulary={"drawn": 30, "frequent": 20})],

@@ -17,7 +17,7 @@ from paceline.bench.answers import keep, key_of
 from paceline.bench.workbench import Cell
 from paceline.core.stats import TimedAnswer, Times
 from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative
-from paceline.engines.contract import Capacity, Drafting, Request, Setup
+from paceline.engines.contract import Drafting, Request, Setup
 from paceline.engines.process import check_choice, started
 from paceline.engines.vllm import BLOCKS, VllmServer
 from paceline.errors import EngineError
@@ -145,7 +145,7 @@ def _server(
         drafting = Drafting(choice.draft or config.draft, gamma, "probabilistic", rule)
         options, extra = (*options, *BLOCKS), gamma + 1
     length = max(map(len, prompts.prompts)) + prompts.max_new_tokens + extra
-    setup = Setup(choice.target or config.target, drafting, Capacity(length), config.dtype)
+    setup = Setup(choice.target or config.target, drafting, length, config.dtype)
     with started(choice.model_copy(update={"options": options}), setup, progress) as engine:
         assert isinstance(engine, VllmServer), "the configuration allows no other"
         yield engine

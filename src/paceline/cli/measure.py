@@ -85,8 +85,6 @@ def _served(result: "ServedMeasurement", _config: "ServedConfig") -> "Shown":
     from paceline.cli.result_tables import served_lines
     from paceline.measure.served import save_costs
 
-    for note in result.notes:
-        say(f"note: {note}")
     yield from served_lines(result)
     yield styled(result.agreement, "counters: " if result.verdict is not None else "")
     if result.verdict is not None:

@@ -26,8 +26,8 @@ from paceline.data.requests import ModelWriter
 from paceline.data.sources import rows_of
 from paceline.data.tokens import AnswerEnd, following_tokens
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
-from paceline.engines.contract import Capacity, Setup
 from paceline.engines.contract import Request as ServedRequest
+from paceline.engines.contract import Setup
 from paceline.engines.process import check_choice, running
 from paceline.engines.text_servers import TextServers
 from paceline.engines.texts import EngineWriter, OpenAIWriter
@@ -330,12 +330,12 @@ def _own_server(config: GenerateDataConfig, writer: EngineWriter) -> Iterator[st
     """
     choice = writer.engine
     check_choice(choice)
-    capacity = Capacity(config.max_prompt_tokens + config.max_new_tokens, writer.concurrency)
+    length = config.max_prompt_tokens + config.max_new_tokens
     # a worker process has a device of its own; Ray hides the other ones
     own = config.pool == "processes" and config.workers > 1 and torch.cuda.is_available()
     gpu = torch.cuda.current_device() if own else None
     target, top = choice.target or config.target, writer.top_logprobs
-    setup = Setup(target, None, capacity, config.dtype, gpu, top)
+    setup = Setup(target, None, length, config.dtype, gpu, top, writer.concurrency)
     with running(choice, setup, silent) as client:
         yield client.url
 

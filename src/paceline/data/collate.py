@@ -7,6 +7,7 @@ end of text; masking by id would drop the label that teaches the draft to stop.
 # B batch, T positions
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -74,11 +75,14 @@ class TokenBatch:
     source: Texts | None = None
     top: TopScores | None = None
 
-    def scored(self) -> Tensor:
-        """The mask without the positions for which no scores of the target were recorded."""
+    def scored(self) -> TokenBatch:
+        """The batch without loss at positions for which no scores of the target were recorded."""
         if self.top is None:
-            return self.mask_BT
-        return self.mask_BT.masked_scatter(self.mask_BT, self.top.recorded())
+            return self
+        known_N = self.top.recorded()
+        mask_BT = self.mask_BT.masked_scatter(self.mask_BT, known_N)
+        top = TopScores(*(values[known_N] for values in self.top))
+        return dataclasses.replace(self, mask_BT=mask_BT, top=top)
 
     def to(self, device: torch.device) -> TokenBatch:
         attention = None if self.attention_BT is None else self.attention_BT.to(device)

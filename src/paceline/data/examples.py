@@ -36,7 +36,6 @@ def build_examples(
     lengths: Lengths,
     *,
     eos_token_ids: Sequence[int] = (),
-    train_document_prompts: bool = True,
     pack_documents: bool = False,
     decoder_prompt: Sequence[int] | None = None,
     recorded_states: bool = False,
@@ -50,8 +49,8 @@ def build_examples(
     Prompts are truncated on the left, completions on the right; a warning counts the prompts and
     the answers of chats. Documents are split into consecutive chunks of `lengths.prompt +
     lengths.completion` tokens. The first `lengths.prompt` tokens of a chunk are its prompt for
-    on-policy generation; if the chunk is used unchanged, all but the first carry loss unless
-    `train_document_prompts` is False. `pack_documents` concatenates the documents before splitting
+    on-policy generation; if the chunk is used unchanged, all but the first carry loss.
+    `pack_documents` concatenates the documents before splitting
     them, which avoids padding; a chunk may then span two documents.
 
     Documents and untruncated completions end with the tokenizer's end-of-text token, and answers of
@@ -72,7 +71,7 @@ def build_examples(
             if pack_documents:
                 packed += text
             else:
-                examples += _cut(text, lengths, record.where, whole=train_document_prompts)
+                examples += _cut(text, lengths, record.where)
             continue
         for turn in turns(record, tokenizer, eos_token_ids=eos_token_ids, encoder=encoder):
             num_prompts += 1
@@ -87,7 +86,7 @@ def build_examples(
             examples.append(
                 _example(record, found, decoder_prompt, recorded_states=recorded_states)
             )
-    examples += _cut(packed, lengths, "packed documents", whole=train_document_prompts)
+    examples += _cut(packed, lengths, "packed documents")
     side = "right" if encoder else "left"
     warn_of_cut(long_prompts, f"{num_prompts} prompts", lengths.prompt, side=side)
     counted = f"{num_answers} answers of chats"
@@ -167,7 +166,7 @@ def append_eos(tokens: list[int], tokenizer: PreTrainedTokenizerBase) -> list[in
     return tokens if end is None or tokens[-1:] == [end] else [*tokens, end]
 
 
-def _cut(tokens: list[int], lengths: Lengths, where: str, *, whole: bool) -> Iterator[TokenRow]:
+def _cut(tokens: list[int], lengths: Lengths, where: str) -> Iterator[TokenRow]:
     size = lengths.prompt + lengths.completion
     cuts = [*range(0, len(tokens), size), len(tokens)]
     if len(tokens) % size == 1 and len(cuts) > 2 and size > 2:
@@ -177,5 +176,4 @@ def _cut(tokens: list[int], lengths: Lengths, where: str, *, whole: bool) -> Ite
         if len(piece) < 2:
             continue
         prompt_length = min(lengths.prompt, len(piece) - 1)
-        begin = 1 if whole else prompt_length
-        yield TokenRow(array("i", piece), begin, prompt_length=prompt_length, where=where)
+        yield TokenRow(array("i", piece), 1, prompt_length=prompt_length, where=where)

@@ -23,7 +23,6 @@ import torch
 from paceline.config import StrictModel
 from paceline.core.bootstrap import LEAST_UNITS, Interval, difference_interval, ratio_interval
 from paceline.core.speed import accepted_by_position, drafted_tokens
-from paceline.engines.kinds import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.core.text_scores import TextScores
-    from paceline.engines.contract import Conventions, Served
+    from paceline.engines.contract import EngineClass, Served
     from paceline.results.row import Row
 
 _AGREES, _DIFFERS = (0.95, 1.05), (0.98, 1.02)
@@ -73,31 +72,29 @@ def predicted_counts(
     scores: TextScores,
     gamma: int,
     max_new_tokens: int,
-    conventions: Conventions,
+    engine: EngineClass,
 ) -> Counts:
-    """Expected counts of an engine with these conventions over these texts.
+    """Expected counts of the engine over these texts.
 
     Positions after the end of a text, where the draft is unknown, count with the text's mean.
     """
     whole = scores.acceptance_BT, scores.survival_BT, scores.mask_BT
-    acceptance_BT, survival_BT, mask_BT = (
-        whole if conventions.drafts_first_token else scores.drafted
-    )
-    budget = max_new_tokens - (not conventions.drafts_first_token)
+    acceptance_BT, survival_BT, mask_BT = whole if engine.drafts_first_token else scores.drafted
+    budget = max_new_tokens - (not engine.drafts_first_token)
     length_B = mask_BT.sum(-1)
     budget_B, starts_before = torch.full_like(length_B, budget), None
-    if conventions.counts_behind_end:
+    if engine.counts_behind_end:
         budget_B, starts_before = length_B + gamma + 1, length_B
         acceptance_BT, survival_BT, extended_BT = (
             _extended(part, mask_BT, gamma) for part in (acceptance_BT, survival_BT, mask_BT)
         )
         mask_BT = extended_BT.bool()
-    elif not conventions.counts_empty_blocks:
+    elif not engine.counts_empty_blocks:
         starts_before = budget_B - 1
     by_position_BG, blocks_B = accepted_by_position(
         *(acceptance_BT, survival_BT, mask_BT, gamma), budget=budget_B, starts_before=starts_before
     )
-    if conventions.counts_behind_end:
+    if engine.counts_behind_end:
         drafted_B = gamma * blocks_B
     else:
         drafted_B = drafted_tokens(survival_BT, mask_BT, gamma, budget=budget_B)
@@ -165,9 +162,7 @@ class Agreement(StrictModel):
         return {"agrees": 0, "differs": 1, "undecided": 3}[self.word]
 
 
-def decide_agreement(
-    served: Counts, predicted: Counts, *, engine: str, greedy: bool = False
-) -> Agreement:
+def decide_agreement(served: Counts, predicted: Counts, *, greedy: bool = False) -> Agreement:
     """Decide by the rules above.
 
     `predicted`: expected counts. `greedy`: at temperature 0, where the text decides the counts.
@@ -192,7 +187,7 @@ def decide_agreement(
         return verdict(reason, decided=False)
     words = "" if not different else f"; {different} of {count} requests have other counts"
     if off := list(_shown_to_differ(served, predicted, ratio)):
-        return verdict(f"{'; '.join(off)}{words}; known reasons: {KINDS[engine].reasons}")
+        return verdict(f"{'; '.join(off)}{words}")
     figure = f"tokens per target call are {ratio} times the prediction"
     if _AGREES[0] <= ratio.low and ratio.high <= _AGREES[1]:
         return verdict(f"{figure}{words}", agrees=True)

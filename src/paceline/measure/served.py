@@ -14,14 +14,13 @@ from paceline.data.input_checks import checked
 from paceline.engines.assisted import Transformers
 from paceline.engines.commands import EngineChoice
 from paceline.engines.contract import (
-    Capacity,
     Drafting,
     DraftSampling,
     Request,
     Setup,
     check_counts,
 )
-from paceline.engines.kinds import names_of, untested
+from paceline.engines.kinds import names_of
 from paceline.engines.process import client_of, connect, started
 from paceline.environment import environment
 from paceline.errors import EngineError, UsageError
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
 
     from paceline.core.sampling import SamplingParams
     from paceline.data.input_checks import InputChecks
-    from paceline.engines.contract import Conventions, Engine, Served
+    from paceline.engines.contract import Engine, EngineClass, Served
 
 
 class ServedConfig(PairConfig):
@@ -229,9 +228,10 @@ class Runs:
             return
         if answer.blocks is not None and answer.blocks.num_drafted:
             return
-        kind = self._config.engine.kind
+        name = self._config.engine.engine
         raise EngineError(
-            f"{kind.name} served without the draft: nothing was drafted; {kind.advice}"
+            f"{name} served without the draft: nothing was drafted; start it with the draft, and "
+            "read its log"
         )
 
     @contextmanager
@@ -246,8 +246,8 @@ class Runs:
         if gamma:
             drafting = Drafting(choice.draft or config.draft, gamma, config.drafting)
         sizes = config.write_costs.batch_sizes if config.write_costs else (1,)
-        capacity = Capacity(self._context_length(), max(sizes))
-        setup = Setup(choice.target or config.target, drafting, capacity, config.dtype)
+        target, length = choice.target or config.target, self._context_length()
+        setup = Setup(target, drafting, length, config.dtype, batch_size=max(sizes))
         with started(choice, setup, self._progress) as engine:
             yield engine
 
@@ -287,7 +287,6 @@ class ServedMeasurement(Result):
             `timed` has the requests with and without the draft. The units are the requests.
         speed: None if the engine was not measured without the draft.
         verdict: On the speedup; None without it.
-        notes: Remarks on the engine, e.g. an untested version.
         starts: Number of starts of each server.
         costs: Costs of the engine's steps if `write_costs` is set; `save_costs` writes them.
     """
@@ -304,7 +303,6 @@ class ServedMeasurement(Result):
     speed: ServedSpeed | None
     verdict: Verdict | None = None
     environment: dict[str, object]
-    notes: tuple[str, ...] = ()
     starts: int = 1
     costs: EngineCosts | None = None
 
@@ -348,11 +346,7 @@ def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedM
         pair = load_scored(config)
     plain, drafted = runs.answers.get(0), runs.answers[config.num_speculative_tokens]
     engine, served = drafted.engine, drafted.served
-    notes = [note] if (note := untested(engine)) is not None else []
-    sampling, filters = config.sampling, config.engine.kind.filter_note
-    if filters and sampling.top_k and sampling.top_p < 1 and not sampling.greedy:
-        notes.append(filters)
-    rows, agreement = compare_served(pair, requests, served, engine.conventions, config, progress)
+    rows, agreement = compare_served(pair, requests, served, engine, config, progress)
     speed = verdict = None
     if plain is not None:
         rows.append(timed_requests(rows[0], plain.served, served))
@@ -369,7 +363,6 @@ def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedM
         speed=speed,
         verdict=verdict,
         environment=environment(),
-        notes=tuple(notes),
         starts=runs.num_starts,
         costs=_costs(config, pair, runs),
     )
@@ -400,7 +393,7 @@ def compare_served(
     pair: Pair,
     requests: Sequence[Request],
     served: Sequence[Served],
-    conventions: Conventions,
+    engine: EngineClass,
     config: ServedConfig,
     progress: Progress = silent,
 ) -> tuple[list[Row], Agreement]:
@@ -414,17 +407,17 @@ def compare_served(
     """
     gamma = config.num_speculative_tokens
     for answer in served:
-        check_counts(answer, gamma, conventions)
+        check_counts(answer, gamma, engine)
     units = tuple(place for place, answer in enumerate(served) if answer.blocks is not None)
     prompts = [requests[place].prompt for place in units]
     texts = [served[place].tokens for place in units]
     check_longest(max(map(len, texts), default=0))
     written = PairTexts(*pair, prompts, texts, config.sampling, config.proposals)
     scores = score_texts(written, progress)
-    predicted = predicted_counts(scores, gamma, config.max_new_tokens, conventions)
+    predicted = predicted_counts(scores, gamma, config.max_new_tokens, engine)
     actual = served_counts(served, gamma)
     greedy = config.sampling.greedy and config.proposals.greedy
-    agreement = decide_agreement(actual, predicted, engine=config.engine.engine, greedy=greedy)
+    agreement = decide_agreement(actual, predicted, greedy=greedy)
     sizes = {name: model.num_parameters for name, model in pair._asdict().items()}
     base = Row(
         population=f"prompts of {config.prompts.path}",
@@ -485,7 +478,7 @@ def _costs(config: ServedConfig, pair: Pair, runs: Runs) -> EngineCosts | None:
         engine=config.engine.engine,
         engine_version=engine.version,
         drafting=config.drafting,
-        drafts_in_full=engine.conventions.counts_behind_end,
+        drafts_in_full=engine.counts_behind_end,
         full_vocabulary=pair.draft.draft_vocabulary is None,
         target_parameters=pair.target.num_parameters,
         draft_parameters=pair.draft.num_parameters,

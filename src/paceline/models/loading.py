@@ -243,12 +243,6 @@ def load_tokenizer(path: str | Path, *, alone: bool = False) -> PreTrainedTokeni
     return tokenizer
 
 
-def tokenizer_alone(path: str | Path) -> bool:
-    """True for a local directory with a tokenizer and without a model."""
-    directory = Path(path).expanduser()
-    return _has_tokenizer(directory) and not (directory / "config.json").exists()
-
-
 def _has_tokenizer(directory: Path) -> bool:
     return any((directory / name).exists() for name in _TOKENIZERS)
 

@@ -30,8 +30,7 @@ from paceline.config import StrictModel
 from paceline.core.fused import Head, chunked_loss, chunks
 from paceline.core.top_k_tail import TopScores, among
 from paceline.native.kernels import can_differentiate, losses_and_slopes
-from paceline.train.objectives import Compared, Policies, native_terms, token_losses
-from paceline.train.weights import local_part
+from paceline.train.objectives import Compared, native_terms, policies_of, token_losses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from paceline.data.collate import TokenBatch, TokenRow
     from paceline.models.hf.base import HfModel
     from paceline.native.structures import Term
-    from paceline.train.objectives import AddUp, Objective
+    from paceline.train.objectives import AddUp, Objective, Policy
 
 _PART = 2048  # rows of the head that are cast at a time for the loss in C
 SMALLEST, _LARGEST = 256, 8192
@@ -63,25 +62,6 @@ class StepPlan(NamedTuple):
     vocabulary: tuple[Tensor, Tensor] | None = None
     rng_of_row: Callable[[int], torch.Generator] | None = None
     phase: int = 0
-
-
-class Scored(NamedTuple):
-    """What the target says at the trained positions; see `TargetScores`."""
-
-    hidden_ND: Tensor | None = None
-    normalisers_N: Tensor | None = None
-
-
-class Weights(NamedTuple):
-    """Weights of the token losses in the step's mean; see `token_weights`.
-
-    Attributes:
-        labelled_BT: Of terms that have a loss at every trained position.
-        scored_BT: Of terms that read recorded scores: their mean is over positions with scores.
-    """
-
-    labelled_BT: Tensor
-    scored_BT: Tensor
 
 
 class DraftLoss(nn.Module):
@@ -109,15 +89,15 @@ class DraftLoss(nn.Module):
     def forward(
         self,
         batch: TokenBatch,
-        weights: Weights,
-        scored: Callable[[], Scored],
+        weights_BT: Tensor,
+        scored: Callable[[], tuple[Tensor | None, Tensor | None]],
         plan: StepPlan,
         uniforms: Sequence[Tensor | None],
     ) -> Tensor:
         """Sum over trained positions of weight times loss.
 
-        `scored` is called once the draft's pass has been launched, so that a GPU does not wait for
-        states that come from main memory.
+        `scored` gives the hidden states and normalisers of `TargetScores`, and is called once the
+        draft's pass has been launched, so that a GPU does not wait for states in main memory.
         """
         autocast = partial(
             torch.autocast, batch.tokens_BT.device.type, torch.bfloat16, enabled=self.autocast
@@ -126,9 +106,7 @@ class DraftLoss(nn.Module):
         with autocast():
             hidden_ND = self.draft.hidden(batch)[trained]
         target_hidden_ND, normalisers_N = scored()
-        labels_N, weights_N, scored_N = (
-            each_BT[trained] for each_BT in (batch.labels_BT, *weights)
-        )
+        labels_N, weights_N = batch.labels_BT[trained], weights_BT[trained]
         reads_target = all(term.reads_target for term in plan.terms)
         draft_head = self.draft.head if reads_target else self.draft.plain_head
         target_head = None if self.target is None else self.target.head
@@ -149,8 +127,6 @@ class DraftLoss(nn.Module):
             labels_N=labels_N,
             weights_N=weights_N,
             top_N=top_N,
-            top_scale_N=scored_N / weights_N,
-            policies=Policies(plan.terms, uniforms, self.add_up),
         )
         with autocast():
             width = len(loss.draft_head.weight_VD)
@@ -163,10 +139,11 @@ class DraftLoss(nn.Module):
                 shape = min(chunk_size, len(hidden_ND)), width
                 in_c = partial(loss.in_c, hidden_ND.new_empty(shape, dtype=dtype))
                 return chunked_loss(*inputs, in_c, weights_N, **sizes, part_size=_PART)
-            loss.policies.look_at(
+            seen = (
                 (loss.target.served_log_probs(rows), loss.draft_head.log_probs(hidden_ND[rows]))
                 for rows in chunks(len(hidden_ND), chunk_size)
             )
+            loss = loss._replace(policies=policies_of(plan.terms, uniforms, seen, self.add_up))
             return chunked_loss(*inputs, loss.by_autograd, weights_N, **sizes)
 
 
@@ -185,8 +162,7 @@ class ChunkLoss(NamedTuple):
     labels_N: Tensor  # indices among the compared tokens
     weights_N: Tensor
     top_N: TopScores | None
-    top_scale_N: Tensor
-    policies: Policies
+    policies: Sequence[Policy | None] = ()  # of each term
 
     def by_autograd(self, hidden_CD: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         """Losses and gradient of any objective."""
@@ -211,9 +187,9 @@ class ChunkLoss(NamedTuple):
             self.labels_N[rows],
             log_coverage_C=log_coverage_C,
             top=None if self.top_N is None else self.top_N.rows(rows),
-            top_scale_C=self.top_scale_N[rows],
         )
-        return token_losses(self.terms, compared, self.policies.of(rows)), projection
+        policies = [policy and policy.rows(rows) for policy in self.policies]
+        return token_losses(self.terms, compared, policies), projection
 
     def in_c(self, buffer_CV: Tensor, hidden_CD: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         """Losses and gradient of an objective with native terms, in a buffer for all chunks."""
@@ -289,24 +265,21 @@ class Normalisers:
 
         Cost: a product with the target's whole head for states that are not cached.
         """
-        keys = [row.target_hidden_TD for row in rows]
-        found = [None if key is None else self._cache.get(key) for key in keys]
-        missing = [index for index, values_T in enumerate(found) if values_T is None]
-        if missing:
-            states = hidden_ND.split(list(lengths))
-            values_N = self._compute(torch.cat([states[index] for index in missing]), head)
-            parts = values_N.split([lengths[index] for index in missing])
-            for index, part_T in zip(missing, parts, strict=True):
-                found[index] = part_T
-                key = keys[index]
+        found: list[Tensor] = []
+        for row, states_TD in zip(rows, hidden_ND.split(list(lengths)), strict=True):
+            key = row.target_hidden_TD
+            values_T = None if key is None else self._cache.get(key)
+            if values_T is None:
+                values_T = self._compute(states_TD, head)
                 if key is not None:
-                    self._cache[key] = part_T.clone()
-        return torch.cat([part_T for part_T in found if part_T is not None])
+                    self._cache[key] = values_T
+            found.append(values_T)
+        return torch.cat(found)
 
-    def _compute(self, hidden_ND: Tensor, head: Head) -> Tensor:
+    def _compute(self, hidden_TD: Tensor, head: Head) -> Tensor:
         parts = [
-            head.logits(hidden_ND[part], self._vocab_size).float().logsumexp(-1)
-            for part in chunks(len(hidden_ND), self._chunk_tokens)
+            head.logits(hidden_TD[part], self._vocab_size).float().logsumexp(-1)
+            for part in chunks(len(hidden_TD), self._chunk_tokens)
         ]
         return torch.cat(parts)
 
@@ -382,7 +355,7 @@ class ChunkSize:
         size = num_entries * num_terms
         if self._is_open and weights[0].device.type == "cuda" and size > self._most:
             self._most = size
-            count = sum(local_part(weight).numel() for weight in weights)
+            count = sum(weight.numel() for weight in weights)
             free = _free_bytes(weights[0].device) - _UPDATE_BYTES * count
             tokens = int(_SHARE * free / (_ENTRY_BYTES * size))
             self.current = max(SMALLEST, min(_LARGEST, tokens // SMALLEST * SMALLEST))

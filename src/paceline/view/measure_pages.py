@@ -179,9 +179,9 @@ def served_page(found: ServedMeasurement) -> Page:
     tau = FIGURES["block_efficiency"].measure(found.rows[0])
     facts.append(Fact.of(words_of("block_efficiency"), tau))
     facts.append(Fact.of("served / predicted", agreement.ratio, ".3f"))
-    verdict, notes = found.verdict or agreement, found.notes
+    verdict, notes = found.verdict or agreement, []
     if found.verdict is not None:
-        notes = (f"The engine's counters and the prediction: {agreement}.", *notes)
+        notes = [f"The engine's counters and the prediction: {agreement}."]
     return Page(
         title=f"The draft in {found.engine} {found.engine_version}".strip(),
         word=verdict.word.upper(),

@@ -18,7 +18,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.engines.client import Client
 from paceline.engines.commands import EngineChoice, server_command, server_environment
-from paceline.engines.contract import Capacity, Drafting, Request, Setup
+from paceline.engines.contract import Drafting, Request, Setup
 from paceline.engines.process import started
 from paceline.engines.vllm import VllmServer, examined
 from paceline.engines.vllm_plugin import read_rule
@@ -264,7 +264,7 @@ def test_a_vllm_without_the_plugin_is_refused(tmp_path: Path):
     choice = EngineChoice(engine="vllm", program=str(program))
 
     def start(rule: str | None) -> None:
-        setup = Setup("target", Drafting("draft", 2, "probabilistic", rule), Capacity(64))
+        setup = Setup("target", Drafting("draft", 2, "probabilistic", rule), 64)
         with started(choice, setup, lambda *_: None):
             pass
 

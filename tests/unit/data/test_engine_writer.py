@@ -108,16 +108,11 @@ def test_a_server_that_does_not_start_is_one_line(
         generate_data(config(folder, tmp_path / "run", writer=missing))
 
 
-PROCESSED = ["--logprobs-mode", "processed_logprobs"]
-
-
 @pytest.mark.parametrize(
     ("engine", "says"),
     [
         ({"engine": "transformers"}, "give vllm, sglang or llamacpp without url"),
         ({"engine": "vllm", "url": "http://127.0.0.1:1"}, "set writer.kind to openai"),
-        ({"engine": "vllm", "draft": "d"}, "writer.engine.draft is not used"),
-        ({"engine": "vllm", "options": PROCESSED}, "after temperature and filters"),
     ],
 )
 def test_what_is_no_server_to_start_is_one_line(tmp_path: Path, engine: dict[str, Any], says: str):

@@ -95,11 +95,6 @@ def test_whatever_its_length_no_token_of_a_document_is_lost(
     assert all(prompt == min(3, len(piece) - 1) for piece, prompt, _ in built)
 
 
-def test_document_prompts_carry_no_loss_where_that_is_asked(tokenizer: Any):
-    built = build(tokenizer, document([10, 11, 12, 13]), train_document_prompts=False)
-    assert built == [([10, 11, 12, 13, EOS], 3, 3)]
-
-
 def test_a_document_shorter_than_a_prompt_leaves_its_end_to_be_written(tokenizer: Any):
     assert build(tokenizer, document([10])) == [([10, EOS], 1, 1)]
 

@@ -1,4 +1,4 @@
-"""The plugin in a vLLM of fake modules: what it replaces, what it refuses, and its counter."""
+"""The plugin in a vLLM of fake modules: what it replaces and what it refuses."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -66,16 +66,15 @@ def test_a_file_of_tune_or_with_a_rule_is_read(
         ('{"rule": "token_v9"}', "PACELINE_RULE is not a rule"),
         ('{"rule": "token_v3", "alpha": 7}', "PACELINE_RULE is not a rule"),
         ('{"rule": ', "PACELINE_RULE is not a rule"),
-        ("/no/such/file.yaml", "names /no/such/file.yaml, which cannot be read"),
+        ("/no/such/file.yaml", "/no/such/file.yaml is not a rule"),
     ],
 )
 def test_what_is_not_a_rule_ends_vllm_with_one_line(
     vllm: FakeVllm, given: str, match: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("PACELINE_RULE", given)
-    with pytest.raises(SystemExit, match=match) as caught:
+    with pytest.raises(SystemExit, match=match):
         register()
-    assert "\n" not in str(caught.value)
     assert rules(vllm) == [None] * 3
 
 
@@ -125,16 +124,10 @@ def registered(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     register()
 
 
-def test_calls_are_counted_and_judged_by_the_rule(
-    vllm: FakeVllm, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+def test_batches_are_judged_by_the_rule(vllm: FakeVllm, monkeypatch: pytest.MonkeyPatch):
     registered('{"rule": "lossless"}', monkeypatch)
-    with caplog.at_level("INFO", logger="vllm.paceline"):
-        kept = vllm.judge(DRAFTED, DRAFT, ROWS.clone(), ONES).tolist()
-        assert kept[0][:2] == [1, 2], "p = q: every draft is kept"
-        vllm.judge(DRAFTED, None, ROWS.clone(), 0 * ONES)
-    assert vllm_plugin.counter.num_calls == 2
-    assert caplog.text.count("judged") == 1
+    kept = vllm.judge(DRAFTED, DRAFT, ROWS.clone(), ONES).tolist()
+    assert kept[0][:2] == [1, 2], "p = q: every draft is kept"
     assert rules(vllm) == [Lossless()] * 3
 
 

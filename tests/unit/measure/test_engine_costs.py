@@ -13,7 +13,6 @@ from paceline.config import validate
 from paceline.core.sampling import SamplingParams
 from paceline.decode.strategies import Autoregressive, Speculative
 from paceline.engines.contract import BlockCounts, Engine, Request, Served
-from paceline.engines.kinds import untested
 from paceline.errors import EngineError, PacelineError
 from paceline.measure import MeasureConfig, measure
 from paceline.measure.engine_costs import StepTimer, WriteCosts, read_costs
@@ -194,22 +193,6 @@ def test_an_engine_that_ignores_a_drafts_list_is_measured_with_all_tokens(folder
 def test_drafts_that_the_engine_does_not_draw_are_refused(folder: Path):
     with pytest.raises(PacelineError, match="leave --draft-temperature out"):
         measure(config(folder, draft_sampling={"temperature": 0.7}))
-
-
-@pytest.mark.parametrize(
-    ("name", "version", "said"),
-    [
-        ("vllm", "0.32.0+cpu", None),
-        ("vllm", "0.40.1", "vllm 0.40.1 was not tested with Paceline (tested: 0.32.0)"),
-        ("vllm", "", "vllm of an unknown version was not tested"),
-        ("sglang", "0.5", "sglang 0.5 was not tested with Paceline (tested: its response format"),
-    ],
-)
-def test_versions_that_were_not_tested_are_noted(name: str, version: str, said: str | None):
-    engine = Clock(0)
-    engine.name, engine.version = name, version
-    note = untested(engine)
-    assert (note is None) if said is None else str(note).startswith(said)
 
 
 def test_costs_of_other_models_are_refused(folder: Path):

@@ -12,7 +12,6 @@ from scipy import stats
 from paceline.core.bootstrap import Interval
 from paceline.engines.commands import EngineChoice
 from paceline.engines.contract import Engine, Request, Served, Setup, together
-from paceline.engines.vllm import VllmServer
 from paceline.errors import EngineError, PacelineError, UsageError
 from paceline.measure import served
 from paceline.measure.engine_costs import over_starts
@@ -42,7 +41,7 @@ def pair(folder: Path) -> tuple[CausalModel, CausalModel]:
 class Counting(Engine):
     """Stands for a server; notes the seed of each request."""
 
-    name, conventions = "vllm", VllmServer.conventions
+    name, counts_behind_end = "vllm", True
 
     def __init__(self, engine: Speculating, asked: list[int]) -> None:
         self._engine, self._asked = engine, asked

@@ -9,7 +9,6 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 
 from paceline.errors import (
     ConfigError,
@@ -19,20 +18,17 @@ from paceline.errors import (
     PromptError,
     TrainingError,
     UsageError,
-    VocabularyMismatchError,
 )
 from paceline.models import HfModel, load_model
 from paceline.models.drafts.restricted_head import limit_vocabulary
 from paceline.models.drafts.save import save_draft
 from paceline.native.kernels import losses_and_slopes
-from paceline.progress import silent
 from paceline.records import RunDirectory, read_jsonl
 from paceline.train import align, loop
 from paceline.train.checkpoint import TrainingState, has_begun
 from paceline.train.loop import TrainingLoop
 from paceline.train.loss import VocabularySample
 from paceline.train.objectives import token_losses
-from paceline.train.run import open_run
 from paceline.train.step import StepFigures, Stepper
 from support.runs import align_config, held_out, losses, write_corpus, write_pair
 
@@ -124,13 +120,12 @@ EVERY_LABEL = "cross_entropy with a divergence needs every label"
     [
         ({"objective": ["forward_kl", "cross_entropy"]}, EVERY_LABEL),
         ({"finish": {"objective": ["tvd", "cross_entropy"]}}, EVERY_LABEL),
-        ({"finish": {"objective": "cross_entropy", "begin": 0.5, "end": 0.9}}, EVERY_LABEL),
         (
             {"objective": {"rule": {"rule": "opt", "alpha": 0.2}}},
             "needs the full vocabulary, but .* only 9 tokens",
         ),
     ],
-    ids=["at once", "at the end", "blended", "a rule"],
+    ids=["at once", "at the end", "a rule"],
 )
 def test_what_a_draft_of_few_tokens_cannot_learn_is_refused(
     folder: Path, tmp_path: Path, changes: dict[str, Any], said: str
@@ -184,11 +179,6 @@ def test_the_embedding_of_a_token_that_is_also_the_padding_is_trained_where_it_i
     torch.testing.assert_close(grad_VD, embedding.weight.grad, rtol=1e-3, atol=1e-6)
 
 
-def test_freezing_every_layer_is_refused(folder: Path, tmp_path: Path):
-    with pytest.raises(UsageError, match="freeze_layers is 2, but the draft has 2 layers"):
-        align(align_config(folder, tmp_path / "run", num_steps=2, freeze_layers=2))
-
-
 def test_a_loss_that_is_no_number_names_step_and_last_good_checkpoint(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -205,9 +195,8 @@ def test_a_loss_that_is_no_number_names_step_and_last_good_checkpoint(
     poison("token_losses", token_losses)
     poison("losses_and_slopes", losses_and_slopes)
     config = align_config(folder, tmp_path / "run", checkpoints={"every_steps": 2})
-    with pytest.raises(TrainingError, match=r"nan at step 6; .*step-00000004/model;") as caught:
+    with pytest.raises(TrainingError, match=r"nan at step 6; .*step-00000004/model;"):
         align(config)
-    assert "\n" not in str(caught.value)
 
 
 def test_weights_that_are_no_numbers_are_never_saved(folder: Path, tmp_path: Path):
@@ -283,6 +272,7 @@ def test_bfloat16_autocast_trains_towards_the_same_loss(folder: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("changes", "error", "complaint"),
     [
+        ({"freeze_layers": 2}, UsageError, "freeze_layers is 2, but the draft has 2 layers"),
         ({"max_completion_tokens": 60}, ContextLengthError, "is 65, but the target's context"),
         ({"target": "no/such/place/at/all"}, ModelLoadError, "no/such/place/at/all"),
         ({"data": {"train": "missing.jsonl"}}, PromptError, "no file at missing.jsonl"),
@@ -295,30 +285,8 @@ def test_what_cannot_be_used_is_one_line(
     if changes.get("data") == "prompts":
         path = write_corpus(tmp_path / "prompts.jsonl", [{"prompt": "a"}])
         changes = changes | {"data": {"train": str(path)}}
-    with pytest.raises(error, match=complaint) as caught:
+    with pytest.raises(error, match=complaint):
         align(align_config(folder, tmp_path / "run", **changes))
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["target", "draft"])
-def test_weights_that_are_no_numbers_are_not_blamed_on_the_architecture(tmp_path: Path, name: str):
-    folder = write_pair(tmp_path)
-    hf: Any = load_model(folder / name, dtype="float32").hf
-    with torch.no_grad():
-        hf.model.layers[1].mlp.up_proj.weight[0, 0] = torch.nan
-    hf.save_pretrained(folder / name)
-    with pytest.raises(ModelLoadError, match="NaN"):
-        align(align_config(folder, tmp_path / "run"))
-
-
-def test_a_draft_with_another_tokenizer_is_refused(tmp_path: Path):
-    folder = write_pair(tmp_path)
-    words = json.loads((folder / "draft" / "tokenizer.json").read_text())
-    vocabulary = words["model"]["vocab"]
-    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
-    (folder / "draft" / "tokenizer.json").write_text(json.dumps(words))
-    with pytest.raises(VocabularyMismatchError, match="tokenizers of target and draft differ"):
-        align(align_config(folder, tmp_path / "run"))
 
 
 def test_processes_agree_on_clock_schedule_and_stop():
@@ -401,27 +369,3 @@ def test_metrics_of_a_run_that_diverges_are_json(
     row = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert (row["step"], row["num_tokens"]) == (1, 4)
     assert not row.keys() & {"loss", "gradient_norm"}
-
-
-@pytest.mark.parametrize("name", ["DEEPSPEED", "FSDP", "MEGATRON_LM"])
-def test_a_launcher_that_deals_weights_out_itself_is_refused(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-):
-    monkeypatch.setenv(f"ACCELERATE_USE_{name}", "true")
-    with pytest.raises(ConfigError, match=rf"configured for {name}.* set shard to shard"):
-        align(align_config(folder, tmp_path / "run"))
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_run_takes_the_device_that_every_other_command_takes(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """Accelerate would take Apple's GPU, which has no float64."""
-    monkeypatch.setattr("accelerate.state.is_mps_available", lambda *_: True)
-    AcceleratorState._reset_state(reset_partial_state=True)
-    config = align_config(folder, tmp_path / "run", device="auto")
-    with open_run(config, {}, resume=False, progress=silent) as run:
-        assert run is not None
-        device = run.accelerator.device
-    AcceleratorState._reset_state(reset_partial_state=True)
-    assert device.type == ("cuda" if torch.cuda.is_available() else "cpu")

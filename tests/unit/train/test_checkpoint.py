@@ -18,7 +18,6 @@ from paceline.train.checkpoint import (
     rewind_metrics,
     saved_model,
 )
-from paceline.train.config import Checkpoints
 from support.models import tiny_pair
 from support.runs import align_config
 
@@ -117,10 +116,8 @@ def test_a_full_disk_is_one_line_and_earlier_checkpoints_stay(
     draft, optimizer = trained_draft()
     first = store.save(draft, optimizer.state_dict(), TrainingState(step=1))
     request.getfixturevalue("_small_disk")
-    with pytest.raises(StorageError, match="the disk is full") as caught:
+    with pytest.raises(StorageError, match=r"step-00000002.*the disk is full"):
         store.save(draft, optimizer.state_dict(), TrainingState(step=2))
-    assert "\n" not in str(caught.value)
-    assert "step-00000002" in str(caught.value)
     assert [path.name for path in store.directory.iterdir()] == [first.name]
     load_model(saved_model(first))
 
@@ -156,15 +153,6 @@ def test_a_run_directory_is_entered_only_by_its_own_run(folder: Path, tmp_path: 
         check_run_directory(run, other, resume=True)
 
 
-def test_a_directory_with_other_things_in_it_and_a_file_are_refused(folder: Path, tmp_path: Path):
-    (tmp_path / "thesis.tex").write_text("x")
-    with pytest.raises(ConfigError, match="is not empty and holds no run"):
-        check_run_directory(RunDirectory(tmp_path), align_config(folder, tmp_path), resume=True)
-    file = tmp_path / "thesis.tex"
-    with pytest.raises(ConfigError, match="is a file"):
-        check_run_directory(RunDirectory(file), align_config(folder, file), resume=False)
-
-
 def test_metrics_of_steps_that_are_made_again_are_dropped(tmp_path: Path):
     run = RunDirectory(tmp_path)
     for step in range(5):
@@ -173,11 +161,3 @@ def test_metrics_of_steps_that_are_made_again_are_dropped(tmp_path: Path):
         stream.write('{"step": 5, "lo')  # torn by a kill
     rewind_metrics(run, 3)
     assert [row["step"] for row in read_jsonl(run.metrics)] == [0, 1, 2, 3]
-
-
-def test_a_run_of_another_kind_is_not_written_over(folder: Path, tmp_path: Path):
-    run = RunDirectory(tmp_path / "run")
-    run.write_manifest(Checkpoints())  # any other configuration
-    for resume in (False, True):
-        with pytest.raises(ConfigError, match="a run of another kind, Checkpoints; choose another"):
-            check_run_directory(run, align_config(folder, run.path), resume=resume)

@@ -15,7 +15,7 @@ from paceline.core.fused import Head, chunked_loss
 from paceline.errors import ConfigError
 from paceline.train import AlignConfig
 from paceline.train.loss import ChunkLoss, ChunkSize, TargetScores
-from paceline.train.objectives import Objective, Policies, uniforms_of_terms
+from paceline.train.objectives import Objective, policies_of, uniforms_of_terms
 
 GIB = 2**30
 VOCABULARY = 128_256
@@ -132,15 +132,19 @@ def bytes_per_entry(terms: list[Any], *, bfloat16: bool) -> float:
     stored = weights[1].to(torch.bfloat16 if bfloat16 else torch.float32)
     head = Head(weights[0].requires_grad_())
     target = TargetScores(hidden_ND.detach(), Head(stored), None, None)
-    policies = Policies(terms, uniforms_of_terms(terms, [(rng, size)]), lambda values: values)
+    uniforms = uniforms_of_terms(terms, [(rng, size)])
     ones_N = torch.ones(size)
-    loss = ChunkLoss(
-        terms, None, head, target, torch.arange(size), ones_N, None, ones_N, policies
-    ).by_autograd
+    loss = ChunkLoss(terms, None, head, target, torch.arange(size), ones_N, None)
     with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16), Peak() as peak:
         whole = slice(0, size)
-        policies.look_at([(target.served_log_probs(whole), head.log_probs(hidden_ND).detach())])
-        chunked_loss(hidden_ND, head, loss, ones_N, chunk_size=size)
+        policies = policies_of(
+            terms,
+            uniforms,
+            [(target.served_log_probs(whole), head.log_probs(hidden_ND).detach())],
+            lambda values: values,
+        )
+        of_chunk = loss._replace(policies=policies).by_autograd
+        chunked_loss(hidden_ND, head, of_chunk, ones_N, chunk_size=size)
     return peak.most / (size * entries)
 
 

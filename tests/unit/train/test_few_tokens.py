@@ -1,6 +1,5 @@
 """Training a draft that proposes some tokens, against what would be served of it."""
 
-import itertools
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -14,7 +13,6 @@ from paceline.models.drafts.restricted_head import limit_vocabulary
 from paceline.models.drafts.save import save_draft
 from paceline.native import compiled
 from paceline.train import align
-from paceline.train.loss import Normalisers
 from paceline.train.step import Stepper
 from support.runs import align_config, losses, write_corpus, write_pair
 
@@ -23,13 +21,6 @@ ROADS = [pytest.param(True, marks=NATIVE), False]
 PROMPT, COMPLETION = [5, 6, 7], [8, 9, 30, 40]
 OBJECTIVES = ["tvd", "negative_log_acceptance"]
 SAMPLES = [None, {"frequent": 7, "drawn": 193}]
-KEPT = [None, 1]
-CASES = [
-    pytest.param(native, OBJECTIVES[a], KEPT[b], SAMPLES[c], marks=[NATIVE] if native else [])
-    for a, b, c in itertools.product((0, 1), repeat=3)
-    for native in [(a + b + c) % 2 == 1]
-]
-"""Any three of these four choices in all combinations."""
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +79,11 @@ def served_losses(folder: Path) -> tuple[dict[str, float], Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("native", "objective", "kept", "sample"), CASES)
+@pytest.mark.parametrize("native", ROADS)
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("sample", SAMPLES)
 def test_loss_and_gradient_are_those_of_what_is_served(
-    folder: Path, tmp_path: Path, native: bool, objective: str, kept: float | None, sample: Any
+    folder: Path, tmp_path: Path, native: bool, objective: str, sample: Any
 ):
     grads: list[Tensor] = []
     update = Stepper._update
@@ -99,7 +92,7 @@ def test_loss_and_gradient_are_those_of_what_is_served(
         grads.append(stepper.model.hf.model.layers[0].mlp.up_proj.weight.grad.clone())
         return update(stepper, rate)
 
-    data = {"train": str(folder / "corpus.jsonl"), "keep_states_gb": kept}
+    data = {"train": str(folder / "corpus.jsonl")}
     changes: dict[str, Any] = {"draft": str(folder / "few"), "data": data, "num_steps": 1}
     changes |= {"batch_size": 2, "objective": objective, "max_gradient_norm": None}
     changes |= {"loss_vocabulary": sample, "chunk_tokens": 3}
@@ -112,24 +105,3 @@ def test_loss_and_gradient_are_those_of_what_is_served(
     whole[objective].backward()
     wanted = draft.model.layers[0].mlp.up_proj.weight.grad
     torch.testing.assert_close(grads[0].double(), wanted, rtol=1e-3, atol=1e-6)
-
-
-@pytest.mark.parametrize("native", ROADS)
-def test_states_that_are_kept_are_normalised_once(folder: Path, tmp_path: Path, native: bool):
-    asked: list[int] = []
-    measure = Normalisers._compute
-
-    def spy(self: Any, hidden_ND: Tensor, *rest: Any) -> Tensor:
-        asked.append(len(hidden_ND))
-        return measure(self, hidden_ND, *rest)
-
-    data = {"train": str(folder / "corpus.jsonl"), "keep_states_gb": 1}
-    changes: dict[str, Any] = {"draft": str(folder / "few"), "data": data, "num_steps": 4}
-    changes |= {"batch_size": 2, "objective": "tvd"}
-    road = patch("paceline.train.loss.can_differentiate", lambda _: native)
-    with road, patch.object(Normalisers, "_compute", spy):
-        align(align_config(folder, tmp_path / "run", **changes))
-        assert asked == [8], "five tokens and three, once"
-        changes |= {"objective": "forward_kl"}
-        align(align_config(folder, tmp_path / "kl", **changes))
-        assert asked == [8], "a KL has no use for them"

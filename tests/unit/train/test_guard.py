@@ -21,18 +21,11 @@ def settled() -> LossGuard:
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_a_loss_that_is_no_number_stops_at_once_and_names_step_and_checkpoint(loss: float):
-    with pytest.raises(TrainingError) as caught:
+    said = f"became {loss} at step 41; .* {SAVED}/model; restart from it"
+    with pytest.raises(TrainingError, match=said):
         settled().check(41, figures(loss), SAVED)
-    message = str(caught.value)
-    assert f"the loss became {loss} at step 41" in message
-    assert str(SAVED) in message
-    assert "learning_rate" in message
-    assert "\n" not in message
-
-
-def test_without_a_checkpoint_the_message_says_so():
     with pytest.raises(TrainingError, match="no checkpoint was saved yet"):
-        settled().check(1, figures(float("nan")), None)
+        settled().check(1, figures(loss), None)
 
 
 def test_an_explosion_is_three_steps_above_ten_times_the_median():
@@ -75,12 +68,6 @@ def test_a_loss_near_zero_does_not_explode_by_rounding(median: float):
         guard.check(23, figures(0.5), SAVED)
 
 
-def test_a_run_can_begin_with_the_model_that_the_message_names(tmp_path: Path):
-    (tmp_path / "step-00000040" / "model").mkdir(parents=True)
-    with pytest.raises(TrainingError, match=r"checkpoint is .*step-00000040/model; restart from"):
-        settled().check(41, figures(float("nan")), tmp_path / "step-00000040")
-
-
 def test_a_loss_of_another_objective_is_compared_with_losses_of_its_own():
     guard = settled()
     for step in range(1, 31):  # a hundred times the first objective's
@@ -101,17 +88,6 @@ def test_an_objective_of_a_smaller_scale_is_not_held_to_the_larger_one():
         guard.check(step, figures(0.2), SAVED, phase=1)
     with pytest.raises(TrainingError, match=r"exploded: 0.2 at step 23, median 0.01"):
         guard.check(23, figures(0.2), SAVED, phase=1)
-
-
-@pytest.mark.parametrize("num_steps", [30, 100, 1000])
-def test_weights_that_move_in_a_straight_line_never_double_the_median_of_their_phase(
-    num_steps: int,
-):
-    """From nothing to another objective: loss n / N after n of N steps, a blend's worst case."""
-    guard = LossGuard(2.01, [1e-6] * 50)
-    for step in range(1, num_steps + 1):
-        guard.check(step, figures(1e-6 + step / num_steps), SAVED, phase=1)
-        assert guard.calm
 
 
 def test_a_gradient_that_is_no_number_three_times_in_a_row_ends_the_run():

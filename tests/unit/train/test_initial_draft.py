@@ -48,7 +48,6 @@ def test_each_way_makes_its_draft(
         ({"layers": [0], "num_layers": 1}, "num_layers needs params; use layers"),
         ({"hidden_size": 16}, "a width needs text"),
         ({"layers": [0], "vocabulary": 9}, "vocabulary needs text"),
-        ({"layers": [0], "ranked": True}, "text is set, but is only used with a width"),
     ],
 )
 def test_a_plan_that_contradicts_itself_is_refused(

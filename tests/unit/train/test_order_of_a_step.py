@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.core.divergences import token_weights
 from paceline.data.collate import TokenRow, collate
-from paceline.train.loss import ChunkSize, DraftLoss, Scored, StepPlan, Weights
+from paceline.train.loss import ChunkSize, DraftLoss, StepPlan
 from paceline.train.objectives import ForwardKL
 from support.models import tiny_model
 
@@ -42,13 +42,13 @@ def test_states_are_fetched_before_anything_waits_for_the_drafts_pass():
         lambda *_: events.seen.append("pass")
     )
 
-    def scored() -> Scored:
+    def scored() -> tuple[torch.Tensor, None]:
         events.seen.append("states")
-        return Scored(hidden_ND)
+        return hidden_ND, None
 
     plan = StepPlan([ForwardKL()])
     with events:
-        loss(batch, Weights(weights_BT, weights_BT), scored, plan, [None])
+        loss(batch, weights_BT, scored, plan, [None])
     hook.remove()
     before = events.seen[: events.seen.index("states")]
     assert before[-1] == "pass"

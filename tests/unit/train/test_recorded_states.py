@@ -126,15 +126,9 @@ def test_records_that_cannot_be_used_are_one_line(folder: Path, tmp_path: Path):
 
 
 @ONE_KIND
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"fixed_fraction": 0.5}, "fixed_fraction below 1 needs the whole target"),
-        ({"shard": ["target"]}, "shard of the target needs the whole target"),
-    ],
-)
+@pytest.mark.parametrize("changes", [{"fixed_fraction": 0.5}, {"shard": ["target"]}])
 def test_what_needs_the_whole_target_is_one_line(
-    folder: Path, tmp_path: Path, changes: dict[str, Any], says: str
+    folder: Path, tmp_path: Path, changes: dict[str, Any]
 ):
-    with pytest.raises(ConfigError, match=re.escape(says)):
+    with pytest.raises(ConfigError, match="need the whole target"):
         recorded(folder, tmp_path / "run", **changes)

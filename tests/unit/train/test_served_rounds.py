@@ -113,10 +113,3 @@ def test_what_servers_cannot_do_is_one_line(
 ):
     with pytest.raises(ConfigError, match=re.escape(says)):
         align_config(folder, tmp_path, **settings(folder, "http://127.0.0.1:9", 0, **changes))
-
-
-@ONE_KIND
-def test_text_of_the_draft_has_no_records_of_the_target(folder: Path, tmp_path: Path):
-    mixed = {"objective": "top_k_tail", "draft_fraction": 0.5}
-    with pytest.raises(ConfigError, match="needs recorded log probabilities of every text"):
-        align_config(folder, tmp_path, **settings(folder, "http://127.0.0.1:9", 4, **mixed))

@@ -162,24 +162,3 @@ def test_a_tracker_that_is_not_installed_is_refused_before_any_work(
     with pytest.raises(UsageError, match="mlflow, which is not installed: pip install mlflow"):
         align(config(folder, tmp_path / "run", track="mlflow"))
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_tensorboard_reads_what_metrics_jsonl_has(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    run = config(folder, tmp_path / "run", track="tensorboard")
-    killed_in_step(7, monkeypatch, run)
-    align(run, resume=True)
-    read = events.EventAccumulator(str(tmp_path / "run" / "paceline"), {"scalars": 0})
-    read.Reload()
-    expected = in_metrics(tmp_path / "run")
-    expected.pop("origin")  # a text
-    assert set(read.Tags()["scalars"]) == expected.keys()
-    for name, points in expected.items():
-        found = [(event.step, event.value) for event in read.Scalars(name)]
-        assert [step for step, _ in found] == [step for step, _ in points], name
-        # the file has 32 bits
-        assert [v for _, v in found] == pytest.approx([v for _, v in points], rel=1e-6), name

@@ -11,7 +11,7 @@ from paceline.errors import ConfigError
 from paceline.models.loading import load_tokenizer
 from paceline.records import read_jsonl
 from paceline.train import align
-from paceline.train.training_text import records_of
+from paceline.train.align import records_of
 from support.runs import align_config, losses, write_corpus
 
 TEXTS = [f"the {word} sat there" for word in ("cat", "hen", "man", "hat", "pan", "tin")]

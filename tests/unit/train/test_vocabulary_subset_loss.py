@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from paceline.core.fused import Head
 from paceline.rng import named_generator
 from paceline.train.loss import LossVocabulary, VocabularySample, places_of
-from paceline.train.objectives import Compared, Objective, Policies, TVDPlusPlus, token_losses
+from paceline.train.objectives import Compared, Objective, TVDPlusPlus, policies_of, token_losses
 
 
 def sample(frequent: int, drawn: int, counts: list[int]) -> VocabularySample:
@@ -123,15 +123,14 @@ def test_tvd_plus_plus_over_some_tokens_rewards_by_the_whole_target(estimator: s
     term = TVDPlusPlus(estimator=estimator)
     logits = torch.tensor([[0.6, 0.4]], dtype=torch.float64).log().requires_grad_()
     served = P[:2].log()[None]
-    policies = Policies([term], [None], lambda moments: moments)
-    policies.look_at([(served, logits.detach())])
+    policies = policies_of([term], [None], [(served, logits.detach())], lambda moments: moments)
     compared = Compared(
         served - math.log(0.8),
         logits.log_softmax(-1),
         torch.zeros(1, dtype=torch.int64),
         log_coverage_C=torch.tensor([math.log(0.8)], dtype=torch.float64),
     )
-    loss = token_losses([term], compared, policies.of(slice(0, 1)))
+    loss = token_losses([term], compared, policies)
     loss.sum().backward()
     assert float(loss.detach()) == pytest.approx(0.2)
     assert logits.grad is not None
