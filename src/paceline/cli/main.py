@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from typing import Annotated, Any
 
@@ -19,7 +20,7 @@ from paceline.cli.measure import MEASURE
 from paceline.cli.options import SCHEMAS, schema_of
 from paceline.cli.other import OTHER
 from paceline.errors import INTERRUPTED, PacelineError
-from paceline.processes import ignore_working_directory, keep_freed_memory
+from paceline.processes import keep_freed_memory
 from paceline.processor import level
 
 __all__ = ["SCHEMAS", "app", "main", "schema_of"]
@@ -85,7 +86,7 @@ def options_of_all(
 
 def main() -> None:
     """Run the command line and exit; see `paceline --help` for the exit codes."""
-    ignore_working_directory()
+    os.environ["PYTHONSAFEPATH"] = "1"  # processes import nothing from the working directory
     keep_freed_memory()
     # what imports make stays; by default, the collector looks at all of it six times
     gc.set_threshold(10_000, 10, 10)
