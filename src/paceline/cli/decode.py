@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from paceline.cli import options
-from paceline.cli.command import Call, Group
+from paceline.cli.command import as_json_text, command, verb
 from paceline.cli.console import stderr
 from paceline.errors import NOT_DONE, UsageError
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from paceline.cli.command import Shown
     from paceline.decode.strategies import DecodingConfig
 
-DECODE = Group("Decode")
+DECODE = "Decode"  # a panel of the help
 
 
-@DECODE.command("paceline.decode.strategies:DecodingConfig")
+@command(DECODE, "paceline.decode.strategies:DecodingConfig")
 def decode(
-    call: Call,
+    decoding: "DecodingConfig",
     target: Annotated[str, typer.Option(help="Target model: directory, .gguf file or hub name.")],
     prompt: Annotated[str | None, typer.Option(help="Text to continue.")] = None,
     prompt_file: Annotated[
@@ -47,9 +47,7 @@ def decode(
     """Generate text from one prompt; --draft is optional."""
     from paceline.cli.streaming import load_decoder, read_prompt, stream_text
     from paceline.data.input_checks import InputChecks
-    from paceline.decode.strategies import DecodingConfig
 
-    decoding = call.build(DecodingConfig)
     if draft is None:
         _check_without_draft(decoding, draft_weights)
     text = read_prompt(prompt, prompt_file)
@@ -83,7 +81,7 @@ def _check_without_draft(decoding: "DecodingConfig", draft_weights: str) -> None
         )
 
 
-@DECODE.command()
+@command(DECODE)
 def play(
     target: Annotated[str, typer.Option(help="Target model: directory, .gguf file or hub name.")],
     draft: Annotated[str, typer.Option(help="Draft model: directory, .gguf file or hub name.")],
@@ -116,12 +114,12 @@ def play(
         playground.serve(large, small, f"target {target}, draft {draft}")
 
 
-@DECODE.verb(
+@verb(
+    DECODE,
     "paceline.bench.tune:TuneConfig",
     "paceline.bench.tune:tune",
-    as_json=True,
+    json_of=as_json_text,
     page="run",
-    one_of=("quality_floor", "absolute_quality", "max_latency"),
 )
 def tune(result: "Tuned", _config: "TuneConfig") -> "Shown":
     """Find the best setting within a bound.
@@ -163,7 +161,7 @@ def usage(result: "Tuned") -> str:
     return f"{config.output}/decoding.yaml: use it with paceline decode{weights} --config"
 
 
-@DECODE.verb("paceline.bench:BenchConfig", "paceline.bench:bench", page="run")
+@verb(DECODE, "paceline.bench:BenchConfig", "paceline.bench:bench", page="run")
 def bench(result: "Progressed", config: "BenchConfig") -> "Shown":
     """Compare decoding settings on a task.
 

@@ -11,14 +11,17 @@ import typer
 import typer.core
 
 import paceline
-from paceline.cli.command import HELP_OPTIONS, print_help
-from paceline.cli.console import checked_output, echo, say, show_warnings_in_one_line
-from paceline.cli.crash import describe_crash
-from paceline.cli.decode import DECODE
-from paceline.cli.make import MAKE
-from paceline.cli.measure import MEASURE
+
+from paceline.cli import make, measure, decode, other  # noqa: F401  # isort: skip
+from paceline.cli.command import COMMANDS, HELP_OPTIONS
+from paceline.cli.console import (
+    check_output,
+    describe_crash,
+    echo,
+    say,
+    show_warnings_in_one_line,
+)
 from paceline.cli.options import SCHEMAS, schema_of
-from paceline.cli.other import OTHER
 from paceline.errors import INTERRUPTED, PacelineError
 from paceline.processes import keep_freed_memory
 from paceline.processor import level
@@ -41,16 +44,7 @@ class _Program(typer.core.TyperGroup):
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
-        groups = (MAKE, MEASURE, DECODE, OTHER)
-        self.commands = {command.name: command for group in groups for command in group.commands}
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """The names, by group."""
-        return [*map(str, self.commands)]
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the commands in panels; errors stay plain."""
-        print_help(self, ctx)
+        self.commands = COMMANDS
 
 
 app = typer.Typer(
@@ -58,7 +52,7 @@ app = typer.Typer(
     cls=_Program,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
     context_settings=HELP_OPTIONS,
 )
 
@@ -96,8 +90,10 @@ def main() -> None:
 
 def _exit_code() -> int:
     try:
-        with checked_output():
+        try:
             code = app(prog_name="paceline", standalone_mode=False) or 0
+        finally:
+            check_output()
     except PacelineError as error:
         say(str(error))
         return error.exit_code

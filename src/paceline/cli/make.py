@@ -8,24 +8,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import options
-from paceline.cli.command import Call, Group
+from paceline.cli.command import as_json_text, check_inputs, command, verb
 from paceline.cli.console import echo, progress_bars, stderr, stdout
 from paceline.config import apply_override
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
     from paceline.cli.command import Shown
+    from paceline.data.requests import GenerateDataConfig
     from paceline.export import ExportConfig, Exported
     from paceline.models import HfModel
     from paceline.train import AlignConfig, PretrainConfig
     from paceline.train.initial_draft import DraftConfig
 
-MAKE = Group("Make drafts and data")
+MAKE = "Make drafts and data"  # a panel of the help
 
 
-@MAKE.command("paceline.train.initial_draft:DraftConfig")
+@command(MAKE, "paceline.train.initial_draft:DraftConfig")
 def draft(
-    call: Call,
+    config: "DraftConfig",
     time_passes: Annotated[
         bool, typer.Option("--time/--no-time", help="Time forward passes of draft and target.")
     ] = True,
@@ -36,10 +37,9 @@ def draft(
     from paceline.models import load_model
     from paceline.models.drafts.save import save_draft
     from paceline.models.loading import stored_dtype
-    from paceline.train.initial_draft import DraftConfig, make_draft
+    from paceline.train.initial_draft import make_draft
 
-    config = call.build(DraftConfig)
-    call.check(config, dry_run=dry_run)
+    check_inputs(config, dry_run=dry_run)
     checked(config)
     model = load_model(config.target)
     small = make_draft(config, model)
@@ -73,7 +73,7 @@ def _description(draft: "HfModel", config: "DraftConfig", target: "HfModel") -> 
     return f"{origin}, {draft.num_parameters:,} parameters ({share:.1%}){proposes}"
 
 
-@MAKE.verb("paceline.train:PretrainConfig", "paceline.train:pretrain", page="run", resume=True)
+@verb(MAKE, "paceline.train:PretrainConfig", "paceline.train:pretrain", page="run", resume=True)
 def pretrain(folder: Path, _config: "PretrainConfig") -> "Shown":
     """Train a model on text.
 
@@ -83,9 +83,9 @@ def pretrain(folder: Path, _config: "PretrainConfig") -> "Shown":
     yield f"{folder / 'model'}: the model; metrics are in {folder}/result.json"
 
 
-@MAKE.command("paceline.data.requests:GenerateDataConfig")
+@command(MAKE, "paceline.data.requests:GenerateDataConfig")
 def generate_data(
-    call: Call,
+    config: "GenerateDataConfig",
     resume: options.Resume = False,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
@@ -96,11 +96,9 @@ def generate_data(
     """
     from paceline.data.distillation_data import generate_data as run
     from paceline.data.distillation_data import planned
-    from paceline.data.requests import GenerateDataConfig
 
-    config = call.build(GenerateDataConfig, resume=resume)
-    settings = {"dry_run": dry_run, "as_json": as_json, "resume": resume}
-    call.check(config, **settings, summary=lambda: planned(config))
+    how = {"dry_run": dry_run, "as_json": as_json, "resume": resume}
+    check_inputs(config, **how, summary=lambda: planned(config))
     with progress_bars() as progress:
         directory = run(config, resume=resume, progress=progress)
     text = (directory / "result.json").read_text("utf-8")
@@ -112,7 +110,7 @@ def generate_data(
     stdout.print(f"{directory / 'data'}: {counts}; metrics are in {directory}/result.json")
 
 
-@MAKE.verb("paceline.train:AlignConfig", "paceline.train:align", page="run", resume=True)
+@verb(MAKE, "paceline.train:AlignConfig", "paceline.train:align", page="run", resume=True)
 def align(folder: Path, config: "AlignConfig") -> "Shown":
     """Train a draft to match its target.
 
@@ -132,7 +130,7 @@ def align(folder: Path, config: "AlignConfig") -> "Shown":
     yield f"{folder / 'draft'}: the aligned draft; metrics are in {folder}/result.json"
 
 
-@MAKE.verb("paceline.export:ExportConfig", "paceline.export:export", as_json=True)
+@verb(MAKE, "paceline.export:ExportConfig", "paceline.export:export", json_of=as_json_text)
 def export(result: "Exported", _config: "ExportConfig") -> "Shown":
     """Export a draft for an engine.
 
@@ -155,7 +153,7 @@ def export(result: "Exported", _config: "ExportConfig") -> "Shown":
         yield result.command
 
 
-@MAKE.command()
+@command(MAKE)
 def task(
     name: Annotated[str, typer.Argument(help="Task, such as arithmetic or translation.")],
     out: Annotated[Path, typer.Option(help="Output file (.jsonl).")],
@@ -194,7 +192,7 @@ def task(
         )
 
 
-@MAKE.command()
+@command(MAKE)
 def corpus(
     out: Annotated[Path, typer.Option(help="Directory to write the files to.")],
     package: Annotated[

@@ -7,15 +7,14 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli import options
-from paceline.cli.command import Group
+from paceline.cli.command import check_html, command
 from paceline.cli.console import echo, stdout
-from paceline.cli.html_report import check_html
 from paceline.errors import UsageError
 
-OTHER = Group("Inspect and try")
+OTHER = "Inspect and try"  # a panel of the help
 
 
-@OTHER.command()
+@command(OTHER)
 def inspect(
     model: Annotated[str, typer.Argument(help="Model: directory, .gguf file or hub name.")],
     chat: Annotated[
@@ -42,20 +41,13 @@ def inspect(
     raise typer.Exit(0 if report.passed else 1)
 
 
-def _known_kind(kind: str) -> str:
-    if kind not in options.kinds():
-        raise typer.BadParameter(f"{kind!r} is not one of {', '.join(options.kinds())}")
-    return kind
-
-
-@OTHER.command()
+@command(OTHER)
 def validate(
     kind: Annotated[
         str,
         typer.Argument(
             help="Command that the file configures.",
-            callback=_known_kind,
-            autocompletion=options.kinds,
+            autocompletion=lambda: list(options.SCHEMAS),
         ),
     ],
     config: Annotated[Path | None, typer.Argument(help="YAML file to check.")] = None,
@@ -71,6 +63,8 @@ def validate(
     from paceline.cli.defaults import describe_defaults
     from paceline.config import to_yaml
 
+    if kind not in options.SCHEMAS:
+        raise UsageError(f"{kind!r} is not one of {', '.join(options.SCHEMAS)}")
     schema = options.schema_of(kind)
     if defaults:
         echo(describe_defaults(schema), nl=False)
@@ -82,7 +76,7 @@ def validate(
     echo(to_yaml(options.build(schema, config, overrides)), nl=False)
 
 
-@OTHER.command()
+@command(OTHER)
 def env(as_json: options.Json = False) -> None:
     """Show versions, processor, memory and GPUs."""
     from paceline.environment import environment, hardware, versions_of_extras
@@ -117,7 +111,7 @@ def _rows(prefix: str, values: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-@OTHER.command()
+@command(OTHER)
 def report(
     folder: Annotated[
         Path, typer.Argument(metavar="RUN", help="Run directory, or a file written with --json.")
