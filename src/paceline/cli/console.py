@@ -10,27 +10,16 @@ import contextlib
 import errno
 import functools
 import logging
-import math
 import os
 import re
 import sys
-import time
 import traceback
 import warnings
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from tqdm import tqdm
 
 from paceline.errors import INTERRUPTED, InputNote, PacelineError, StorageError
 from paceline.records import FULL
@@ -131,41 +120,21 @@ def show_warnings_in_one_line() -> None:
 
 @contextlib.contextmanager
 def progress_bars() -> Iterator[Listener]:
-    """Show a progress bar per stage, or occasional lines if stderr is not a terminal."""
-    if not stderr.is_terminal:
-        yield _occasional_lines()
-        return
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}", markup=False),
-    )
-    with Progress(*columns, console=stderr) as bars:
-        tasks: dict[str, TaskID] = {}
+    """Show a progress bar per stage; seldom if stderr is not a terminal."""
+    interval = 0.1 if stderr.is_terminal else _QUIET_S
+    with contextlib.ExitStack() as stack:
+        bars: dict[str, Any] = {}
 
         def listen(stage: str, done: float, total: float, note: str = "") -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=total, note=note)
-            bars.update(tasks[stage], completed=done, total=total, note=note)
+            if stage not in bars:
+                form = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
+                how = {"mininterval": interval, "bar_format": form, "file": sys.stderr}
+                bars[stage] = stack.enter_context(tqdm(desc=visible(stage), total=total, **how))
+            bars[stage].total = total
+            bars[stage].set_postfix_str(visible(note), refresh=False)
+            bars[stage].update(done - bars[stage].n)
 
         yield listen
-
-
-def _occasional_lines() -> Listener:
-    """Prints progress at once, then every `_QUIET_S` seconds."""
-    printed = -math.inf
-
-    def listen(stage: str, done: float, total: float, note: str = "") -> None:
-        nonlocal printed
-        if time.monotonic() - printed >= _QUIET_S:
-            printed = time.monotonic()
-            stderr.print(f"{stage} {done / total:.0%} {note}".rstrip())
-
-    return listen
 
 
 Arguments = ParamSpec("Arguments")

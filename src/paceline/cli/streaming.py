@@ -91,11 +91,32 @@ def stream_text(
             style: dict[str, Any] = {"fg": COLOURS[piece.source]} if show else {}
             echo(piece.text, nl=False, **style)
     elapsed = time.perf_counter() - start
+    tokens = [token for block in blocks for token in block.tokens]
+    stats, rate = count_blocks(blocks), len(tokens) / elapsed
     if as_json:
-        found = _result(blocks, texts, elapsed) | (recorded or {}) | {"prompt": text}
-        echo(json.dumps(found))
-    else:
-        _finish(blocks, elapsed, show=show)
+        found = {
+            "kind": "decode",
+            "text": "".join(piece for block in texts for piece, _ in block),
+            "tokens": tokens,
+            "blocks": texts,
+            "stats": asdict(stats),
+            "seconds": elapsed,
+            "tokens_per_s": rate,
+        }
+        echo(json.dumps(found | (recorded or {}) | {"prompt": text}))
+        return
+    echo()
+    remark = f"{len(tokens)} tokens, {rate:.1f} tokens/s"
+    if stats.num_target_calls:
+        remark += f", {stats.block_efficiency:.2f} tokens per target call"
+    if stats.num_examined:
+        remark += f", {stats.num_accepted} of {stats.num_drafted} drafted tokens accepted"
+    stderr.print(remark, style="dim")
+    if show:
+        sources = [source for block in blocks for source in block.sources]
+        for source in filter(sources.count, COLOURS):
+            echo(f"{source} {sources.count(source)} ", nl=False, err=True, fg=COLOURS[source])
+        echo(err=True)
 
 
 def load_decoder(
@@ -115,40 +136,3 @@ def _chat_of(text: str, target: HfModel) -> Chat:
     if not (target.tokenizer and target.tokenizer.chat_template):
         raise UsageError("--chat: the target's tokenizer has no chat template; leave --chat out")
     return [{"role": "user", "content": text}]
-
-
-def _result(
-    blocks: list[Block], texts: list[list[tuple[str, str]]], elapsed: float
-) -> dict[str, Any]:
-    """The text as JSON, with the text and the source of each token by block."""
-    tokens = [token for block in blocks for token in block.tokens]
-    return {
-        "kind": "decode",
-        "text": "".join(piece for block in texts for piece, _ in block),
-        "tokens": tokens,
-        "blocks": texts,
-        "stats": asdict(count_blocks(blocks)),
-        "seconds": elapsed,
-        "tokens_per_s": len(tokens) / elapsed,
-    }
-
-
-def _finish(blocks: list[Block], elapsed: float, *, show: bool) -> None:
-    tokens = [token for block in blocks for token in block.tokens]
-    sources = [source for block in blocks for source in block.sources]
-    counts = {source: sources.count(source) for source in COLOURS}
-    stats = count_blocks(blocks)
-    rate = len(tokens) / elapsed
-    echo()
-    remark = f"{len(tokens)} tokens, {rate:.1f} tokens/s"
-    if stats.num_target_calls:
-        remark += f", {stats.block_efficiency:.2f} tokens per target call"
-    if stats.num_examined:
-        remark += f", {stats.num_accepted} of {stats.num_drafted} drafted tokens accepted"
-    if stats.num_kept:
-        remark += f", {stats.num_kept} of the draft's own"
-    stderr.print(remark, style="dim")
-    if show:
-        for source in filter(counts.get, COLOURS):
-            echo(f"{source} {counts[source]} ", nl=False, err=True, fg=COLOURS[source])
-        echo(err=True)
