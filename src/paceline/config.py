@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import re
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import yaml
 from pydantic import ValidationError
 
-from paceline.errors import ConfigError, PacelineError, first_line
+from paceline.errors import ConfigError
 from paceline.permissions import Origin, check_consent
 from paceline.places import shipped
 from paceline.strict_models import HomePath as HomePath
@@ -24,7 +23,7 @@ from paceline.strict_models import models_in as models_in
 from paceline.strict_models import shown as shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 
@@ -139,23 +138,6 @@ def read_json(path: Path, advice: str = "run the command again") -> Any:
         raise ConfigError(f"{path} is not JSON ({error}); {advice}") from None
 
 
-@contextlib.contextmanager
-def as_written(path: Path) -> Generator[None]:
-    """Turn what Python raises for values that no command writes into a one-line ConfigError.
-
-    For code that makes something of what is in files, and of nothing else.
-    """
-    try:
-        yield
-    except (PacelineError, ImportError, MemoryError):
-        raise
-    except Exception as error:
-        fault = f"{type(error).__name__}: {first_line(error)}"
-        raise ConfigError(
-            f"{path} holds values that Paceline does not write ({fault}); run the command again"
-        ) from error
-
-
 def read_json_mapping(path: Path) -> dict[str, Any]:
     """Read a JSON object that Paceline wrote; raises ConfigError."""
     found = read_json(path)
@@ -192,8 +174,6 @@ def parse_yaml(text: str, source: str, advice: str = "correct it") -> Any:
     """
     try:
         return yaml.load(text, _Loader)
-    except _RefusedError as error:
-        raise ConfigError(f"{source}: {error}") from None
     except Exception as error:  # values such as 2024-13-01 and !!bool x raise whatever Python does
         # the error's own text quotes the file, which may hold a password
         mark = getattr(error, "problem_mark", None)
@@ -204,24 +184,19 @@ def parse_yaml(text: str, source: str, advice: str = "correct it") -> Any:
         raise ConfigError(f"{source} is not valid YAML ({problem}{place}); {advice}") from None
 
 
-class _RefusedError(yaml.YAMLError):
-    """YAML that is valid but not read, with a line of its own."""
-
-
 class _Loader(yaml.SafeLoader):
     """Safe loader that rejects repeated keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        lines: dict[str, int] = {}
+        keys: set[str] = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.tag != f"{_TAG}merge":
-                line = key.start_mark.line + 1
-                if key.value in lines:
-                    raise _RefusedError(
-                        f"the key {key.value[:_SHOWN]} is given twice, in line "
-                        f"{lines[key.value]} and in line {line}; keep one"
+                if key.value in keys:
+                    raise yaml.MarkedYAMLError(
+                        problem=f"the key {key.value[:_SHOWN]} is given twice",
+                        problem_mark=key.start_mark,
                     )
-                lines[key.value] = line
+                keys.add(key.value)
                 if key.tag == f"{_TAG}float":
                     key.tag = f"{_TAG}str"  # a name, such as that of a learning rate
         return super().construct_mapping(node, deep)

@@ -32,8 +32,6 @@ _SHOWN = 200  # characters of a key or a problem
 _MOST_FAULTS = 5  # reported in one message
 _MOST_KEYS = 12  # more are not listed for an unknown key
 _ALIKE, _ALIKE_HERE = 0.8, 0.65  # for a suggestion; `max_seconds` elsewhere is not `start_seconds`
-_ELSEWHERE = {"temp": "temperature", "lr": "learning_rate", "n_predict": "max_new_tokens"}
-_ABSENT = ("stop", "min_p", "typical_p", "logit_bias", "frequency_penalty", "presence_penalty")
 
 if TYPE_CHECKING:
     from abc import ABCMeta as RaisesConfigErrors
@@ -181,17 +179,12 @@ def _advice(loc: Sequence[Any], cls: type[BaseModel] | None) -> str:
     if cls is None:
         return ""
     deep = {path.rpartition(".")[2]: path for path in reversed(_paths(cls))}
-    name = str(loc[-1])
-    name = name if name in deep else _ELSEWHERE.get(name, name)
-    here, deeper = (1, 1) if name in _ABSENT else (_ALIKE_HERE, _ALIKE)
-    siblings = _keys_at(cls, loc[:-1])
-    close = difflib.get_close_matches(name, siblings, n=1, cutoff=here)
+    name, siblings = str(loc[-1]), _keys_at(cls, loc[:-1])
+    close = difflib.get_close_matches(name, siblings, n=1, cutoff=_ALIKE_HERE)
     if not close:
-        close = [deep[key] for key in difflib.get_close_matches(name, deep, n=1, cutoff=deeper)]
+        close = [deep[key] for key in difflib.get_close_matches(name, deep, n=1, cutoff=_ALIKE)]
     if close:
         return f"; did you mean {close[0]}?"
-    if name in _ABSENT:
-        return f"; Paceline has no {in_words(_ABSENT)}"
     return f"; known keys are {', '.join(siblings)}" if len(siblings) <= _MOST_KEYS else ""
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 import pkgutil
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -19,9 +18,9 @@ import typer.core
 from rich.text import Text
 
 from paceline.cli import options
-from paceline.cli.console import describe_crash, echo, guarded, progress_bars, say, stdout
+from paceline.cli.console import echo, guarded, progress_bars, say, stdout
 from paceline.environment import begin
-from paceline.errors import PacelineError, UsageError
+from paceline.errors import UsageError
 from paceline.permissions import IMPORTS, PROGRAMS, allow
 
 if TYPE_CHECKING:
@@ -55,13 +54,12 @@ def check_inputs(
     Raises:
         UsageError: an input cannot be used, or there is no run to resume.
     """
-    from paceline.data.input_checks import InputChecks
-
     if resume:
         options.check_resumable(config.output)
     if not dry_run:
         return
     from paceline.cli.result_tables import example_lines
+    from paceline.data.input_checks import InputChecks
     from paceline.export.model_report import trained_text
 
     config.check(checks := InputChecks(resume=resume))
@@ -93,26 +91,16 @@ def check_html(file: Path | None) -> None:
         check_output_file(file, "--html")
 
 
-def write_html(file: Path | None, make: Callable[[], Page], *, is_verdict: bool = False) -> None:
+def write_html(file: Path | None, make: Callable[[], Page]) -> None:
     """Write the page if a file is given, and say where it is. Call it after the result is printed.
-
-    `is_verdict`: an error is only printed, as the exit code is that of the verdict.
 
     Raises:
         StorageError: the file cannot be written.
     """
-    if file is None:
-        return
-    from paceline.view.render import write
+    if file is not None:
+        from paceline.view.render import write
 
-    try:
         write(make(), file)
-    except Exception as error:
-        if not is_verdict:
-            raise
-        known = isinstance(error, PacelineError)
-        say(f"the HTML report was not written: {error if known else describe_crash(error)}")
-    else:
         say(f"HTML report: {file}")
 
 
@@ -128,7 +116,6 @@ def perform(
     *,
     json_of: Callable[[Any], str] = as_json_text,
     page: str = "",
-    is_verdict: bool = False,
     dry_run: bool = False,
     resume: bool = False,
     as_json: bool = False,
@@ -143,7 +130,6 @@ def perform(
         show: What is printed of the result and the configuration.
         json_of: The JSON of the result.
         page: `module:function` of the result's HTML page, "run" for that of its run directory.
-        is_verdict: The exit code is a verdict, which a failure to write HTML does not change.
         dry_run: Only check the inputs.
         resume: Resume a run.
         as_json: Print JSON.
@@ -173,7 +159,7 @@ def perform(
         from paceline.results.row import write_rows
 
         write_rows(rows, result.rows)
-    write_html(html, lambda: _page_of(page, result, config), is_verdict=is_verdict)
+    write_html(html, lambda: _page_of(page, result, config))
     if code:
         raise typer.Exit(code)
 
@@ -249,8 +235,6 @@ class Command(typer.core.TyperCommand):
         def run(**values: Any) -> None:
             allow(IMPORTS, *(values.pop("allow_import", None) or ()))
             allow(PROGRAMS, *(values.pop("allow_program", None) or ()))
-            if values.pop("no_compile", False):
-                os.environ["PACELINE_COMPILE"] = "0"  # also for processes that this one starts
             if not self.schemas:
                 self._function(**values)
                 return
@@ -276,8 +260,6 @@ class Command(typer.core.TyperCommand):
         if self.schemas:
             parameters |= _keywords(config=options.ConfigFile, overrides=options.Overrides)
         parameters |= {own.name: own.replace(kind=own.KEYWORD_ONLY) for own in self._own}
-        if parameters.keys() & {"target", "device"}:
-            parameters |= _keywords(no_compile=options.NoCompile)
         if "overrides" in parameters:
             parameters |= _keywords(
                 allow_import=options.AllowImport, allow_program=options.AllowProgram
@@ -323,7 +305,6 @@ def verb(
     json_of: Callable[[Any], str] | None = None,
     page: str = "",
     resume: bool = False,
-    is_verdict: bool = False,
 ) -> Callable[[Callable[[Any, Any], Shown]], Callable[[Any, Any], Shown]]:
     """Declare a command by the function that shows its result; its docstring is the help.
 
@@ -333,7 +314,7 @@ def verb(
     def declare(show: Callable[[Any, Any], Shown]) -> Callable[[Any, Any], Shown]:
         def run(config: Any, **how: Any) -> None:
             done = {"json_of": json_of} if json_of else {}
-            perform(config, function, show, page=page, is_verdict=is_verdict, **done, **how)
+            perform(config, function, show, page=page, **done, **how)
 
         offered = {"dry_run": options.DryRun}
         offered |= {"resume": options.Resume} if resume else {}

@@ -139,26 +139,17 @@ def tune(result: "Tuned", _config: "TuneConfig") -> "Shown":
 
 def usage(result: "Tuned") -> str:
     """How to use the chosen setting."""
-    from paceline.decode.strategies import Speculative
-
-    config = result.config
-    server = config.server and config.server.title
-    served = f"serve it in {server} with PACELINE_RULE={config.output}/decoding.yaml"
-    strategy = result.chosen.decoding.strategy
-    if config.costs is not None:
-        assert isinstance(strategy, Speculative), "with costs, tune only chooses Speculative"
-        gamma = strategy.num_speculative_tokens
-        text = f"with the costs in {config.costs}: {gamma} tokens per block"
-        if result.chosen.measure("speedup").high < 1:
-            text += "; this is slower than decoding without a draft"
-        if strategy.rule.name != "lossless":
-            only_ours = "only paceline decode supports this rule, engines do not"
-            text += f"; {served if server else only_ours}"
-        return text
-    if server and isinstance(strategy, Speculative):
-        return f"{served} and {strategy.num_speculative_tokens} tokens per block"
+    config, strategy = result.config, result.chosen.decoding.strategy
     weights = "" if config.draft_weights == "auto" else f" --draft-weights {config.draft_weights}"
-    return f"{config.output}/decoding.yaml: use it with paceline decode{weights} --config"
+    use = f"use it with paceline decode{weights} --config"
+    if config.server is not None:
+        use = f"serve it in {config.server.title} with PACELINE_RULE={config.output}/decoding.yaml"
+    text = f"{config.output}/decoding.yaml: {use}"
+    if gamma := getattr(strategy, "num_speculative_tokens", None):
+        text += f"; {gamma} tokens per block"
+    if config.costs is not None and result.chosen.measure("speedup").high < 1:
+        text += "; this is slower than decoding without a draft"
+    return text
 
 
 @verb(DECODE, "paceline.bench:BenchConfig", "paceline.bench:bench", page="run")

@@ -24,7 +24,6 @@ from paceline.cli.console import (
 from paceline.cli.options import SCHEMAS, schema_of
 from paceline.errors import INTERRUPTED, PacelineError
 from paceline.processes import keep_freed_memory
-from paceline.processor import level
 
 __all__ = ["SCHEMAS", "app", "main", "schema_of"]
 
@@ -59,10 +58,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from paceline.compilation import kernels_library
-
-        origin = "compiled on first use" if kernels_library(level()) is None else "paceline-kernels"
-        echo(f"paceline {paceline.__version__}\nC library: {origin}, level {level()}")
+        echo(f"paceline {paceline.__version__}")
         raise typer.Exit
 
 
@@ -71,7 +67,7 @@ def options_of_all(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print versions and exit."
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
 ) -> None:

@@ -69,7 +69,6 @@ def measure(
         function,
         show,
         page=f"paceline.view.measure_pages:{page}",
-        is_verdict=True,
         dry_run=dry_run,
         as_json=as_json,
         html=html,
@@ -122,7 +121,6 @@ def _verify_as_json(report: "LosslessnessReport") -> str:
     "paceline.measure:verify_losslessness",
     json_of=_verify_as_json,
     page="paceline.view.measure_pages:verify_page",
-    is_verdict=True,
 )
 def verify(result: "LosslessnessReport", _config: "VerifyConfig") -> "Shown":
     """Test that decoding with a draft is lossless.

@@ -69,11 +69,6 @@ AllowProgram = Annotated[
     typer.Option(help="Program that may be started, with options, as an engine."),
 ]
 
-NoCompile = Annotated[
-    bool,
-    typer.Option("--no-compile", help="On a GPU, record the models' passes without compiling."),
-]
-
 _TYPES: dict[str, Any] = {
     "flag": bool,
     "int": int,

@@ -2,7 +2,7 @@
 
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -77,38 +77,12 @@ def validate(
 
 
 @command(OTHER)
-def env(as_json: options.Json = False) -> None:
-    """Show versions, processor, memory and GPUs."""
-    from paceline.environment import environment, hardware, versions_of_extras
+def env() -> None:
+    """Show versions, processor, memory and GPUs, as JSON."""
+    from paceline.environment import environment, hardware
     from paceline.native import library_in_use
 
-    facts = {**environment(), "c_library": library_in_use(), **hardware()}
-    facts["versions"] = versions_of_extras() | facts["versions"]
-    if as_json or not stdout.is_terminal:
-        echo(dumps(facts, indent=2))
-    else:
-        for name, value in _rows("", facts):
-            stdout.print(f"{name:<24} {value}")
-
-
-def _rows(prefix: str, values: dict[str, Any]) -> list[tuple[str, str]]:
-    rows: list[tuple[str, str]] = []
-    for name, value in values.items():
-        label = f"{prefix}{name.removesuffix('_bytes')}".replace("_", " ")
-        if isinstance(value, dict):
-            rows += _rows(f"{label} ", value)
-        elif isinstance(value, list):
-            for number, part in enumerate(value):
-                cells = [c for _, c in _rows("", part)] if isinstance(part, dict) else [str(part)]
-                rows.append((f"{label} {number}", ", ".join(cells)))
-            if not value:
-                rows.append((label, "none"))
-        elif name.endswith("_bytes"):
-            rows.append((label, f"{value / 1e9:.1f} GB"))
-        else:
-            words = {None: "none", True: "yes", False: "no"}
-            rows.append((label, str(words.get(value, value))))
-    return rows
+    echo(dumps({**environment(), "c_library": library_in_use(), **hardware()}, indent=2))
 
 
 @command(OTHER)
@@ -127,11 +101,9 @@ def report(
     Writes report.html into the directory of a bench, tune, trajectory, align or pretrain; next to
     a file that measure, verify or decode wrote with --json. Loads no model.
     """
-    from paceline.config import as_written
     from paceline.view import write_report
 
     check_html(html)
-    with as_written(folder):
-        written = write_report(folder, html)
+    written = write_report(folder, html)
     heading = f"{written.page.word}: " if written.page.word else ""
     echo(f"{heading}{written.page.verdict}\n\n{written.path}")

@@ -29,36 +29,23 @@ if TYPE_CHECKING:
 
 def read_prompt(prompt: str | None, path: Path | None) -> str:
     """Read the prompt from the option, the file or standard input."""
-    if (prompt is not None) and (path is not None):
+    if prompt is not None and path is not None:
         raise UsageError("got both --prompt and --prompt-file; remove one of them")
-    if prompt is not None:
-        source, raw = "--prompt", prompt.encode("utf-8", "surrogateescape")
-    elif path is not None and str(path) != "-":
-        source = str(path)
-        try:
-            raw = path.read_bytes()
-        except OSError as error:
-            raise PromptError(f"cannot read the prompt file {path}: {error.strerror}") from None
-    else:
-        source, raw = "standard input", _standard_input()
+    source = "--prompt" if prompt is not None else f"{path or 'standard input'}"
+    if prompt is None and source in ("standard input", "-") and sys.stdin.isatty():
+        raise UsageError("got no prompt; give --prompt, --prompt-file or standard input")
+    text = prompt or ""
     try:
-        text = raw.decode("utf-8-sig")
-        if prompt is None:  # editors and echo end a text with a line break
-            text = text.replace("\r\n", "\n").removesuffix("\n")
-    except UnicodeDecodeError as error:
-        raise PromptError(
-            f"the prompt from {source} is not UTF-8 (byte 0x{raw[error.start]:02x} at offset "
-            f"{error.start}); convert it to UTF-8"
-        ) from None
+        if prompt is None:
+            use_input = path is None or str(path) == "-"
+            raw = sys.stdin.buffer.read() if use_input else path.read_bytes()
+            # editors and echo end a text with a line break
+            text = raw.decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PromptError(f"cannot read the prompt from {source}: {error}") from None
     if not text.strip():
         raise PromptError(f"the prompt from {source} is empty; give a text by --prompt")
     return text
-
-
-def _standard_input() -> bytes:
-    if sys.stdin is None or sys.stdin.isatty():  # pyright: ignore[reportUnnecessaryComparison]
-        raise UsageError("got no prompt; give --prompt, --prompt-file or standard input")
-    return sys.stdin.buffer.read()
 
 
 def stream_text(

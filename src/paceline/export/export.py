@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import transformers
 
-from paceline.config import StrictModel, as_written
+from paceline.config import StrictModel
 from paceline.data.input_checks import checked
 from paceline.errors import ExportError, UsageError
 from paceline.export.card import Launch, model_card, plan_launch
@@ -82,8 +82,7 @@ def export(config: ExportConfig, progress: Progress = silent) -> Exported:
     with atomic_directory(config.out) as scratch:
         checks = _write(inputs, launch, scratch, path.name)
         copy_licence(inputs, scratch)
-        with as_written(manifest_of(config.model)):
-            card = model_card(inputs, launch, checks, notes)
+        card = model_card(inputs, launch, checks, notes)
         card.save(scratch / "README.md")
         marker = {"engine": config.to, "draft_vocabulary": config.draft_vocabulary}
         (scratch / EXPORTED).write_text(json.dumps(marker) + "\n", "utf-8")

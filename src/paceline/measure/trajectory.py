@@ -28,7 +28,6 @@ from paceline.measure.prompt_checks import check_task
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.contract import decoder_contexts, decoder_prompt_of, pad
 from paceline.models.loading import fingerprint, tokenizer_of
-from paceline.places import PathPart
 from paceline.progress import silent
 from paceline.records import (
     RunDirectory,
@@ -86,8 +85,8 @@ class TrajectoryConfig(StrictModel):
 
     target: str = Field(min_length=1)
     runs: Annotated[tuple[HomePath, ...], Options(run="")] = Field(min_length=1)
-    tasks: dict[PathPart, Task] = Field(default_factory=dict)
-    scored_tasks: dict[PathPart, TaskChoice] = Field(default_factory=dict)
+    tasks: dict[str, Task] = Field(default_factory=dict)
+    scored_tasks: dict[str, TaskChoice] = Field(default_factory=dict)
     samplings: tuple[SamplingParams, ...] = Field(
         default=(SamplingParams(temperature=0), _LOOSE), min_length=1
     )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
-from paceline.errors import DivergedError, EngineError, PromptError, StoppedError
+from paceline.errors import EngineError, PromptError, StoppedError, TrainingError
 from paceline.models.drafts.save import save_draft
 from paceline.models.loading import load_model
 from paceline.records import append_jsonl, read_jsonl
@@ -349,7 +349,7 @@ class LossGuard:
         """Check one step; `saved` is the last good checkpoint.
 
         Raises:
-            DivergedError: training diverged; the message names the last good checkpoint.
+            TrainingError: training diverged; the message names the last good checkpoint.
         """
         if not math.isfinite(figures.loss):
             raise _failure(f"the loss became {figures.loss} at step {step}", saved)
@@ -373,11 +373,11 @@ class LossGuard:
             self.recent.append(figures.loss)
 
 
-def _failure(what: str, saved: Path | None) -> DivergedError:
+def _failure(what: str, saved: Path | None) -> TrainingError:
     where, remedy = "no checkpoint was saved yet", "restart"
     if saved is not None:
         where, remedy = f"the last good checkpoint is {saved_model(saved)}", "restart from it"
-    return DivergedError(f"{what}; {where}; {remedy} with a smaller optimizer.learning_rate")
+    return TrainingError(f"{what}; {where}; {remedy} with a smaller optimizer.learning_rate")
 
 
 class StopRequest:
