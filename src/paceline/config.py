@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -27,17 +26,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-_KEYS_OF_A_TEXT = frozenset(
-    [
-        "split",
-        "subset",
-        "prompt_field",
-        "completion_field",
-        "limit",
-        "tools",
-        "chat_template_kwargs",
-    ]
-)
 _TAG = "tag:yaml.org,2002:"
 _SHOWN = 200  # characters of a key or a problem
 
@@ -237,21 +225,18 @@ def read_value(text: str, source: str) -> Any:
 def set_key(values: dict[str, Any], keys: Sequence[str], value: Any, source: str) -> None:
     """Set a value in nested mappings; missing ones are created. `source` is named in errors.
 
-    A text given by its path alone becomes a mapping if a key of a text follows, such as `limit`,
-    and an engine given by its name if any key follows.
+    A text given by its path alone, or an engine given by its name, becomes a mapping.
 
     Raises:
         ConfigError: a key on the path holds a value that is not a mapping.
     """
     node = values
-    for key, below in itertools.pairwise(keys):
+    for key in keys[:-1]:
         child = node.get(key)
         if child is None:
             child = node[key] = {}
-        elif isinstance(child, str) and key == "engine":
-            child = node[key] = {"engine": child}
-        elif isinstance(child, str) and below in _KEYS_OF_A_TEXT:
-            child = node[key] = {"path": child}
+        elif isinstance(child, str):
+            child = node[key] = {"engine" if key == "engine" else "path": child}
         if not isinstance(child, dict):
             raise ConfigError(
                 f"{source}: {key} holds a value ({shown(child)}), not further keys; write it as a "

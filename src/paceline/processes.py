@@ -19,7 +19,6 @@ from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
-    from multiprocessing.context import ForkServerContext, SpawnContext
     from pathlib import Path
 
 Item = TypeVar("Item")
@@ -58,12 +57,11 @@ def in_processes(
     """
     import torch  # the command line must answer --help without it
 
-    context = _context(type(work).__module__)
+    context = multiprocessing.get_context("spawn")
     threads = max(1, torch.get_num_threads() // workers)
     waiting, num_deaths = list(items), 0
     while waiting:
-        begin = (work, context.Value("i"), threads, dict(os.environ))
-        pool = ProcessPoolExecutor(workers, context, _begin, begin)
+        pool = ProcessPoolExecutor(workers, context, _begin, (work, context.Value("i"), threads))
         try:
             with ignoring_working_directory():
                 running = {pool.submit(_call, item): item for item in waiting}
@@ -98,30 +96,13 @@ def _end(pool: ProcessPoolExecutor) -> None:
         process.kill()  # of one that is stuck in native code
 
 
-def _context(module: str) -> ForkServerContext | SpawnContext:
-    """How processes start: copied from one that has imported torch, so that later ones start fast.
-
-    Linux only; elsewhere each process imports everything. `module`: also imported.
-    """
-    if sys.platform != "linux":
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    # transformers alone imports next to nothing until it is used
-    context.set_forkserver_preload(["torch", "transformers.modeling_utils", module])
-    return context
-
-
 _work: list[Callable[[Any], Any]] = []  # of this worker process
 
 
-def _begin(
-    work: Callable[[Any], Any], count: Any, num_threads: int, environment: dict[str, str]
-) -> None:
+def _begin(work: Callable[[Any], Any], count: Any, num_threads: int) -> None:
     """Begin a worker. `count`: of the workers that have begun."""
     import torch
 
-    os.environ.clear()  # the process that this one was copied from may have an older one
-    os.environ.update(environment)
     # Only the main process handles Ctrl-C. Blocked, not ignored: work may install its own handler.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     _stop_with_main_process()

@@ -36,7 +36,7 @@ from paceline.config import (
     set_key,
     validate,
 )
-from paceline.errors import ConfigError, UsageError
+from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -157,20 +157,10 @@ class Setting(NamedTuple):
         if self.kind in {"variant", "yaml"}:
             return read_value(text, f"{name} {text!r}")
         if self.kind == "numbers":
-            return numbers(name, text)
+            return read_value(f"[{text.strip().strip('[]')}]", f"{name} {text!r}")
         if self.kind == "several" and len(text) == 1:
             return text[0]
         return text
-
-
-def numbers(name: str, text: str) -> list[Any]:
-    """Parse `0,1,2,29`, or the same in brackets."""
-    numbers = read_value(f"[{text.strip().strip('[]')}]", f"{name} {text!r}")
-    if not numbers or not all(isinstance(number, int | float) for number in numbers):
-        raise UsageError(
-            f"{name} wants comma-separated numbers, such as 1,2,4; got {text!r}"
-        ) from None
-    return numbers
 
 
 def settings_of(schema: str) -> list[Setting]:
