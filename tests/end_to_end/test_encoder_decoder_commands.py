@@ -86,7 +86,6 @@ def test_measure_states_the_encoders_time_apart(run, pair: Path):
     few = sets(gammas="[1,2]", pass_repeats=2, timed_prompts=2)
     code, out, _ = run("measure", *given, *few)
     assert code == 3
-    assert re.search(r"encoder and first pass +target .* ms, draft .* ms, once per request", out)
     _, out, _ = run("measure", *given, *few, "--json")
     cost = json.loads(out)["rows"][0]["totals"]
     assert cost["target_start_s"] > 0
@@ -123,7 +122,7 @@ def test_drafts_are_made_and_decode(
 ):
     options = [str(pair / part) if part.endswith("jsonl") else part for part in options]
     target, out = pair / "target/model", tmp_path / "draft"
-    succeeded(run, "draft", "--target", target, "--out", out, *options, "--no-time")
+    succeeded(run, "draft", "--target", target, "--out", out, *options)
     made = load_model(out)
     assert (made.hf.config.num_decoder_layers, made.hf.config.num_layers) == layers
     succeeded(run, "decode", "--target", target, "--draft", out, "--prompt", "one two")

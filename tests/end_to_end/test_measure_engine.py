@@ -132,7 +132,7 @@ def test_a_server_that_cannot_start_is_one_line_with_its_last_words(run, pair_fo
     [
         (["--url", "http://127.0.0.1:9"], "--url needs --engine"),
         (["--write-costs", "costs.json"], "--write-costs needs --engine"),
-        (["--engine", "llamacpp", "--costs", "costs.json"], "--write-costs writes them"),
+        (["--engine", "llamacpp", "--costs", "costs.json"], "--costs cannot be used with --engine"),
         (["--engine", "vllm", "--url", "http://x", "--write-costs", "c"], "leave url out"),
         (
             ["--engine", "transformers", "--set", "write_costs={file: c, batch_sizes: [2]}"],

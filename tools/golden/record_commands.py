@@ -177,7 +177,7 @@ def making_commands() -> dict[str, Any]:
     }
     found: dict[str, Any] = {}
     for name, how in made.items():
-        run("draft", *target, *how, "--no-time", "--out", f"draft-{name}")
+        run("draft", *target, *how, "--out", f"draft-{name}")
         found[f"draft {name}"] = files(Path(f"draft-{name}"))
     data = ["--target", "pair/target", "--prompts", corpus]
     small = sets(max_new_tokens=10, max_prompt_tokens=6, batch_size=4)

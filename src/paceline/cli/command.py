@@ -45,9 +45,8 @@ def check_inputs(
     dry_run: bool = False,
     as_json: bool = False,
     resume: bool = False,
-    summary: Callable[[], str] | None = None,
 ) -> None:
-    """End a dry run with the checks of the inputs, and this summary of the run.
+    """End a dry run with the checks of the inputs.
 
     Without, the function that the command calls checks them.
 
@@ -63,7 +62,6 @@ def check_inputs(
     from paceline.export.model_report import trained_text
 
     config.check(checks := InputChecks(resume=resume))
-    checks.lines.extend([summary()] if summary else [])
     examples = [] if checks.example is None else [trained_text(*checks.example)]
     if as_json:
         shown = [example.model_dump(mode="json") for example in examples]

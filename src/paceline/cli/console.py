@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import typer
 from rich.console import Console
-from tqdm import tqdm
+from rich.markup import escape
+from rich.progress import Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from paceline.errors import INTERRUPTED, InputNote, PacelineError, StorageError
 from paceline.records import FULL
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from rich.segment import Segment
 
     from paceline.progress import Progress as Listener
-
-_QUIET_S = 30  # seconds between progress lines, if stderr is not a terminal
 
 # C0 without tab and line break, DEL, C1, and what changes the direction of a text
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -120,19 +119,16 @@ def show_warnings_in_one_line() -> None:
 
 @contextlib.contextmanager
 def progress_bars() -> Iterator[Listener]:
-    """Show a progress bar per stage; seldom if stderr is not a terminal."""
-    interval = 0.1 if stderr.is_terminal else _QUIET_S
-    with contextlib.ExitStack() as stack:
-        bars: dict[str, Any] = {}
+    """Show a progress bar per stage, if stderr is a terminal."""
+    note_column = TextColumn("{task.fields[note]}", markup=False)
+    columns = (*Progress.get_default_columns(), TimeElapsedColumn(), note_column)
+    with Progress(*columns, console=stderr, disable=not stderr.is_terminal) as bars:
+        tasks: dict[str, TaskID] = {}
 
         def listen(stage: str, done: float, total: float, note: str = "") -> None:
-            if stage not in bars:
-                form = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
-                how = {"mininterval": interval, "bar_format": form, "file": sys.stderr}
-                bars[stage] = stack.enter_context(tqdm(desc=visible(stage), total=total, **how))
-            bars[stage].total = total
-            bars[stage].set_postfix_str(visible(note), refresh=False)
-            bars[stage].update(done - bars[stage].n)
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(escape(stage), total=total, note=note)
+            bars.update(tasks[stage], completed=done, total=total, note=note)
 
         yield listen
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import sys
 from typing import Annotated, Any
@@ -81,6 +82,9 @@ def main() -> None:
     # what imports make stays; by default, the collector looks at all of it six times
     gc.set_threshold(10_000, 10, 10)
     show_warnings_in_one_line()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # characters that the terminal's encoding lacks become escapes instead of errors
+        sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(_exit_code())
 
 

@@ -8,7 +8,7 @@ import typer
 
 from paceline.cli import options
 from paceline.cli.command import as_json_text, check_inputs, command, verb
-from paceline.cli.console import echo, progress_bars, stdout
+from paceline.cli.console import stdout
 from paceline.config import apply_override
 from paceline.errors import UsageError
 
@@ -26,9 +26,6 @@ MAKE = "Make drafts and data"  # a panel of the help
 @command(MAKE, "paceline.train.initial_draft:DraftConfig")
 def draft(
     config: "DraftConfig",
-    time_passes: Annotated[
-        bool, typer.Option("--time/--no-time", help="Time forward passes of draft and target.")
-    ] = True,
     dry_run: options.DryRun = False,
 ) -> None:
     """Create a draft from the target's layers, or a new one."""
@@ -44,18 +41,6 @@ def draft(
     small = make_draft(config, model)
     save_draft(small, config.target, config.out, stored_dtype(config.target))
     stdout.print(f"{config.out}: {_description(small, config, model)}")
-    if time_passes:
-        # loaded again, because saving may round the weights
-        stdout.print(_times(model, load_model(config.out, dtype=model.dtype)))
-
-
-def _times(target: "HfModel", draft: "HfModel") -> str:
-    from paceline.measure.latency import time_draft
-    from paceline.models.compatibility import UNTIMED, without_rollback
-
-    if without_rollback(target, draft) is not None:
-        return f"passes are not timed: {UNTIMED}"
-    return time_draft(target, draft)
 
 
 def _description(draft: "HfModel", config: "DraftConfig", target: "HfModel") -> str:
@@ -82,31 +67,25 @@ def pretrain(folder: Path, _config: "PretrainConfig") -> "Shown":
     yield f"{folder / 'model'}: the model; metrics are in {folder}/result.json"
 
 
-@command(MAKE, "paceline.data.requests:GenerateDataConfig")
-def generate_data(
-    config: "GenerateDataConfig",
-    resume: options.Resume = False,
-    dry_run: options.DryRun = False,
-    as_json: options.Json = False,
-) -> None:
+def _result_of(folder: Path) -> str:
+    return (folder / "result.json").read_text("utf-8").strip()
+
+
+@verb(
+    MAKE,
+    "paceline.data.requests:GenerateDataConfig",
+    "paceline.data.distillation_data:generate_data",
+    json_of=_result_of,
+    resume=True,
+)
+def generate_data(folder: Path, _config: "GenerateDataConfig") -> "Shown":
     """Generate training data with the target.
 
     Samples answers to prompts at several temperatures and writes them to OUTPUT/data/*.parquet.
     """
-    from paceline.data.distillation_data import generate_data as run
-    from paceline.data.distillation_data import planned
-
-    how = {"dry_run": dry_run, "as_json": as_json, "resume": resume}
-    check_inputs(config, **how, summary=lambda: planned(config))
-    with progress_bars() as progress:
-        directory = run(config, resume=resume, progress=progress)
-    text = (directory / "result.json").read_text("utf-8")
-    if as_json:
-        echo(text.strip())
-        return
-    result = json.loads(text)
+    result = json.loads(_result_of(folder))
     counts = f"{result['num_records']:,} records, {result['num_tokens']:,} tokens"
-    stdout.print(f"{directory / 'data'}: {counts}; metrics are in {directory}/result.json")
+    yield f"{folder / 'data'}: {counts}; metrics are in {folder}/result.json"
 
 
 @verb(MAKE, "paceline.train:AlignConfig", "paceline.train:align", page="run", resume=True)

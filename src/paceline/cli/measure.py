@@ -1,22 +1,11 @@
 """Commands that measure drafts and models."""
 
 import json
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from paceline.cli import options
-from paceline.cli.command import (
-    as_json_text,
-    check_html,
-    check_inputs,
-    command,
-    perform,
-    styled,
-    verb,
-    write_html,
-)
-from paceline.cli.console import progress_bars, say, stdout
+from paceline.cli.command import as_json_text, command, perform, styled, verb
+from paceline.cli.console import say
 
 if TYPE_CHECKING:
     from paceline.bench.score import Score, ScoreConfig
@@ -33,6 +22,7 @@ if TYPE_CHECKING:
     from paceline.measure.served import ServedMeasurement
     from paceline.measure.served_runs import ServedConfig
     from paceline.measure.trajectory import TrajectoryConfig
+    from paceline.results.row import Row
 
 MEASURE = "Measure drafts and models"  # a panel of the help
 
@@ -134,42 +124,23 @@ def verify(result: "LosslessnessReport", _config: "VerifyConfig") -> "Shown":
     return result.exit_code
 
 
-@command(MEASURE, "paceline.measure.trajectory:TrajectoryConfig")
-def trajectory(
-    config: "TrajectoryConfig",
-    plot: Annotated[bool, typer.Option(help="Also plot tau over steps and over seconds.")] = False,
-    dry_run: options.DryRun = False,
-    html: options.Html = None,
-) -> None:
+@verb(
+    MEASURE,
+    "paceline.measure.trajectory:TrajectoryConfig",
+    "paceline.measure.trajectory:trajectory",
+    page="run",
+)
+def trajectory(rows: "list[Row]", config: "TrajectoryConfig") -> "Shown":
     """Measure every checkpoint of training runs.
 
     Reports tokens per target call of the initial draft and of each checkpoint on several tasks.
     Needs the key tasks; see configs/direct/trajectory.yaml.
     """
     from paceline.cli.tables import printed
-    from paceline.measure.trajectory import trajectory as run
     from paceline.view.tables import trajectory_tables
 
-    check_html(html)
-    if plot:
-        from paceline.view import require
-
-        require()  # fails before the measurement
-    check_inputs(config, dry_run=dry_run)
-    with progress_bars() as progress:
-        rows = run(config, progress)
-    stdout.print(printed(*trajectory_tables(rows)))
-    if plot:
-        from paceline.view.training_pages import draw_trajectories
-
-        draw_trajectories(rows, config.output / "trajectory.png")
-    stdout.print(f"rows are in {config.output}/rows.jsonl")
-    if html is not None:
-        from paceline.records import RunDirectory
-        from paceline.view.training_pages import trajectory_page
-
-        manifest = RunDirectory(config.output).read_manifest()
-        write_html(html, lambda: trajectory_page(rows, manifest))
+    yield printed(*trajectory_tables(rows))
+    yield f"rows are in {config.output}/rows.jsonl"
 
 
 @verb(
