@@ -1,10 +1,12 @@
 """The command line on a tiny model: what it prints, what it returns."""
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
 
+from paceline.play.server import Playground
 from support.texts import Run, refused, sets, succeeded
 
 
@@ -194,3 +196,62 @@ def test_a_damaged_file_of_a_run_is_named(
     assert str(folder / name) in refused(
         run, "trajectory", *given, "--run", folder, "--set", corpus
     )
+
+
+def written(file: Path) -> str:
+    text = file.read_text(encoding="utf-8")
+    assert text.startswith("<!DOCTYPE html>")
+    return text
+
+
+@pytest.mark.slow
+def test_measure_writes_the_page_that_report_makes_of_its_output(
+    run: Run, pair_folder: Path, tmp_path: Path
+):
+    page, result = tmp_path / "page.html", tmp_path / "measured.json"
+    prompts = ("--prompts", pair_folder / "corpus.jsonl")
+    given = (*_pair(pair_folder), *prompts, *MEASURE, "--json", "--html", page)
+    code, out, err = run("measure", *given)
+    assert code == 3  # too few requests for a verdict
+    assert f"HTML report: {page}" in err
+    result.write_text(out, encoding="utf-8")
+    out = succeeded(run, "report", result)
+    assert out.startswith("TOO FEW: ")
+    assert written(tmp_path / "measured.html") == written(page)
+
+
+@pytest.mark.slow
+def test_verify_writes_the_page_that_report_makes_of_its_output(
+    run: Run, pair_folder: Path, tmp_path: Path
+):
+    page, result = tmp_path / "page.html", tmp_path / "verified.json"
+    prompts = ("--prompts", pair_folder / "corpus.jsonl")
+    out = succeeded(run, "verify", *_pair(pair_folder), *prompts, "--json", "--html", page)
+    assert json.loads(out)["passed"]
+    result.write_text(out, encoding="utf-8")
+    run("report", result)
+    assert written(tmp_path / "verified.html") == written(page)
+
+
+def test_the_address_is_printed_and_served_until_the_user_interrupts(
+    run: Run, pair_folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    hosts: list[str] = []
+
+    def interrupted(playground: Playground) -> None:
+        hosts.append("{}:{}".format(*playground.socket.getsockname()))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Playground, "serve_forever", interrupted)
+    code, out, _ = run("play", *_pair(pair_folder), "--port", "0")
+    assert (code, out) == (0, f"http://{hosts[0]}/\n")
+
+
+def test_a_port_in_use_is_one_line(run: Run, pair_folder: Path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = refused(run, "play", *_pair(pair_folder), "--port", port)
+    assert f"cannot listen at port {port} (Address already in use)" in line
+    assert "choose another" in line
+    code, _, err = run("play", *_pair(pair_folder), "--port", "70000")
+    assert (code, "65535" in err) == (2, True)

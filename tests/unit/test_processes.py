@@ -72,16 +72,3 @@ def test_a_worker_whose_main_process_is_killed_saves_its_work_and_ends(tmp_path:
     assert finish(main).returncode == -signal.SIGKILL
     while any(file.read_text() != "saved" for file in files):
         time.sleep(0.02)  # a timeout of pytest ends this if a worker goes on
-
-
-def _variable(name: str) -> str | None:
-    return os.environ.get(name)
-
-
-def test_a_worker_has_the_environment_of_the_moment(monkeypatch: pytest.MonkeyPatch):
-    """Also if the process that workers are copied from has started before."""
-    for value in ("first", "second"):
-        monkeypatch.setenv("PACELINE_TEST_VALUE", value)
-        names = ["PACELINE_TEST_VALUE", "PACELINE_TEST_NOTHING"]
-        done = in_processes(_variable, names, workers=1, name=str, failure=GenerationError)
-        assert dict(done) == dict(zip(names, (value, None), strict=True))

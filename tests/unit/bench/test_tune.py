@@ -332,7 +332,7 @@ def test_for_vllm_settings_decode_as_the_plugin_serves_them(
     assert load_config(DecodingConfig, path) == found.chosen.decoding
     chosen = found.chosen.model_copy(update={"decoding": DecodingConfig(strategy=candidates[-1])})
     said = usage(found.model_copy(update={"chosen": chosen}))
-    assert said == f"serve it in vLLM with PACELINE_RULE={path} and 3 tokens per block"
+    assert said == f"{path}: serve it in vLLM with PACELINE_RULE={path}; 3 tokens per block"
 
 
 def test_for_vllm_at_temperature_0_there_are_no_cascades(
