@@ -220,15 +220,13 @@ class Command(typer.core.TyperCommand):
     def _made(self) -> Any:
         """The command as Typer makes it; imports the schemas unless they are cached."""
         settings = {option: options.settings_of(of) for option, of in self.schemas.items()}
-        panels = {
-            option: f"Settings with --{option}" if option else "Settings" for option in settings
-        }
+        known: dict[str, options.Setting] = {}  # as offered
         parameters: dict[str, inspect.Parameter] = {}
         for option, found in settings.items():
+            panel = f"Settings with --{option}" if option else "Settings"
             for setting in found:
-                parameters.setdefault(setting.parameter, setting.as_parameter(panels[option]))
-
-        names = list(parameters)
+                known.setdefault(setting.parameter, setting)
+                parameters.setdefault(setting.parameter, setting.as_parameter(panel))
 
         def run(**values: Any) -> None:
             allow(IMPORTS, *(values.pop("allow_import", None) or ()))
@@ -236,20 +234,15 @@ class Command(typer.core.TyperCommand):
             if not self.schemas:
                 self._function(**values)
                 return
-            given = {name: values.pop(name) for name in names}
+            given = {name: values.pop(name) for name in known}
             given = {name: value for name, value in given.items() if value not in (None, [])}
             selected = [option for option in self.schemas if f"{option}__{option}" in given]
             option = selected[0] if selected else ""
-            chosen = {
-                setting.key: setting.value(given.pop(setting.parameter))
-                for setting in settings[option]
-                if setting.parameter in given
-            }
-            if given:
-                every = [setting for found in settings.values() for setting in found]
-                name = next(one.names[0] for one in every if one.parameter in given)
+            taken = {setting.parameter for setting in settings[option]}
+            if others := [known[name].names[0] for name in given if name not in taken]:
                 needs = "cannot be used with" if option else "needs"
-                raise UsageError(f"{name} {needs} --{', --'.join(filter(None, self.schemas))}")
+                raise UsageError(f"{others[0]} {needs} --{', --'.join(filter(None, self.schemas))}")
+            chosen = {known[name].key: known[name].value(value) for name, value in given.items()}
             cls = pkgutil.resolve_name(self.schemas[option])
             file, overrides = values.pop("config"), values.pop("overrides")
             resume = bool(values.get("resume"))
