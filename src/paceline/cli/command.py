@@ -46,13 +46,7 @@ def check_inputs(
     as_json: bool = False,
     resume: bool = False,
 ) -> None:
-    """End a dry run with the checks of the inputs.
-
-    Without, the function that the command calls checks them.
-
-    Raises:
-        UsageError: an input cannot be used, or there is no run to resume.
-    """
+    """End a dry run with the checks of the inputs; else the function that is called checks them."""
     if resume:
         options.check_resumable(config.output)
     if not dry_run:
@@ -90,11 +84,7 @@ def check_html(file: Path | None) -> None:
 
 
 def write_html(file: Path | None, make: Callable[[], Page]) -> None:
-    """Write the page if a file is given, and say where it is. Call it after the result is printed.
-
-    Raises:
-        StorageError: the file cannot be written.
-    """
+    """Write the page, and say where it is. Call it after the result is printed."""
     if file is not None:
         from paceline.view.render import write
 
@@ -120,19 +110,10 @@ def perform(
     html: Path | None = None,
     rows: Path | None = None,
 ) -> None:
-    """Call a function of the library with a configuration, and show its result.
+    """Call `module:function` with a configuration, and print what `show` yields of its result.
 
-    Args:
-        config: Configuration.
-        function: `module:function`, called with the configuration and the progress.
-        show: What is printed of the result and the configuration.
-        json_of: The JSON of the result.
-        page: `module:function` of the result's HTML page, "run" for that of its run directory.
-        dry_run: Only check the inputs.
-        resume: Resume a run.
-        as_json: Print JSON.
-        html: File of the page.
-        rows: File of the result rows.
+    `page`: `module:function` of the result's HTML page, "run" for that of its run directory. The
+    last five are as the options.
     """
     check_html(html)
     if rows is not None:

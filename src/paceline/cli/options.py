@@ -144,11 +144,7 @@ class Setting(NamedTuple):
         return inspect.Parameter(self.parameter, keyword, default=None, annotation=annotation)
 
     def value(self, text: Any) -> Any:
-        """The value of the option, as it stands in a configuration.
-
-        Raises:
-            ConfigError: it is empty, or not valid YAML.
-        """
+        """The value of the option, as it stands in a configuration; raises ConfigError."""
         name = self.names[0] if self.names else self.key
         if text == "" or (self.kind == "several" and "" in text):
             raise ConfigError(f"{name} is empty; give a value, or leave it out")
