@@ -157,6 +157,9 @@ def ignoring_working_directory() -> Iterator[None]:
 def connect_to_ray(**settings: Any) -> Any:
     """Import Ray, and connect to the cluster of RAY_ADDRESS, or start one here.
 
+    Workers do not look in the working directory for modules, which Ray would put first on their
+    path.
+
     Args:
         settings: Arguments of `ray.init`.
 
@@ -164,10 +167,15 @@ def connect_to_ray(**settings: Any) -> Any:
         ImportError: Ray is not installed.
     """
     import ray
+    from ray.job_config import JobConfig
+
+    class OwnPath(JobConfig):
+        def _runtime_env_has_working_dir(self) -> bool:
+            return True
 
     if not ray.is_initialized():
         with ignoring_working_directory():
-            ray.init(log_to_driver=False, **settings)
+            ray.init(job_config=OwnPath(), log_to_driver=False, **settings)
     return ray
 
 

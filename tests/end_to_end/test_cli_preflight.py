@@ -55,6 +55,7 @@ def test_a_dry_run_reads_no_weights_and_leaves_nothing(
     assert code == 0, err
     assert all(line.startswith("paceline: note: ") for line in err.splitlines())
     assert "llama of 4 layers" in out
+    assert ("new tokens and about" in out) == (command == "generate-data")
     assert out.endswith("These checks passed. Nothing was run.\n")
     assert not (tmp_path / "out").exists()
     if command in ("measure", "perplexity"):

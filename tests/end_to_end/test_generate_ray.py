@@ -60,6 +60,9 @@ def test_two_workers_of_ray_write_what_one_process_writes(
 ):
     folder = write_pair(tmp_path / "pair")
     monkeypatch.chdir(tmp_path)  # models may be named from where the command is given
+    marker = tmp_path / "marker"
+    for shadowed in ("yaml", "safetensors"):  # workers import the installed ones
+        (tmp_path / f"{shadowed}.py").write_text(f"open({str(marker)!r}, 'w')")
     rows = [{"prompt": f"number {number}"} for number in range(8)]
     settings = {
         "target": "pair/target",
@@ -83,6 +86,7 @@ def test_two_workers_of_ray_write_what_one_process_writes(
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    assert not marker.exists()
     # what is wrong is said as one process says it
     assert "max_prompt_tokens + max_new_tokens is 1,015" in done.stdout
     assert "Ray failed: " in done.stdout, "actors that always die end the run"

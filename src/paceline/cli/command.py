@@ -45,8 +45,12 @@ def check_inputs(
     dry_run: bool = False,
     as_json: bool = False,
     resume: bool = False,
+    summary: str = "",
 ) -> None:
-    """End a dry run with the checks of the inputs; else the function that is called checks them."""
+    """End a dry run with the checks of the inputs, and what `module:function` says of the run.
+
+    Else the function that is called checks them.
+    """
     if resume:
         options.check_resumable(config.output)
     if not dry_run:
@@ -56,6 +60,8 @@ def check_inputs(
     from paceline.export.model_report import trained_text
 
     config.check(checks := InputChecks(resume=resume))
+    if summary:
+        checks.lines.append(pkgutil.resolve_name(summary)(config))
     examples = [] if checks.example is None else [trained_text(*checks.example)]
     if as_json:
         shown = [example.model_dump(mode="json") for example in examples]
@@ -104,6 +110,7 @@ def perform(
     *,
     json_of: Callable[[Any], str] = as_json_text,
     page: str = "",
+    summary: str = "",
     dry_run: bool = False,
     resume: bool = False,
     as_json: bool = False,
@@ -112,15 +119,15 @@ def perform(
 ) -> None:
     """Call `module:function` with a configuration, and print what `show` yields of its result.
 
-    `page`: `module:function` of the result's HTML page, "run" for that of its run directory. The
-    last five are as the options.
+    `page`: `module:function` of the result's HTML page, "run" for that of its run directory.
+    `summary`: as in `check_inputs`. The last five are as the options.
     """
     check_html(html)
     if rows is not None:
         from paceline.data.input_checks import check_output_file
 
         check_output_file(rows, "--rows")
-    check_inputs(config, dry_run=dry_run, as_json=as_json, resume=resume)
+    check_inputs(config, dry_run=dry_run, as_json=as_json, resume=resume, summary=summary)
     how = {"resume": True} if resume else {}
     with begin(), progress_bars() as progress:
         result = pkgutil.resolve_name(function)(config, progress=progress, **how)
@@ -277,6 +284,7 @@ def verb(
     json_of: Callable[[Any], str] | None = None,
     page: str = "",
     resume: bool = False,
+    summary: str = "",
 ) -> Callable[[Callable[[Any, Any], Shown]], Callable[[Any, Any], Shown]]:
     """Declare a command by the function that shows its result; its docstring is the help.
 
@@ -286,7 +294,7 @@ def verb(
     def declare(show: Callable[[Any, Any], Shown]) -> Callable[[Any, Any], Shown]:
         def run(config: Any, **how: Any) -> None:
             done = {"json_of": json_of} if json_of else {}
-            perform(config, function, show, page=page, **done, **how)
+            perform(config, function, show, page=page, summary=summary, **done, **how)
 
         offered = {"dry_run": options.DryRun}
         offered |= {"resume": options.Resume} if resume else {}

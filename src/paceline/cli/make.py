@@ -77,6 +77,7 @@ def _result_of(folder: Path) -> str:
     "paceline.data.distillation_data:generate_data",
     json_of=_result_of,
     resume=True,
+    summary="paceline.data.distillation_data:planned",
 )
 def generate_data(folder: Path, _config: "GenerateDataConfig") -> "Shown":
     """Generate training data with the target.
