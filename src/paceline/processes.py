@@ -12,19 +12,19 @@ import threading
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.errors import GenerationError, PacelineError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
-    from multiprocessing.context import ForkServerContext, SpawnContext
     from pathlib import Path
 
 Item = TypeVar("Item")
 
-MOST_DEATHS = 3  # lost processes before their work counts as the cause
+_END_S = 60  # seconds in which a worker may stop its server
+MOST_DEATHS = 3  # deaths of a process in a row that end the work
 # mallopt parameters, as numbered in glibc's malloc.h
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
 _PAD_BYTES = 64 << 20
@@ -50,19 +50,19 @@ def in_processes(
     """
     import torch  # the command line must answer --help without it
 
-    waiting, deaths = list(items), 0
-    context = _context(type(work).__module__)
+    context = multiprocessing.get_context("spawn")
     threads = max(1, torch.get_num_threads() // workers)
+    waiting, deaths = list(items), 0
     while waiting:
-        start = work, context.Value("i", 0), threads, dict(os.environ)
-        pool = ProcessPoolExecutor(workers, context, _begin, start)
-        done = {pool.submit(_work_on, item): item for item in waiting}
+        pool = ProcessPoolExecutor(workers, context, _begin, (work, context.Value("i"), threads))
         try:
-            for future in as_completed(done):
+            with ignoring_working_directory():
+                running = {pool.submit(_work_on, item): item for item in waiting}
+            for future in as_completed(running):
                 future.result()
-                waiting.remove(done[future])
+                waiting.remove(running[future])
                 deaths = 0
-                yield done[future]
+                yield running[future]
         except BrokenProcessPool:
             deaths += 1
             if deaths == MOST_DEATHS:
@@ -75,49 +75,41 @@ def in_processes(
         except Exception as error:
             raise GenerationError(f"{type(error).__name__}: {error}") from None
         finally:
-            for process in multiprocessing.active_children() if waiting else ():
-                process.terminate()  # even if busy
-            pool.shutdown(cancel_futures=True)
+            _end(pool)
 
 
-def _context(module: str) -> ForkServerContext | SpawnContext:
-    """How processes start: copied from one that has imported torch, so that later ones start fast.
-
-    Linux only; elsewhere each process imports everything. `module`: also imported.
-    """
-    ignore_working_directory()
-    if sys.platform != "linux":
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    # transformers alone imports next to nothing until it is used
-    context.set_forkserver_preload(["torch", "transformers.modeling_utils", module])
-    return context
+def _end(pool: ProcessPoolExecutor) -> None:
+    """End the processes of a pool, even if they are busy."""
+    processes = list((pool._processes or {}).values())  # pyright: ignore[reportPrivateUsage]
+    pool.shutdown(wait=False, cancel_futures=True)
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.join(_END_S)
+        process.kill()  # of one that is stuck in native code
 
 
-def _begin(work: Any, begun: Any, num_threads: int, environment: dict[str, str]) -> None:
-    """In a worker: prepare for work; `begun` counts the workers."""
+_work: list[Callable[[Any], object]] = []  # of this worker process
+
+
+def _begin(work: Callable[[Any], object], count: Any, num_threads: int) -> None:
+    """Begin a worker. `count`: of the workers that have begun."""
     import torch
 
-    os.environ.clear()  # the process that this one was copied from may have an older one
-    os.environ.update(environment)
     # Only the main process handles Ctrl-C. Blocked, not ignored: work may install its own handler.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     _stop_with_main_process()
     keep_freed_memory()
     torch.set_num_threads(num_threads)
-    with begun.get_lock():
-        number, begun.value = begun.value, begun.value + 1
+    with count.get_lock():
+        count.value += 1
     if torch.cuda.is_available():
-        torch.cuda.set_device(number % torch.cuda.device_count())
-    _Work.of_this_process = work
-
-
-class _Work:
-    of_this_process: Any = None
+        torch.cuda.set_device(count.value % torch.cuda.device_count())
+    _work.append(work)
 
 
 def _work_on(item: Any) -> None:
-    _Work.of_this_process(item)
+    _work[0](item)
 
 
 def _stop_with_main_process() -> None:
@@ -128,17 +120,25 @@ def _stop_with_main_process() -> None:
     def watch() -> None:
         parent.join()
         os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(_END_S)
+        os._exit(1)  # nobody asks for more work
 
     threading.Thread(target=watch, daemon=True).start()
 
 
-def ignore_working_directory() -> None:
+@contextmanager
+def ignoring_working_directory() -> Iterator[None]:
     """Let processes that this one starts import no modules of the working directory.
 
     `python -c`, which multiprocessing uses as well, would look there first: for a module of
     Python's own, too.
     """
+    before = os.environ.get("PYTHONSAFEPATH", "")
     os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        os.environ["PYTHONSAFEPATH"] = before  # empty is as if it were not set
 
 
 def connect_to_ray(**settings: Any) -> Any:
@@ -161,8 +161,8 @@ def connect_to_ray(**settings: Any) -> Any:
             return True
 
     if not ray.is_initialized():
-        ignore_working_directory()
-        ray.init(job_config=OwnPath(), log_to_driver=False, **settings)
+        with ignoring_working_directory():
+            ray.init(job_config=OwnPath(), log_to_driver=False, **settings)
     return ray
 
 

@@ -231,10 +231,6 @@ def test_a_trajectory_and_an_export_run(run, pair: Path, tmp_path: Path):
 
 def test_what_an_encoder_decoder_has_no_use_for_is_one_line(run, pair: Path, tmp_path: Path):
     start = ("align", *models(pair), "--output", tmp_path / "run", *sets(num_steps=1))
-    corpus = {"data.train": pair / "pairs.jsonl"}
-    assert "data.pack_documents is set, but it only applies to decoder-only" in refused(
-        run, *start, *sets(**corpus, **{"data.pack_documents": "true"})
-    )
     documents = write_corpus(tmp_path / "documents.jsonl", [{"text": "red blue"}])
     assert "has a prompt but no completion" in refused(
         run, *start, *sets(**{"data.train": documents})

@@ -63,8 +63,7 @@ SHORT = sets(num_prompts=8, max_new_tokens=8, gammas="[1,2]")
 
 def test_a_draft_of_its_layers_keeps_their_kinds_and_is_not_timed(run, pair: Path, tmp_path: Path):
     out = tmp_path / "draft"
-    printed = succeeded(run, "draft", "--target", pair / "target", "--layers", "0,3", "--out", out)
-    assert "passes are not timed: one of the models keeps a state" in printed
+    succeeded(run, "draft", "--target", pair / "target", "--layers", "0,3", "--out", out)
     config = json.loads((out / "config.json").read_text())
     assert config["layer_types"] == ["linear_attention", "full_attention"]
 

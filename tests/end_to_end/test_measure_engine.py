@@ -100,31 +100,21 @@ def test_the_table_names_both_roads_and_the_verdict(run, pair_folder):
     assert "counters: agrees: tokens per target call" in out
 
 
-def test_a_server_that_dies_in_the_middle_is_one_line_with_its_last_words(
-    run, pair_folder, started
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ('"--die-after", "3"', "closed the connection ... ggml_abort: no memory left"),
+        ('"--crash"', "ended while it was starting (killed by SIGSEGV)"),
+        ('"--no-such-option"', "ended while it was starting ... --no-such-option"),
+    ],
+)
+def test_a_server_that_ends_is_one_line_with_its_last_words(
+    run, pair_folder, started, options, said
 ):
-    dying = ["--set", 'engine.options=["--die-after", "3"]']
-    code, out, err = run(*given(pair_folder, *started, *dying))
+    code, out, err = run(*given(pair_folder, *started, "--set", f"engine.options=[{options}]"))
     assert (code, out) == (3, "")
     line = err.strip().splitlines()[-1]
-    assert "closed the connection" in line
-    assert "ggml_abort: no memory left" in line
-
-
-def test_a_server_that_crashes_is_told_apart(run, pair_folder, started):
-    crashing = ["--set", 'engine.options=["--crash"]']
-    code, _, err = run(*given(pair_folder, *started, *crashing))
-    assert code == 3
-    assert "ended while it was starting (killed by SIGSEGV)" in err.strip().splitlines()[-1]
-
-
-def test_a_server_that_cannot_start_is_one_line_with_its_last_words(run, pair_folder, started):
-    wrong = ["--set", 'engine.options=["--no-such-option"]']
-    code, _, err = run(*given(pair_folder, *started, *wrong))
-    assert code == 3
-    line = err.strip().splitlines()[-1]
-    assert "ended while it was starting" in line
-    assert "--no-such-option" in line
+    assert all(part in line for part in said.split(" ... ")), line
 
 
 @pytest.mark.parametrize(
@@ -132,7 +122,7 @@ def test_a_server_that_cannot_start_is_one_line_with_its_last_words(run, pair_fo
     [
         (["--url", "http://127.0.0.1:9"], "--url needs --engine"),
         (["--write-costs", "costs.json"], "--write-costs needs --engine"),
-        (["--engine", "llamacpp", "--costs", "costs.json"], "--write-costs writes them"),
+        (["--engine", "llamacpp", "--costs", "costs.json"], "--costs cannot be used with --engine"),
         (["--engine", "vllm", "--url", "http://x", "--write-costs", "c"], "leave url out"),
         (
             ["--engine", "transformers", "--set", "write_costs={file: c, batch_sizes: [2]}"],

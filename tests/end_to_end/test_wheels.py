@@ -93,7 +93,7 @@ def test_the_wheel_of_paceline_is_python_the_sources_in_c_and_the_configurations
     package = {name for name in files_in(content) if ".dist-info/" not in name}
     sources = {name for name in files_in(tree / "src") if "__pycache__/" not in name}
     assert package == {name for name in sources if ".egg-info/" not in name}
-    kinds = {".py", ".c", ".h", ".typed", ".j2", ".html", ".js", ".css", ".yaml"}
+    kinds = {".py", ".pyi", ".c", ".h", ".typed", ".j2", ".html", ".js", ".css", ".yaml"}
     assert {Path(name).suffix for name in package} == kinds
     assert {"paceline/py.typed", "paceline/native/products.c"} < package
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from paceline.config import StrictModel, as_written
+from paceline.config import StrictModel
 from paceline.data.input_checks import checked
 from paceline.export.card import Launch, model_card, plan_launch
 from paceline.export.directory import (
@@ -68,8 +68,7 @@ def export(config: ExportConfig, progress: Progress = silent) -> Exported:
     with atomic_directory(config.out) as scratch:
         checks = _write(inputs, launch, scratch, path.name)
         copy_licence(inputs, scratch)
-        with as_written(manifest_of(config.model)):
-            card = model_card(inputs, launch, checks, notes)
+        card = model_card(inputs, launch, checks, notes)
         card.save(scratch / "README.md")
         marker = {"engine": config.to, "draft_vocabulary": config.draft_vocabulary}
         (scratch / EXPORTED).write_text(json.dumps(marker) + "\n", "utf-8")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
-from paceline.errors import DivergedError, StoppedError
+from paceline.errors import StoppedError, TrainingError
 from paceline.models.drafts.save import save_draft
 from paceline.models.loading import load_model
 from paceline.records import append_jsonl, read_jsonl
@@ -315,7 +315,11 @@ class LossGuard:
         return self.num_high == 0 and self.num_bad_gradients == 0
 
     def check(self, step: int, figures: StepFigures, saved: Path | None, *, phase: int = 0) -> None:
-        """Check one step; `saved` is the last good checkpoint."""
+        """Check one step; `saved` is the last good checkpoint.
+
+        Raises:
+            TrainingError: training diverged; the message names the last good checkpoint.
+        """
         if not math.isfinite(figures.loss):
             raise _failure(f"the loss became {figures.loss} at step {step}", saved)
         bad = not math.isfinite(figures.gradient_norm)
@@ -338,11 +342,11 @@ class LossGuard:
             self.recent.append(figures.loss)
 
 
-def _failure(what: str, saved: Path | None) -> DivergedError:
+def _failure(what: str, saved: Path | None) -> TrainingError:
     where, remedy = "no checkpoint was saved yet", "restart"
     if saved is not None:
         where, remedy = f"the last good checkpoint is {saved_model(saved)}", "restart from it"
-    return DivergedError(f"{what}; {where}; {remedy} with a smaller optimizer.learning_rate")
+    return TrainingError(f"{what}; {where}; {remedy} with a smaller optimizer.learning_rate")
 
 
 class StopRequest:

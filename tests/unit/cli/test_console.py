@@ -13,18 +13,6 @@ from paceline.cli import console
 from paceline.cli.streaming import read_prompt
 
 
-def test_a_file_gets_a_line_at_once_and_then_now_and_then(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    clock = iter([0.0, 0.0, 1.0, 31.0, 31.0])
-    monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
-    with console.progress_bars() as progress:
-        progress("training", 30, 100, "loss 3")
-        progress("training", 40, 100)
-        progress("training", 60, 100)
-    assert capsys.readouterr().err.splitlines() == ["training 30% loss 3", "training 60%"]
-
-
 def test_a_warning_is_one_line_without_source(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
