@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TuneConfig", "Tuned", "tune"]
 
-_PASSES, _DRAFTED = 15, "drafted_per_block"
+_PASSES = 15
 _FILE = "decoding.yaml"
 _STEPS: tuple[Step, Step] = ("choosing", "confirming")
 
@@ -279,7 +279,7 @@ def propose(choosing: _Measured) -> list[DecodingConfig]:
     )
     speedup, best = FIGURES["expected_speedup"], list[Candidate]()
     for rule, (_, *rows) in zip(rules, analyzed, strict=True):
-        priced = [costs.priced(row, gamma_of(row), row.totals[_DRAFTED]) for row in rows]
+        priced = [costs.priced(row) for row in rows]
         row = max(priced, key=speedup.value)
         strategy = Speculative(
             rule=rule, num_speculative_tokens=gamma_of(row), draft_sampling=drafts, bonus=bonus

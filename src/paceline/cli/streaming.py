@@ -37,8 +37,8 @@ def read_prompt(prompt: str | None, path: Path | None) -> str:
     text = prompt or ""
     try:
         if prompt is None:
-            use_input = path is None or str(path) == "-"
-            raw = sys.stdin.buffer.read() if use_input else path.read_bytes()
+            file = None if str(path) == "-" else path
+            raw = sys.stdin.buffer.read() if file is None else file.read_bytes()
             # editors and echo end a text with a line break
             text = raw.decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n")
     except (OSError, UnicodeDecodeError) as error:

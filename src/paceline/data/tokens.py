@@ -271,7 +271,7 @@ class _Encoding:
             elif isinstance(text, str):
                 tokens = self._following(text, tokens_of(text, self.tokenizer), completion)
             else:
-                tokens = self._following(self.tokenizer.decode(text), text, completion)
+                tokens = self._following(cast("str", self.tokenizer.decode(text)), text, completion)
             tokens = _ended(tokens, ends, self.tokenizer)
         # a normalizer may leave nothing of a completion
         return Turn(prompt, tokens, ended=bool(tokens) and tokens[-1] in ends)

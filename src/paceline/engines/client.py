@@ -176,15 +176,16 @@ def check_packages() -> None:
 
 def root_of(url: str) -> str:
     """Return `http://host:port`, without /v1; raises UsageError if it is no URL of a server."""
+    no_url = UsageError(
+        f"{url!r} is not the URL of a server; give a URL such as http://127.0.0.1:8000"
+    )
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        valid = False
+        raise no_url from None
     if not valid:
-        raise UsageError(
-            f"{url!r} is not the URL of a server; give a URL such as http://127.0.0.1:8000"
-        )
+        raise no_url
     path = _ENDPOINT.sub("", parts.path.rstrip("/")).rstrip("/")
     return f"{parts.scheme}://{parts.netloc}{path}"
 

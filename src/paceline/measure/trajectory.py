@@ -384,8 +384,8 @@ def kept_logits(target: HfModel) -> ForcedLogits:
     kept: dict[Key, Tensor] = {}
 
     def logits(prompts: Sequence[Sequence[int]], tokens_BT: Tensor) -> Tensor:
-        texts = as_list(tokens_BT)
-        key = tuple(map(tuple, prompts)), tuple(map(tuple, texts))
+        texts: list[list[int]] = as_list(tokens_BT)
+        key = tuple(map(tuple, prompts)), tuple(tuple(text) for text in texts)
         if key not in kept:
             batch = collate(rows_of(target, prompts, texts)).to(target.device)
             kept[key] = target.hidden(batch)[batch.mask_BT].reshape(*tokens_BT.shape, -1)

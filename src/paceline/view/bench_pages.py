@@ -49,6 +49,7 @@ _COSTS = {
     "Against rejection rate": "rejection_rate",
 }
 _UNBOUNDED = (math.nan, math.nan)
+_NO_TARGET = "the target alone has no finished cell to compare others with; run the bench again"
 _DIGESTS = ("context", "key")
 
 
@@ -71,12 +72,12 @@ def bench_page(folder: Path, manifest: Mapping[str, Any]) -> Page:
     for _, cells in parts:
         name = f", {sampling_words(cells[0].setting)}" if len(parts) > 1 else ""
         finished = [row for row in cells if not row.error]
-        frontier = None
+        verdict = _NO_TARGET
         if any(family_of(row) == TARGET_ALONE for row in finished):
             frontier = Frontier(finished)
+            verdict = _silence(frontier) or _verdict(frontier)
             sections += _sections(frontier, name)
             facts += _facts(frontier, name)
-        verdict = _silence(frontier) or _verdict(frontier)
         verdicts.append(sentence(f"At {name[2:]}: {verdict}" if name else verdict))
     if failed := [row for row in rows if row.error]:
         lines = lines_of(failed, ("family", "setting"))
@@ -117,10 +118,8 @@ def _facts(frontier: Frontier, name: str) -> list[Fact]:
     return facts
 
 
-def _silence(frontier: Frontier | None) -> str:
+def _silence(frontier: Frontier) -> str:
     """Why quality and speed cannot be compared; empty if they can."""
-    if frontier is None:
-        return "the target alone has no finished cell to compare others with; run the bench again"
     if "score" not in frontier.target.sums:
         return "the task has no metric, so there is no quality to compare with speed"
     if not frontier.value("quality", frontier.target) > 0:

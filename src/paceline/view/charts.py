@@ -283,7 +283,7 @@ def _names(rows: Sequence[Line], column: str) -> list[Any]:
     return list(dict.fromkeys(row[column] for row in rows))
 
 
-def _finished(chart: alt.LayerChart, rows: Sequence[Line]) -> Spec:
+def _finished(chart: alt.LayerChart | alt.FacetChart, rows: Sequence[Line]) -> Spec:
     """The specification with the container's width, and the data."""
     spec = chart.properties(width="container", data=_of_values().data).to_dict()
     spec.pop("$schema", None)  # an address, which a page without network does not need
