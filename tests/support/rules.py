@@ -160,9 +160,3 @@ def smallest_p_value(
 ) -> float:
     """Of all pairs of neighbouring places in the texts."""
     return min(exact.pair_p_values(texts, expected))
-
-
-def least_p_value(texts: Sequence[Sequence[int]], expected: dict[tuple[int, ...], float]) -> float:
-    """As `smallest_p_value`, and of the triples of the first three tokens."""
-    triples = exact.beginning_p_value(texts, expected, 3)
-    return min(triples, smallest_p_value(texts, expected))
