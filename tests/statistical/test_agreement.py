@@ -197,13 +197,13 @@ def test_fewer_blocks_have_no_verdict_and_would_be_judged_wrongly(monkeypatch: p
 
 
 def test_six_positions_judged_by_95_percent_each_are_caught(monkeypatch: pytest.MonkeyPatch):
-    found = several_blocks(600, 0.8, 6, 8, 10)
-    assert num_different(found) < 600 * 0.05
+    found = several_blocks(150, 0.8, 6, 8, 10)
+    assert num_different(found) < 150 * 0.05
     plain = agreement.difference_interval
     monkeypatch.setattr(
         *(agreement, "difference_interval"), lambda ours, theirs, **_: plain(ours, theirs)
     )
-    assert num_different(found) > 600 * 0.06
+    assert num_different(found) > 150 * 0.06
 
 
 def num_different(found: list[Simulated]) -> int:

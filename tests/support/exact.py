@@ -131,23 +131,6 @@ def plain_texts(p: NextToken, prompt: tuple[int, ...], length: int) -> dict[tupl
     return texts
 
 
-def speculative_texts(
-    p: NextToken,
-    q: NextToken,
-    rule: RuleVectors,
-    *,
-    gamma: int,
-    prompt: tuple[int, ...],
-    length: int,
-) -> dict[tuple[int, ...], float]:
-    """Every speculative text of `length` tokens with its probability."""
-
-    def judged(text: tuple[int, ...]) -> tuple[Distribution, Distribution]:
-        return rule(p(text), q(text))
-
-    return judged_texts(p, q, judged, gamma=gamma, prompt=prompt, length=length)
-
-
 def judged_texts(
     p: NextToken,
     q: NextToken,
