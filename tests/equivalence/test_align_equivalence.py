@@ -251,15 +251,6 @@ def test_the_finish_takes_over_where_it_says(folder: Path, tmp_path: Path, seen:
     assert min(plain) > 1
 
 
-@of_llama
-def test_means_over_sequences_and_over_tokens_are_two_numbers(folder: Path, tmp_path: Path):
-    first = [
-        losses(align(align_config(folder, tmp_path / mean, **changes(mean=mean, num_steps=1))))[0]
-        for mean in ("sequence", "token")
-    ]
-    assert first[0] != pytest.approx(first[1], rel=1e-3)
-
-
 @cache
 def rounded(directory: Path, stored: torch.dtype) -> Any:
     """The model in a directory that nobody changes any more, with weights rounded so."""

@@ -30,9 +30,9 @@ NEW = 16
 
 @cache
 def sources() -> list[list[int]]:
-    """Forty ragged encoder inputs of 1 to 14 tokens."""
+    """Twenty ragged encoder inputs of 1 to 14 tokens."""
     rng = torch.Generator().manual_seed(0)
-    lengths = torch.randint(1, 15, (40,), generator=rng).tolist()
+    lengths = torch.randint(1, 15, (20,), generator=rng).tolist()
     return [torch.randint(3, 61, (length,), generator=rng).tolist() for length in lengths]
 
 
@@ -73,19 +73,13 @@ def wanted(architecture: str) -> list[list[int]]:
     return generate_all(models(architecture)[0].hf)
 
 
-def test_transformers_writes_the_same_alone():
-    hf = models("t5_v1_1")[0].hf
-    alone = [generate(hf, source, max_new_tokens=NEW)[0] for source in sources()]
-    assert alone == wanted("t5_v1_1")
-
-
 def tokens(decoder: Any, prompts: list[list[int]], **options: Any) -> list[list[int]]:
     return [one.tokens for one in decoder.generate(prompts, NEW, **options)]
 
 
 @pytest.mark.parametrize("architecture", ENCODER_DECODERS)
 def test_texts_differ_from_source_to_source_or_nothing_here_would_prove_much(architecture: str):
-    assert len({tuple(text) for text in wanted(architecture)}) >= 8
+    assert len({tuple(text) for text in wanted(architecture)}) >= 6
 
 
 @pytest.mark.parametrize(
@@ -128,10 +122,10 @@ def test_a_draft_equal_to_its_target_is_always_accepted(
 ):
     target = models(architecture)[0]
     found = SpeculativeDecoder(target, target, gamma=3, sampling=sampling).generate(
-        sources()[:24], NEW, batch_size=4
+        sources(), NEW, batch_size=4
     )
     stats = [one.stats for one in found]
-    assert sum(one.num_examined for one in stats) > 50
+    assert sum(one.num_examined for one in stats) > 30
     assert all(one.num_accepted == one.num_examined for one in stats)
 
 
@@ -274,22 +268,19 @@ def test_training_and_sessions_ban_the_same_tokens(architecture: str):
     assert bool(log_probs_V.isfinite().all()), "a divergence multiplies 0 by the logarithm"
 
 
-def test_a_ban_of_one_model_alone_is_named():
+def test_a_ban_of_one_model_alone_is_named_and_the_end_of_a_text_cannot_be_banned_as_a_word():
     target, draft = wrap_model(banning("marian")), tiny_model("marian", seed=1)
     banned = sorted(usual_tokens("marian"))
     said = rf"target's .* bans the tokens {re.escape(str(banned))} and the draft's bans \[\]; copy"
     with pytest.warns(UserWarning, match=said):
         SpeculativeDecoder(target, draft)
-
-
-def test_the_end_of_a_text_cannot_be_banned_as_a_bad_word():
     hf = tiny_hf("marian")
     hf.generation_config.bad_words_ids = [[1], [2]]  # pyright: ignore
     hf.generation_config.suppress_tokens = [-1, 10**6]  # pyright: ignore
     model: Any = wrap_model(hf)
     assert model.eos_token_ids == (1,)
     assert model.banned_K.tolist() == [2]
-    assert tiny_model("marian").banned_K is None
+    assert draft.banned_K is None
 
 
 def test_text_ends_where_the_decoders_context_ends():

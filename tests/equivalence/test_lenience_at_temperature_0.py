@@ -30,9 +30,7 @@ PROMPTS = [[3, 4, 5], [7], [9, 8, 7, 6, 5, 4]]
 NEW, GAMMA = 18, 3
 RULES: list[tuple[Rule, Callable[[float, float], bool]]] = [
     (Lenient("linear", 0.2), lambda p, peak: p / 0.2 >= peak),
-    (Lenient("square", 0.4), lambda p, peak: p / 0.4 / 0.4 >= peak),
     (Lenient("exponential", 0.5), lambda p, peak: p**0.5 >= peak),
-    (Lossy(0.8), lambda p, peak: p / (1 - 0.8) >= peak),
     (Lossy(0.8, 2.5), lambda p, peak: p / (1 - 0.8) >= peak),
 ]
 PREPARED = {

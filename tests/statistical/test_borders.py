@@ -190,7 +190,13 @@ def wrong(
 
 
 CASES = [
-    *product([*LOOSE, *AIMED], SETTINGS, (1, 4)),
+    # block lengths by turns too: 7 of them beside 5 settings and 6 ways
+    *(
+        (*case, gamma)
+        for case, gamma in zip(
+            product([*LOOSE, *AIMED], SETTINGS), cycle((1, 4, 3, 1, 4, 2, 4)), strict=False
+        )
+    ),
     *product([str(Lossless()), str(Lossy(0.6)), "chow"], MORE, (3,)),
     *product(AT_0, AT_TEMPERATURE_0, (1, 3)),
     *product(AIMED, ["greedy", "both greedy"], (3,)),

@@ -21,7 +21,7 @@ from paceline.results.figures import FIGURES
 from paceline.results.row import Row, Source
 
 TOKENS, GAMMAS, STEP_S, STARTS = 64, (0, 1, 3, 6), 0.01, 3
-RUNS = 150
+RUNS = 80
 REQUESTS = Row(
     population="requests",
     units=tuple(range(63)),

@@ -29,7 +29,7 @@ from support.results import gamma_row, result_row
 if TYPE_CHECKING:
     from paceline.results.row import Row
 
-RUNS = 200
+RUNS = 120
 ONE, FIVE = (3,), (1, 2, 3, 4, 5)
 NOMINAL = 0.025
 

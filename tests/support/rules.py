@@ -139,8 +139,13 @@ class Pair:
 
     def speculative(self, rule: exact.RuleVectors, gamma: int) -> dict[tuple[int, ...], float]:
         """What it follows under a rule."""
-        return exact.speculative_texts(
-            self.p, self.q, rule, gamma=gamma, prompt=tuple(PROMPT), length=length(gamma)
+        return exact.judged_texts(
+            self.p,
+            self.q,
+            lambda text: rule(self.p(text), self.q(text)),
+            gamma=gamma,
+            prompt=tuple(PROMPT),
+            length=length(gamma),
         )
 
 
@@ -149,9 +154,9 @@ def length(gamma: int) -> int:
     return max(4, gamma + 2)
 
 
-def draw(decoder: Decoder, gamma: int, count: int, first_seed: int = 0) -> list[list[int]]:
+def draw(decoder: Decoder, gamma: int, count: int) -> list[list[int]]:
     """Many texts, each from a seed of its own, in one batch."""
-    found = decoder.generate([PROMPT] * count, length(gamma), seed=first_seed)
+    found = decoder.generate([PROMPT] * count, length(gamma))
     return [generation.tokens for generation in found]
 
 
@@ -160,9 +165,3 @@ def smallest_p_value(
 ) -> float:
     """Of all pairs of neighbouring places in the texts."""
     return min(exact.pair_p_values(texts, expected))
-
-
-def least_p_value(texts: Sequence[Sequence[int]], expected: dict[tuple[int, ...], float]) -> float:
-    """As `smallest_p_value`, and of the triples of the first three tokens."""
-    triples = exact.beginning_p_value(texts, expected, 3)
-    return min(triples, smallest_p_value(texts, expected))

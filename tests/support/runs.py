@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from paceline.bench import BenchConfig
-from paceline.config import validate
 from paceline.records import read_jsonl
 from paceline.train import AlignConfig
+from support.configs import small
 from support.models import tiny_pair
 from support.processes import finish, start
 
@@ -48,21 +48,8 @@ def write_corpus(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def align_config(folder: Path, output: Path, **changes: Any) -> AlignConfig:
-    """Ten steps of four short rows, in float32 on the CPU."""
-    values: dict[str, Any] = {
-        "target": str(folder / "target"),
-        "draft": str(folder / "draft"),
-        "output": str(output),
-        "data": {"train": str(folder / "corpus.jsonl")},
-        "num_steps": 10,
-        "batch_size": 4,
-        "max_prompt_tokens": 5,
-        "max_completion_tokens": 11,
-        "optimizer": {"kind": "adamw", "learning_rate": 3e-3},
-        "precision": "float32",
-        "device": "cpu",
-    }
-    return validate(AlignConfig, values | changes)
+    """Ten steps of four short rows."""
+    return small("align", folder, output, **changes)
 
 
 def held_out(folder: Path, **settings: Any) -> dict[str, Any]:
@@ -146,16 +133,4 @@ QUESTIONS = [
 
 def bench_config(folder: Path, output: Path, grid: dict[str, Any], **changes: Any) -> BenchConfig:
     """Five examples, of which two are timed."""
-    values: dict[str, Any] = {
-        "target": str(folder / "target"),
-        "draft": str(folder / "draft"),
-        "task": {"task": "pairs", "corpus": str(folder / "questions.jsonl"), "metric": "rouge1"},
-        "output": output,
-        "grid": grid,
-        "num_examples": 5,
-        "num_timed": 2,
-        "max_new_tokens": 9,
-        "dtype": "float32",
-        "device": "cpu",
-    }
-    return BenchConfig(**(values | changes))
+    return small("bench", folder, output, grid=grid, **changes)

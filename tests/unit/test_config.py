@@ -1,5 +1,6 @@
 """Configuration from YAML and overrides; every fault of the user is one line."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field, ValidationError, model_validator
 
+from paceline.cli.main import SCHEMAS, schema_of
 from paceline.config import (
     HomePath,
     StrictModel,
@@ -17,11 +19,13 @@ from paceline.config import (
     parse_yaml,
     set_key,
     to_yaml,
+    validate,
 )
 from paceline.core.rules import AnyRule, Lenient, Lossless, Lossy
 from paceline.core.sampling import SamplingParams
 from paceline.data import CorpusConfig
 from paceline.errors import ConfigError
+from support.configs import small
 
 
 class Sgd(StrictModel):
@@ -306,5 +310,40 @@ def test_a_key_below_nothing_makes_the_mapping_and_below_a_value_is_an_error():
     values: dict[str, object] = {"sampling": None, "task": "arithmetic"}
     set_key(values, ["sampling", "temperature"], 0.5, "option --temperature")
     assert values["sampling"] == {"temperature": 0.5}
-    with pytest.raises(ConfigError, match=r"option --k: k holds a value \(3\)"):
-        set_key({"k": 3}, ["k", "task"], "docstrings", "option --k")
+    with pytest.raises(ConfigError, match=r"option --task: task holds a value \('arithmetic'\)"):
+        set_key(values, ["task", "task"], "docstrings", "option --task")
+
+
+Wrong = tuple[str, Any]
+
+
+def wrong_values(schema: dict[str, Any], of: dict[str, Any], depth: int = 0) -> Iterator[Wrong]:
+    """The key of each limit in a JSON schema, and a value beyond it as it stands in its section."""
+    if "$ref" in schema and depth < 6:
+        schema = of[schema["$ref"].rpartition("/")[2]]
+    for part in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
+        yield from wrong_values(part, of, depth + 1)
+    limits = {"exclusiveMinimum": 0, "exclusiveMaximum": 0, "minimum": -1, "maximum": 1}
+    yield from (("", schema[name] + by) for name, by in limits.items() if name in schema)
+    if "enum" in schema:
+        yield "", "no such word"
+    for key, value in wrong_values(schema["items"], of, depth + 1) if "items" in schema else ():
+        yield key, [value]
+    if "properties" in schema:
+        kinds = {key: one["const"] for key, one in schema["properties"].items() if "const" in one}
+        yield "no_such_key", kinds | {"no_such_key": 1}
+        for name, one in schema["properties"].items():
+            for key, value in wrong_values(one, of, depth + 1):
+                yield key or name, kinds | {name: value}
+
+
+@pytest.mark.parametrize("kind", SCHEMAS)
+def test_every_value_beyond_a_limit_of_a_schema_is_refused_by_its_key(kind: str, tmp_path: Path):
+    """By pydantic's own schema of each configuration, sections and kinds of sections included."""
+    known = small(kind, tmp_path, tmp_path / "out").model_dump(mode="json", exclude_unset=True)
+    schema = schema_of(kind).model_json_schema()
+    found = list(wrong_values(schema, schema.get("$defs", {})))
+    assert len(found) > 3
+    for key, value in found:
+        with pytest.raises(ConfigError, match=rf"{key}|and \d+ more$"):
+            validate(schema_of(kind), known | value)

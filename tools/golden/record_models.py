@@ -1,7 +1,14 @@
-"""What the mathematics, the sessions and the decoders give on tiny models."""
+"""What the mathematics, the sessions and the decoders give on tiny models: written as JSON.
+
+Uses the public surface alone, so that it runs on either of two commits that are compared.
+"""
 
 import contextlib
 import hashlib
+import json
+import sys
+import warnings
+from pathlib import Path
 from typing import Any
 
 import paceline  # noqa: F401 - before torch, whose libraries PACELINE_CPU limits
@@ -24,7 +31,7 @@ from paceline.decode import (
     SpeculativeDecoder,
     TokenCascade,
 )
-from paceline.models import wrap_model
+from paceline.models import prepare_for_decoding, wrap_model
 from support.models import tiny_hf, tiny_pair
 from support.rules import ALL_RULES
 
@@ -45,10 +52,6 @@ def digest(tensor: Tensor) -> str:
 
 
 def prepared(model: Any, **settings: Any) -> Any:
-    try:
-        from paceline.models.prepare import prepare_for_decoding  # pyright: ignore
-    except ImportError:
-        return model.prepare_for_decoding(**settings)
     return prepare_for_decoding(model, **settings)
 
 
@@ -168,3 +171,10 @@ def others(target: Any, draft: Any) -> dict[str, Any]:
                 for block in decoder.stream([3, 4, 5], 10, seed=2)
             ]
     return found
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    recorded = {"core": core(), "sessions": sessions(), "decoders": decoders()}
+    Path(sys.argv[1]).write_text(json.dumps(recorded, default=str), "utf-8")
