@@ -107,6 +107,7 @@ class Draw:
                 "train": str(answers),
                 "pretraining": self.text("pretraining", 4_000),
                 "pretraining_fraction": 0.1,
+                "keep_states_gb": 1.0,
             },
             "loss_vocabulary": {"frequent": 6144, "drawn": 1024},
             "output": str(output),

@@ -223,6 +223,15 @@ def test_settings_of_decoder_only_models_are_refused_for_others(
         align(config)
 
 
+def test_states_that_are_kept_train_like_states_that_are_read_anew(
+    folder: Path, tmp_path: Path, seen: RowsOfSteps
+):
+    kept = {"data": {"train": str(folder / "corpus.jsonl"), "keep_states_gb": 1}}
+    config = align_config(folder, tmp_path / "run", **changes(**kept, optimizer=CONSTANT))
+    assert losses(align(config)) == pytest.approx(plain_losses(folder, seen, kl), rel=2e-4)
+    assert all(row.target_hidden_TD is not None for rows in seen for row in rows)
+
+
 def test_a_draft_of_few_tokens_is_compared_over_what_it_may_propose(
     tmp_path: Path, seen: RowsOfSteps
 ):

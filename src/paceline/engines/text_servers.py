@@ -13,7 +13,7 @@ import warnings
 from collections import Counter
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel
 
@@ -43,6 +43,12 @@ if TYPE_CHECKING:
 _DAMAGED = 4  # answers to one request that are damaged, before it fails
 _PAUSE_S = 1.0  # of a server that fails
 _SEEDS = 2**31  # servers keep 32 bits of a seed
+_NEUTRAL = {"min_p": 0.0, "repetition_penalty": 1.0}
+_NEUTRAL_FORMS = (
+    {"top_k": -1, **_NEUTRAL},  # SGLang
+    {"top_k": 0, **_NEUTRAL, "repeat_penalty": 1.0},  # llama-cpp-python and others
+)
+"""Settings beyond OpenAI's that a server may take from its model if a request lacks them."""
 _PROBE = "def f(x):\n    return 'naïve 東京 ½', 12345  # Hello, world!"
 """Text of which servers and tokenizer must give the same ids."""
 
@@ -192,17 +198,38 @@ class _Asked:
         self._writer = writer
         self._tokenize = tokenize
         self._lock = threading.Lock()
+        self._form, self._warned = 0, False  # of neutral settings
 
     def ask(self, request: Request) -> Written:
         """Answer a request. Raises AnswerError, if the answer is damaged, and as `identify`."""
         kind, name, model = self.identify()
         top = self._writer.top_logprobs
         request = request._replace(seed=request.seed % _SEEDS)
+        body = kind.text_body(model, request, top)
         try:
-            answer = self.client.ask("POST", kind.text_path, kind.text_body(model, request, top))
+            answer = self._sent(kind.text_path, body, known=bool(kind.recorded_as))
         except StatusError as error:
             raise UsageError(str(error)) from None
         return kind.read_text(answer, f"{self.url}{kind.text_path}", name, top)
+
+    def _sent(self, path: str, body: dict[str, Any], *, known: bool) -> str:
+        """The answer; a server that is not `known` gets neutral settings as it accepts them."""
+        while not known and self._form < len(_NEUTRAL_FORMS):
+            try:
+                return self.client.ask("POST", path, _NEUTRAL_FORMS[self._form] | body)
+            except StatusError as error:
+                if error.status not in (400, 422):
+                    raise
+            self._form += 1
+        answer = self.client.ask("POST", path, body)
+        if not known and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{self.url} refuses top_k, min_p and repetition_penalty in requests, so they are "
+                "left out; check that it does not take its model's generation_config.json instead",
+                stacklevel=2,
+            )
+        return answer
 
     def identify(self) -> _Known:
         """What the server is.

@@ -20,6 +20,7 @@ from paceline.data.sources import (
     FixedText,
     MixedText,
     Origins,
+    ReadText,
     SampledText,
 )
 from paceline.engines.texts import OpenAIWriter
@@ -336,9 +337,10 @@ def _mixture(
     fixed = FixedText(stream)
     if config.fixed_fraction > 0:
         fixed.check(recorded=reads_top(config.terms))
+    limit_gb = config.data.keep_states_gb
     return MixedText(
         origins,
-        fixed,
+        fixed if limit_gb is None else ReadText(stream, target, limit_gb),
         SampledText(stream, draft_writer, "draft", **generation),
         by_target,
     )

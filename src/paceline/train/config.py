@@ -159,6 +159,8 @@ class AlignData(StrictModel):
         pretraining: Text that the draft was pretrained on, mixed in against forgetting. It is used
             unchanged, packed and streamed; a split cannot have a slice, see `limit`.
         pretraining_fraction: Fraction of each batch's rows that are pretraining text.
+        keep_states_gb: Cache the target's hidden states of `train` in the memory of each process,
+            up to this many 10^9 bytes; None: compute them again each time.
         recorded_states: Train on the hidden states that `generate-data` recorded with the text
             (`writer.hidden_states`). Only the target's head is loaded.
     """
@@ -169,6 +171,7 @@ class AlignData(StrictModel):
     pack_documents: bool = False
     pretraining: CorpusConfig | None = None
     pretraining_fraction: float = Field(default=0.1, gt=0, lt=1)
+    keep_states_gb: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     recorded_states: bool = False
 
     @model_validator(mode="after")
@@ -295,7 +298,8 @@ class AlignConfig(TrainSettings):
     def loads_target(self) -> bool:
         """True if the target's weights are needed."""
         writes = self.target_writes and isinstance(self.writer, ModelWriter)
-        return writes or reads_target(self.terms) or self.evaluates
+        kept = self.data.keep_states_gb is not None
+        return writes or kept or reads_target(self.terms) or self.evaluates
 
     @property
     def pretraining_rows(self) -> int:
@@ -361,12 +365,13 @@ class AlignConfig(TrainSettings):
         return draft, target, target.tokenizer
 
     def _check_recorded_states(self) -> None:
-        others = self.fixed_fraction < 1 or self.data.pretraining is not None
+        kept = self.data.keep_states_gb is not None
+        others = self.fixed_fraction < 1 or self.data.pretraining is not None or kept
         if self.data.recorded_states and (others or self.evaluates or "target" in self.shard):
             raise ValueError(
                 "data.recorded_states loads the target's head alone, and fixed_fraction below 1, "
-                "data.pretraining, evaluation and shard of the target need the whole target; "
-                "remove one of them"
+                "data.pretraining, data.keep_states_gb, evaluation and shard of the target need the "
+                "whole target; remove one of them"
             )
 
     def _check_writer(self) -> None:
@@ -390,9 +395,9 @@ class AlignConfig(TrainSettings):
     def _check_shards(self) -> None:
         """A sharded target runs on all processes at once, so one process cannot use it alone."""
         writes = self.target_writes and isinstance(self.writer, ModelWriter)
-        if self.shard and (writes or self.evaluates):
+        if self.shard and (writes or self.evaluates or self.data.keep_states_gb is not None):
             raise ValueError(
-                "a sharded target cannot generate text, and there is no evaluation with it; use "
+                "a sharded target cannot generate text or keep states, and there is no evaluation; use "
                 "generate-data, set fixed_fraction to 1, unset data.held_out and run trajectory on "
                 "the checkpoints"
             )
