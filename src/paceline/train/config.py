@@ -370,8 +370,8 @@ class AlignConfig(TrainSettings):
         if self.data.recorded_states and (others or self.evaluates or "target" in self.shard):
             raise ValueError(
                 "data.recorded_states loads the target's head alone, and fixed_fraction below 1, "
-                "data.pretraining, data.keep_states_gb, evaluation and shard of the target need the "
-                "whole target; remove one of them"
+                "data.pretraining, data.keep_states_gb, evaluation and shard of the target need "
+                "the whole target; remove one of them"
             )
 
     def _check_writer(self) -> None:
@@ -397,7 +397,7 @@ class AlignConfig(TrainSettings):
         writes = self.target_writes and isinstance(self.writer, ModelWriter)
         if self.shard and (writes or self.evaluates or self.data.keep_states_gb is not None):
             raise ValueError(
-                "a sharded target cannot generate text or keep states, and there is no evaluation; use "
-                "generate-data, set fixed_fraction to 1, unset data.held_out and run trajectory on "
-                "the checkpoints"
+                "a sharded target cannot generate text or keep states, and there is no evaluation; "
+                "use generate-data, set fixed_fraction to 1, unset data.held_out and "
+                "data.keep_states_gb, and run trajectory on the checkpoints"
             )
