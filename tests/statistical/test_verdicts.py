@@ -94,9 +94,7 @@ def in_an_engine(
         rounds = mean * normal(12, world.passes / 2, rng).exp()
         seconds = median_interval(rounds)
         of_start = [seconds.value]
-        return StepCost(
-            gamma=gamma, batch_size=1, seconds=seconds, seconds_by_start=of_start
-        )
+        return StepCost(gamma=gamma, batch_size=1, seconds=seconds, seconds_by_start=of_start)
 
     costs = costs_of(step(0, 1.0), *(step(gamma, cost) for gamma in gammas))
     return costs.step_costs(gammas, 1)

@@ -12,7 +12,7 @@ sequential_test.py    the bound of tune; tests of the settings, and their order
 tune.py               chooses a setting for a quality floor or a latency budget
 score.py              scores a model behind a URL on a task
 
-Its rows are `results.row.Row`; `results.frontier` and `results.comparison` compute from them.
+Its rows are `results.row.Row`; `results.frontier` computes from them.
 """
 
 from paceline.bench.answers import read_rows
