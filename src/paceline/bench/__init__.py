@@ -11,7 +11,7 @@ tune.py               predicts cells by teacher-forced passes, measures some, an
                       quality floor or a latency budget
 score.py              scores a model behind a URL on a task
 
-Its rows are `results.row.Row`; `results.frontier` and `results.comparison` compute from them.
+Its rows are `results.row.Row`; `results.frontier` computes from them.
 """
 
 from paceline.bench.answers import read_rows
