@@ -76,7 +76,7 @@ def bench_page(folder: Path, manifest: Mapping[str, Any]) -> Page:
             frontier = Frontier(finished)
             sections += _sections(frontier, name)
             facts += _facts(frontier, name)
-        verdict = _silence(frontier) or _verdict(frontier)
+        verdict = _verdict(frontier)
         verdicts.append(sentence(f"At {name[2:]}: {verdict}" if name else verdict))
     if failed := [row for row in rows if row.error]:
         lines = lines_of(failed, ("family", "setting"))
@@ -128,7 +128,9 @@ def _silence(frontier: Frontier | None) -> str:
     return ""
 
 
-def _verdict(frontier: Frontier) -> str:
+def _verdict(frontier: Frontier | None) -> str:
+    if (silence := _silence(frontier)) or frontier is None:
+        return silence
     best = frontier.fastest([row for row in frontier.rows if _counts(row)], 1.0)
     if best is None or best.value.value <= 1:
         text = "no setting with at least the target's quality is faster than the target alone"
@@ -211,7 +213,7 @@ def _frontier_figure(title: str, text: str, lines: Sequence[Line]) -> Figure:
         for line in lines
     ]
     names = list(dict.fromkeys(line["family"] for line in lines))
-    more = {"labels": ["setting"], "detail": "gamma", "names": names}
+    more: dict[str, Any] = {"labels": ["setting"], "detail": "gamma", "names": names}
     panels = {
         heading: charts.frontier(drawn, cost, "relative_quality", "family", **more)
         for heading, cost in _COSTS.items()
@@ -285,7 +287,7 @@ def _tested(found: Tuned, tables: Sequence[Table]) -> Figure:
         Axis("relative_quality", at=config.quality_floor or 1.0),
     )
     names = list(dict.fromkeys(row["family"] for row in rows))
-    more = {"names": names, "labels": ["setting", "met"]}
+    more: dict[str, Any] = {"names": names, "labels": ["setting", "met"]}
     panels = {table.title: charts.frontier(table.rows, *axes, "family", **more) for table in tables}
     text = (
         "Each point is a setting. Candidates are measured on the choosing examples; the best are "
