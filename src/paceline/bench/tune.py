@@ -259,7 +259,8 @@ def propose(choosing: _Measured) -> list[DecodingConfig]:
     rules, sampling, server = [*config.rules], config.sampling, config.server
     if server and sampling.greedy:  # vLLM decodes losslessly with cascades
         rules = [rule for rule in rules if not rule.uses_confidence]
-    rules, bonus = [Lossless(), *rules], "target" if server else "rule"
+    rules = [Lossless(), *rules]
+    bonus = "target" if server else "rule"
     drafts = sampling
     if (engine := choosing.costs) is not None:
         drafts = engine.proposals(sampling)

@@ -252,9 +252,14 @@ def examples_of(
     count = len(found.prompts)
     num_timed = min(config.num_timed or count, count)
     timed = frozenset(number * count // num_timed for number in range(num_timed))
-    context = bench_context(config)
-    parts = {"config": config, "context": context, "timed": timed}
-    return Examples(**vars(found), **parts, models=pair, command=command)
+    return Examples(
+        **vars(found),
+        config=config,
+        context=bench_context(config),
+        timed=timed,
+        models=pair,
+        command=command,
+    )
 
 
 def bench_context(config: BenchConfig) -> str:

@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from paceline.data.prompts import CorpusConfig, Record, read_columns, template_settings
 from paceline.errors import PromptError, UsageError
@@ -78,15 +78,6 @@ class RowTask(Task):
         if not _PLACEHOLDER.search(prompt):
             raise ValueError(f"prompt {prompt!r} shows no column; put {{source}} where it belongs")
         return prompt
-
-    @model_validator(mode="after")
-    def _shots_have_a_corpus(self) -> RowTask:
-        if self.num_shots and self.train_corpus is None:
-            raise ValueError(
-                f"num_shots is {self.num_shots}, but there is no train_corpus to take examples "
-                "from; name one, or set num_shots to 0"
-            )
-        return self
 
     def examples(self, split: Split, count: int, seed: int = 0) -> list[TaskExample]:
         """Rows of a corpus, each after the same few-shot examples.

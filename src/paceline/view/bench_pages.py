@@ -127,7 +127,9 @@ def _silence(frontier: Frontier) -> str:
     return ""
 
 
-def _verdict(frontier: Frontier) -> str:
+def _verdict(frontier: Frontier | None) -> str:
+    if (silence := _silence(frontier)) or frontier is None:
+        return silence
     best = frontier.fastest([row for row in frontier.rows if _counts(row)], 1.0)
     if best is None or best.value.value <= 1:
         text = "no setting with at least the target's quality is faster than the target alone"
@@ -210,7 +212,7 @@ def _frontier_figure(title: str, text: str, lines: Sequence[Line]) -> Figure:
         for line in lines
     ]
     names = list(dict.fromkeys(line["family"] for line in lines))
-    more = {"labels": ["setting"], "detail": "gamma", "names": names}
+    more: dict[str, Any] = {"labels": ["setting"], "detail": "gamma", "names": names}
     panels = {
         heading: charts.frontier(drawn, cost, "relative_quality", "family", **more)
         for heading, cost in _COSTS.items()
@@ -284,7 +286,7 @@ def _tested(found: Tuned, tables: Sequence[Table]) -> Figure:
         Axis("relative_quality", at=config.quality_floor or 1.0),
     )
     names = list(dict.fromkeys(row["family"] for row in rows))
-    more = {"names": names, "labels": ["setting", "met"]}
+    more: dict[str, Any] = {"names": names, "labels": ["setting", "met"]}
     panels = {table.title: charts.frontier(table.rows, *axes, "family", **more) for table in tables}
     text = (
         "Each point is a setting. Candidates are measured on the choosing examples; the best are "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from paceline.config import StrictModel
 from paceline.core.bootstrap import Interval
@@ -39,23 +39,15 @@ _INTERVAL = (
 )
 
 
-class Definition(NamedTuple):
-    """A term with its meaning, and its symbol in the papers."""
-
-    term: str
-    definition: str
-    symbol: str = ""
-
-
-def definitions_of(columns: Iterable[str], *, intervals: bool = False) -> list[Definition]:
-    """Of the columns that have one, and of `intervals` if there are any."""
-    found: list[Definition] = []
+def definitions_of(columns: Iterable[str], *, intervals: bool = False) -> list[tuple[str, ...]]:
+    """Term, meaning and symbol of the columns that have one; `intervals`: also of intervals."""
+    found: list[tuple[str, ...]] = []
     for name in columns:
         if (figure := FIGURES.get(name)) is not None:
-            found.append(Definition(figure.words, f"{figure.definition}.", figure.symbol))
+            found.append((figure.words, f"{figure.definition}.", figure.symbol))
         elif name in _OTHERS:
-            found.append(Definition(name, _OTHERS[name]))
-    return [*found, *([Definition("95% interval", _INTERVAL)] if intervals else [])]
+            found.append((name, _OTHERS[name], ""))
+    return [*found, *([("95% interval", _INTERVAL, "")] if intervals else [])]
 
 
 def words_of(name: str) -> str:

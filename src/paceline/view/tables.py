@@ -192,15 +192,16 @@ def before_and_after(
     lines: list[Line] = [
         {
             "figure": words_of(name),
-            "before": _evaluated(before or {}, name),
-            "after": _evaluated(after, name),
+            "before": evaluated(before or {}, name),
+            "after": evaluated(after, name),
         }
         for name in figures
     ]
     return Table(title, lines, units="texts")
 
 
-def _evaluated(figures: Mapping[str, float], name: str) -> Interval | None:
+def evaluated(figures: Mapping[str, float], name: str) -> Interval | None:
+    """A figure of an evaluation with its interval; None if it is not among them."""
     if name not in figures:
         return None
     return Interval(figures[name], *(figures.get(name + end, math.nan) for end in _ENDS))

@@ -21,10 +21,11 @@ from paceline.view.page import (
     grouped,
     interval_text,
     sentence,
+    shown,
     source_of,
     words_of,
 )
-from paceline.view.tables import before_and_after, checkpoint_line
+from paceline.view.tables import before_and_after, checkpoint_line, evaluated
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -59,13 +60,6 @@ def training_page(
     sections = [_held_out(points, known)] if points else []
     facts: list[Fact] = []
     spent = f"{len(steps):,} steps, 0 s"
-    if points:
-        (_, first), (_, last) = points[0], points[-1]
-        both = [name for name in known if name in last and name in first]
-        facts += [
-            Fact(words_of(name), f"{last[name]:.3f}", f"{first[name]:.3f} before")
-            for name in both[:4]
-        ]
     if steps:
         sections.append(_loss(steps))
         duration = _duration(steps[-1]["elapsed_s"])
@@ -93,13 +87,8 @@ def _change(points: Sequence[tuple[int, Figures]], known: Sequence[str], spent: 
         return f"Trained for {spent}."
     before, after = first[name], last[name]
     changed = "rose" if after > before else "fell" if after < before else "stayed"
-    texts = [interval_text(_interval(figures, name), ".3f") for figures in (first, last)]
+    texts = [shown(evaluated(figures, name), ".3f") for figures in (first, last)]
     return f"On held-out text, {words_of(name)} {changed} from {texts[0]} to {texts[1]} in {spent}."
-
-
-def _interval(figures: Figures, name: str) -> Interval:
-    ends = (figures.get(f"{name}_{end}", math.nan) for end in ("low", "high"))
-    return Interval(figures[name], *ends)
 
 
 def _duration(seconds: float) -> str:
@@ -110,7 +99,7 @@ def _duration(seconds: float) -> str:
 
 def _held_out(points: Sequence[tuple[int, Figures]], known: Sequence[str]) -> Section:
     rows: list[Line] = [
-        {"figure": words_of(name), "step": step, "value": _interval(figures, name)}
+        {"figure": words_of(name), "step": step, "value": evaluated(figures, name)}
         for name in known
         for step, figures in points
         if name in figures
