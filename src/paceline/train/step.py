@@ -18,7 +18,7 @@ from paceline.data.collate import TokenBatch, collate
 from paceline.errors import UsageError
 from paceline.models.drafts.layers import layer_lists
 from paceline.models.hf.architectures import body_of
-from paceline.train.loss import ChunkSize, DraftLoss, Normalisers, places_of
+from paceline.train.loss import DraftLoss, Normalisers, places_of
 from paceline.train.objectives import TVDPlusPlus, reads_target, reads_top, uniforms_of_terms
 from paceline.train.optim import build_optimizer
 
@@ -68,8 +68,7 @@ class Stepper:
         self.config = config
         self.accelerator = accelerator
         self.vocab_size = vocab_size
-        self._chunk = ChunkSize(config.chunk_tokens)
-        self._normalisers = Normalisers(vocab_size, self._chunk.current)
+        self._normalisers = Normalisers(vocab_size)
         model.hf.eval()
         # The padding token may be the end-of-text token, whose embedding must be trained. Masked
         # padding has no gradient anyway.
@@ -79,10 +78,9 @@ class Stepper:
         if target is not None:
             target.hf.eval().requires_grad_(False)
         add_up = partial(_sum, accelerator)
-        loss = DraftLoss(
-            model, target, self._chunk, vocab_size=vocab_size, bfloat16=bfloat16, add_up=add_up
-        )
-        self.loss: nn.Module = accelerator.prepare_model(loss)
+        sizes = {"vocab_size": vocab_size, "bfloat16": bfloat16}
+        self._draft_loss = DraftLoss(model, target, config.chunk_tokens, **sizes, add_up=add_up)
+        self.loss: nn.Module = accelerator.prepare_model(self._draft_loss)
         self.parameters = [p for p in model.hf.parameters() if p.requires_grad]
         self.optimizer = build_optimizer(config.optimizer, self.parameters)
 
@@ -121,7 +119,9 @@ class Stepper:
                 (loss * self.accelerator.num_processes).backward()
             total += loss.detach()
         (loss,) = self._add_up(total)
-        return StepFigures(loss, self._update(learning_rate), num_tokens, self._chunk.current)
+        return StepFigures(
+            loss, self._update(learning_rate), num_tokens, self._draft_loss.chunk_size
+        )
 
     def _weights(self, batches: Sequence[TokenBatch]) -> tuple[list[Tensor], int]:
         """Weights of each part in the mean of the whole step, and the number of its tokens."""

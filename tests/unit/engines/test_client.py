@@ -1,8 +1,9 @@
-"""The HTTP client of engines, counters of servers, and a server's environment."""
+"""The HTTP client of engines, counters of servers, a server's environment, and the engines."""
 
 import re
 import socket
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,19 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from paceline.config import apply_override
 from paceline.core.sampling import SamplingParams
 from paceline.engines import client
 from paceline.engines.client import Client, connection, root_of
 from paceline.engines.commands import EngineChoice, server_environment
-from paceline.engines.contract import BlockCounts, Request, Setup
+from paceline.engines.contract import BlockCounts, Engine, Request, Setup
+from paceline.engines.kinds import KINDS, EngineName, RuleServer, names_of
 from paceline.engines.process import ServerProcess
-from paceline.engines.servers import block_counts
+from paceline.engines.servers import Server, block_counts
 from paceline.engines.text_servers import TextServers
 from paceline.engines.texts import OpenAIWriter
 from paceline.errors import EngineError, PacelineError
 from support.engines import serving
+from support.processes import finish, start
 
 
 class Version(BaseModel):
@@ -151,3 +155,69 @@ def test_a_server_gets_the_users_own_setting_of_the_hub(
         while not server.last_words():
             pass  # it waits
     assert (tmp_path / "log").read_text() == "0\n"
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_wait_for_a_server_in_one_line():
+    """In training, whose own handler lets a step end first: the second one ends at once."""
+    program = textwrap.dedent("""
+        import os, signal, threading, time, warnings
+        from pathlib import Path
+        from paceline.engines.contract import Request
+        from paceline.core.sampling import SamplingParams
+        from paceline.engines.texts import OpenAIWriter
+        from paceline.engines import text_servers
+        from paceline.train.loop import StopRequest
+
+        waits = threading.Event()  # set by the warning that the server is not there
+        warnings.showwarning = lambda *_, **__: waits.set()
+        # a process in the background of a shell, and its children, ignore Ctrl-C
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+        def press():
+            waits.wait(10)
+            for _ in range(2):
+                time.sleep(0.2)
+                os.kill(os.getpid(), signal.SIGINT)
+
+        servers = text_servers.TextServers(OpenAIWriter(url="http://127.0.0.1:9"), lambda text: [1])
+        threading.Thread(target=press, daemon=True).start()
+        try:
+            with StopRequest():
+                servers.write([Request([1], 2, SamplingParams(), 0)] * 40, lambda *_: None)
+        except KeyboardInterrupt:
+            print("interrupted")
+    """)
+    done = finish(start(program))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
+
+
+kinds = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+
+
+@kinds
+def test_an_engine_is_a_server_with_a_program_or_runs_in_this_process(kind: type[Engine]):
+    assert kind.in_process or (issubclass(kind, Server) and kind.program)
+
+
+def test_configurations_accept_these_engines_alone():
+    for name in KINDS:
+        TypeAdapter(EngineName).validate_python(name)
+    TypeAdapter(RuleServer).validate_python("paceline")
+    with pytest.raises(ValidationError, match="'vllm', 'sglang', 'llamacpp' or 'transformers'"):
+        TypeAdapter(EngineName).validate_python("paceline")
+    with pytest.raises(ValidationError, match="'paceline' or 'vllm'"):
+        TypeAdapter(RuleServer).validate_python("sglang")
+
+
+def test_sentences_name_the_engines_with_a_property():
+    assert names_of(lambda kind: not kind.in_process) == "vllm, sglang or llamacpp"
+    assert names_of(lambda kind: kind.loads_gguf) == "llamacpp"
+
+
+def test_an_engine_may_be_given_by_its_name():
+    read = TypeAdapter(EngineChoice).validate_python
+    assert read("vllm") == read({"engine": "vllm"}) == EngineChoice(engine="vllm")
+    values: dict[str, object] = {"engine": "vllm"}
+    apply_override(values, "engine.url=http://localhost:8000")
+    assert values == {"engine": {"engine": "vllm", "url": "http://localhost:8000"}}

@@ -14,78 +14,38 @@ from paceline.config import validate
 from paceline.core.fused import Head, chunked_loss
 from paceline.errors import ConfigError
 from paceline.train import AlignConfig
-from paceline.train.loss import ChunkLoss, ChunkSize, TargetScores
+from paceline.train.loss import ChunkLoss, TargetScores, chunk_size
 from paceline.train.objectives import Objective, policies_of, uniforms_of_terms
 
 GIB = 2**30
 VOCABULARY = 128_256
 
 
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A GPU with free memory, of which PyTorch holds some without need."""
-    found = SimpleNamespace(free=100 * GIB, reserved=0, allocated=0, count=1)
-    monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (found.free, 141 * GIB))
-    monkeypatch.setattr("torch.cuda.memory_reserved", lambda _: found.reserved)
-    monkeypatch.setattr("torch.cuda.memory_allocated", lambda _: found.allocated)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: found.count)
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    return found
+def chosen(configured: Any = "auto", device: str = "cuda", entries: int = VOCABULARY) -> int:
+    return chunk_size(configured, torch.device(device), entries, 1)
 
 
-def model_of(*sizes: int, device: str = "cuda") -> Any:
-    """A draft with trained weights of these sizes."""
-    place = {"requires_grad": True, "device": torch.device(device)}
-    weights = [SimpleNamespace(**place, numel=lambda size=size: size) for size in sizes]
-    return SimpleNamespace(parameters=lambda: weights)
-
-
-def chosen(model: Any = None, *, entries: int = VOCABULARY, terms: int = 1) -> int:
-    return ChunkSize("auto").choose(model or model_of(0), entries, terms)
-
-
-def test_much_memory_gives_the_largest_chunk_and_little_the_smallest(gpu: SimpleNamespace):
+def test_much_memory_gives_the_largest_chunk_and_little_the_smallest(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    gpu = SimpleNamespace(free=100 * GIB, reserved=0, allocated=0)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (gpu.free, 141 * GIB))
+    monkeypatch.setattr("torch.cuda.memory_reserved", lambda _: gpu.reserved)
+    monkeypatch.setattr("torch.cuda.memory_allocated", lambda _: gpu.allocated)
     assert chosen() == 8192
-    gpu.free = 3 * GIB
-    assert chosen() == 256
     gpu.free = 0
     assert chosen() == 256
     # half of 30 GiB, by 48 bytes for each of 128,256 entries: 2,616 tokens, in steps of 256
     gpu.free = 30 * GIB
     assert chosen() == 2560
-    assert chosen(terms=2) == 1280
-    assert chosen(entries=VOCABULARY // 3) == 7680
-    assert chosen(entries=7168) == 8192
-
-
-def test_what_the_first_update_adds_and_what_is_cached_count(gpu: SimpleNamespace):
-    gpu.free = 30 * GIB
-    draft = model_of(GIB // 2, GIB // 2)  # 12 GiB of gradients and moments
-    assert chosen(draft) == int(9 * GIB / (48 * VOCABULARY)) // 256 * 256 == 1536
-    gpu.reserved, gpu.allocated = 20 * GIB, 8 * GIB
-    assert chosen(draft) == 2560  # 30 + 12 - 12 GiB
-
-
-def test_processes_on_one_gpu_share_it(gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch):
-    gpu.free = 60 * GIB
-    assert chosen() == 5120
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert chosen() == 2560
-    gpu.count = 2
-    assert chosen() == 5120
+    assert chosen(entries=2 * VOCABULARY) == 1280
+    gpu.free, gpu.reserved, gpu.allocated = 10 * GIB, 30 * GIB, 10 * GIB
+    assert chosen() == 2560, "what PyTorch's cache holds is free"
 
 
 def test_a_number_and_a_cpu_ask_no_device():
-    assert ChunkSize(1000).choose(model_of(1), VOCABULARY, 1) == 1000
-    assert ChunkSize("auto").choose(model_of(1, device="cpu"), VOCABULARY, 1) == 256
-
-
-def test_the_choice_holds_until_the_loss_grows(gpu: SimpleNamespace):
-    chunk = ChunkSize("auto")
-    assert chunk.choose(model_of(0), VOCABULARY, 1) == chunk.current == 8192
-    gpu.free = 30 * GIB
-    assert chunk.choose(model_of(0), VOCABULARY, 1) == 8192
-    assert chunk.choose(model_of(0), VOCABULARY, 2) == 1280  # with the objective of `finish`
+    assert chosen(1000) == 1000
+    assert chosen(device="cpu") == 256
 
 
 def test_the_setting_is_a_number_or_auto():

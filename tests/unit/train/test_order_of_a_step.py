@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.core.divergences import token_weights
 from paceline.data.collate import TokenRow, collate
-from paceline.train.loss import ChunkSize, DraftLoss, StepPlan
+from paceline.train.loss import DraftLoss, StepPlan
 from paceline.train.objectives import ForwardKL
 from support.models import tiny_model
 
@@ -36,7 +36,7 @@ def test_states_are_fetched_before_anything_waits_for_the_drafts_pass():
         hidden_ND = target.hidden(batch)[batch.mask_BT]
     weights_BT = token_weights(batch.mask_BT, mean="token", total=batch.mask_BT.sum())
     sizes: dict[str, Any] = {"vocab_size": 61, "bfloat16": False}
-    loss = DraftLoss(draft, target, ChunkSize(3), **sizes, add_up=lambda x: x)
+    loss = DraftLoss(draft, target, 3, **sizes, add_up=lambda x: x)
     events = Events()
     hook = draft.hf.base_model.layers[-1].register_forward_hook(
         lambda *_: events.seen.append("pass")
