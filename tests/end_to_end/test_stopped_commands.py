@@ -204,7 +204,8 @@ def contents(folder: Path) -> dict[str, Any]:
                 held = path.read_bytes()
             case _:
                 held = None
-        if path.name == "answers.jsonl":  # also of cells that were not finished
+        # answers are also of cells that were not finished, and a row replaces that of the same cell
+        if path.name in ("answers.jsonl", "rows.jsonl"):
             held = set(held)
         elif path.name == "metrics.jsonl" and (path.parent / "data").exists():
             held = None  # times of files, of which a stop can leave out one
