@@ -200,8 +200,6 @@ class BenchConfig(ModelsConfig):
         RunDirectory(self.output).check_kind(self)
         checks.device(self.device)
         checks.pair(self.target, self.draft)
-        if self.engine is None and any(cell.needs_rollback for cell in self.grid.cells()):
-            checks.drafting(self.target, self.draft)
         if self.reference is not None:
             checks.model("reference", self.reference)
         if self.engine is not None:

@@ -86,7 +86,6 @@ class VerifyConfig(PairConfig):
         """Check the inputs; raises UsageError."""
         checks.device(self.device)
         models = checks.pair(self.target, self.draft)
-        checks.drafting(self.target, self.draft)
         self.check_prompts(checks, models[:1], new_tokens=1)
 
 
