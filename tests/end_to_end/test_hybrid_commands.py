@@ -176,11 +176,12 @@ def test_decoding_with_a_draft_is_refused_in_one_line(
         "bench": (
             *models(drafted),
             *sets(task=f"{{task: pairs, corpus: {drafted / 'pairs.jsonl'}}}"),
-            *sets(output=tmp_path / "out", **{"grid.rules": "[lossless]"}),
+            *sets(output=tmp_path / "out", num_examples=4, max_new_tokens=8),
+            *sets(**{"grid.rules": "[lossless]"}),
         ),
         "generate-data": (
             *("--target", drafted / "target", "--prompts", prompts, "--output", tmp_path / "out"),
-            *sets(draft=drafted / "draft"),
+            *sets(draft=drafted / "draft", max_prompt_tokens=20, max_new_tokens=8),
         ),
     }
     line = refused(run, command, *given[command])
