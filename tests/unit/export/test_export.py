@@ -264,7 +264,7 @@ def test_the_run_beside_a_draft_names_its_target_and_how_it_was_trained(tmp_path
     assert found.command is not None
     assert str(folder / "target") in found.command
     card = (folder / "out" / "README.md").read_text()
-    assert "objective: `forward_kl`" in card
+    assert '"kind": "forward_kl"' in card
     assert str(folder / "corpus.jsonl") in card
 
 
@@ -325,8 +325,9 @@ def test_a_strangers_manifest_is_named_and_writes_no_markup(tmp_path: Path):
     assert [line for line in lines if line.startswith("##")] == [
         "## Training", "## Measured", "## Serve it with vllm", "## Checked", "## Notes",
     ]  # fmt: skip
-    assert all(line.startswith("- ") and "`x ## Serve" in line for line in lines if "curl" in line)
-    assert sum("curl" in line for line in lines) == 4
+    found = [line for line in lines if "curl" in line]
+    assert [line.startswith("    ") for line in found] == [False, True, True], "a block of code"
+    assert found[0].startswith("- licence: `x ## Serve")
     manifest["config"]["target"] = ["x"]
     where.write_text(json.dumps(manifest))
     with pytest.raises(UsageError, match=r"manifest\.json names no model as target"):
