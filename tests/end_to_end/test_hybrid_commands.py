@@ -165,7 +165,7 @@ def test_an_export_is_read_back(run, drafted: Path, tmp_path: Path):
     assert (out / "config.json").exists()
 
 
-@pytest.mark.parametrize("command", ["verify", "bench", "generate-data", "decode"])
+@pytest.mark.parametrize("command", ["verify", "generate-data", "decode"])
 def test_decoding_with_a_draft_is_refused_in_one_line(
     run, drafted: Path, tmp_path: Path, command: str
 ):
@@ -173,12 +173,6 @@ def test_decoding_with_a_draft_is_refused_in_one_line(
     given: dict[str, tuple[Any, ...]] = {
         "verify": (*models(drafted), "--prompts", prompts),
         "decode": (*models(drafted), "--prompt", "the rain"),
-        "bench": (
-            *models(drafted),
-            *sets(task=f"{{task: pairs, corpus: {drafted / 'pairs.jsonl'}}}"),
-            *sets(output=tmp_path / "out", num_examples=4, max_new_tokens=8),
-            *sets(**{"grid.rules": "[lossless]"}),
-        ),
         "generate-data": (
             *("--target", drafted / "target", "--prompts", prompts, "--output", tmp_path / "out"),
             *sets(draft=drafted / "draft", max_prompt_tokens=20, max_new_tokens=8),
