@@ -39,6 +39,9 @@ def test_what_is_kept_is_found_and_a_directory_is_filled_once(root: Path):
     folder = cached_directory("gguf", "model", fill)
     assert cached_directory("gguf", "model", lambda _: pytest.fail("filled again")) == folder
     assert folder == root / "gguf/model"
+    folder.rename(root / "gguf/.model.killed")  # what a killed run leaves is swept up
+    assert cached_directory("gguf", "model", fill) == folder
+    assert not (root / "gguf/.model.killed").exists()
 
 
 def test_a_cache_that_cannot_be_written_keeps_no_text_and_is_no_error(root: Path):
