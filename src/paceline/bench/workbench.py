@@ -156,8 +156,6 @@ class BenchConfig(ModelsConfig):
         RunDirectory(self.output).check_kind(self)
         checks.device(self.device)
         checks.pair(self.target, self.draft)
-        if self.engine is None and any(cell.needs_rollback for cell in self.cells()):
-            checks.drafting(self.target, self.draft)
         if self.engine is not None:
             checks.engine(self.engine)
         count = self.skip_examples + self.num_examples

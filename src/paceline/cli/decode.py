@@ -53,8 +53,6 @@ def decode(
     text = read_prompt(prompt, prompt_file)
     checks = InputChecks()
     checks.pair(target, draft)
-    if draft is not None and decoding.needs_rollback:
-        checks.drafting(target, draft)
     recorded: dict[str, Any] = {"target": target, "draft": draft}
     recorded |= {"max_new_tokens": max_new_tokens, "seed": seed}
     recorded |= {"chat": chat, "draft_weights": draft_weights}
@@ -104,7 +102,6 @@ def play(
 
     checks = InputChecks()
     checks.pair(target, draft)
-    checks.drafting(target, draft)
     playground = Playground(port)
     large = load(target)
     tokenizer_of(large, target)

@@ -19,8 +19,8 @@ from paceline.data.sources import ExampleStream, FixedText
 from paceline.engines.client import api_key, root_of
 from paceline.engines.process import check_choice
 from paceline.errors import InputNote, ModelLoadError, StorageError, UsageError
-from paceline.models.compatibility import check_same_vocabulary, no_rollback
-from paceline.models.inspection import ModelFacts, inspect_model, state_keeper
+from paceline.models.compatibility import check_same_vocabulary
+from paceline.models.inspection import ModelFacts, inspect_model
 from paceline.models.loading import find_device, load_tokenizer
 from paceline.records import storage_errors
 
@@ -115,12 +115,6 @@ class InputChecks:
             models.append(self.model("draft", draft))
             check_same_vocabulary(*cast("Any", models))
         return models
-
-    def drafting(self, *paths: str | None) -> None:
-        """Check that these models can draft and verify drafts; raises UnsupportedModelError."""
-        for path in paths:
-            if path is not None and (name := state_keeper(path)) is not None:
-                raise no_rollback(name)
 
     def tokenizer(self, role: str, path: str) -> Any:
         """Check that a tokenizer can be loaded; raises ModelLoadError."""

@@ -76,7 +76,6 @@ class CorpusConfig(StrictModel):
     def _completion_needs_prompt(self) -> CorpusConfig:
         if self.completion_field is not None and self.prompt_field is None:
             raise ValueError("completion_field needs prompt_field; set both")
-        template_kwargs_of(self.chat_template_kwargs, "it")
         return self
 
     def first(self, count: int) -> Self:

@@ -131,8 +131,6 @@ class GenerateDataConfig(StrictModel):
                 checks.engine(choice)
             case _:
                 models = checks.pair(self.target, self.draft)
-                if self.draft is not None:
-                    checks.drafting(self.target, self.draft)
         checks.text("prompts", self.prompts)
         lengths = self.max_prompt_tokens, self.max_new_tokens
         for model in models[:1]:  # the target goes on behind a draft's context

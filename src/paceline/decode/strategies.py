@@ -150,11 +150,6 @@ class DecodingConfig(StrictModel):
             return {"strategy": "speculative", **cast("dict[str, Any]", value)}
         return cast("Any", value)
 
-    @property
-    def needs_rollback(self) -> bool:
-        """Whether drafted tokens are verified, and rejected ones rolled back."""
-        return not isinstance(self.strategy, Autoregressive | ResponseByResponse)
-
     @model_validator(mode="after")
     def _one_penalty(self) -> DecodingConfig:
         if isinstance(self.strategy, Speculative):

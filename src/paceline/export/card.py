@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,11 +37,10 @@ _CARD = """\
 {%- if training %}
 ## Training
 
-Aligned with the target by `paceline align`.
+Aligned with the target by `paceline align`:
 
-{% for line in training %}- {{ line }}
-{% endfor %}
-{%- endif %}
+{{ training }}
+{% endif %}
 ## Measured
 
 {{ measured }}
@@ -133,25 +134,9 @@ def _model(inputs: Inputs) -> list[str]:
     return [*lines, f"licence: {licence}"]
 
 
-def _training(run: dict[str, Any] | None) -> list[str]:
-    if run is None:
-        return []
-    config, inputs = run["config"], run.get("inputs", {})
-    objective = " + ".join(_code(term["kind"]) for term in config["objective"])
-    if config.get("finish"):
-        last = " + ".join(_code(term["kind"]) for term in config["finish"]["objective"])
-        objective += f", then {last} from {config['finish']['begin']:.0%} of the run on"
-    return [
-        f"objective: {objective}",
-        f"data: {_code(config['data']['train']['path'])} "
-        f"(fingerprint {_code(inputs.get('data.train', 'unknown'))}); "
-        f"fixed {config['fixed_fraction']:g}, "
-        f"draft-generated {config['draft_fraction']:g}, the rest target-generated",
-        f"optimizer: {_code(config['optimizer']['kind'])}, "
-        f"learning rate {config['optimizer']['learning_rate']:g}, "
-        f"batch size {config['batch_size']:g}",
-        f"config hash: {_code(run['config_hash'])}, seed {config['seed']:g}",
-    ]
+def _training(run: dict[str, Any] | None) -> str:
+    """The configuration of the run as a block of code: it may hold Markdown or HTML."""
+    return "" if run is None else textwrap.indent(json.dumps(run["config"], indent=2), "    ")
 
 
 def _measured(measurement: Measurement | None) -> str:

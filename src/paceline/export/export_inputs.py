@@ -98,8 +98,9 @@ class ExportConfig(StrictModel):
         """Check the inputs, and that `out` may be written; raises UsageError."""
         _check_place(self)
         model = checks.model("model", self.model)
-        if self.target is not None:
-            checks.model("target", self.target)
+        models = [model] if self.target is None else [model, checks.model("target", self.target)]
+        for each in models:
+            check_block(self.num_speculative_tokens or 1, each.max_length)
         checks.output(self.out, FLOAT32_BYTES * model.num_parameters)
 
 
@@ -189,8 +190,6 @@ def read_inputs(config: ExportConfig) -> Inputs:
             for path, directory in zip((config.model, named), directories, strict=True)
         )
         check_same_reading(target, drafted)
-        for facts in (target, drafted):
-            check_block(config.num_speculative_tokens or 1, facts.max_length)
     measurement = None if config.measurement is None else read_measurement(config, named)
     model = load_model(config.model, dtype="float32", device="cpu")
     _check_model(config, model)

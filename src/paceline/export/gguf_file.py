@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import UnsupportedModelError, UsageError
-from paceline.models.gguf.architectures import ARCHITECTURES, ROPE_FACTORS
+from paceline.models.gguf.architectures import ARCHITECTURES, PAIRS, ROPE_FACTORS
 from paceline.models.gguf.conversion import open_gguf, rotated_by_pairs, tensor_names
 from paceline.models.gguf.vocabulary import ENDS, name_of
 from paceline.models.hf.architectures import context_length
@@ -154,7 +154,7 @@ def _tensors(hf: Any, family: str) -> list[tuple[str, Tensor]]:
                 f"{name} of this {config.model_type} has no name in a GGUF file; export a "
                 "directory (--to transformers) and serve it with another engine"
             )
-        if known.pairs:
+        if family == PAIRS:
             weight = rotated_by_pairs(name, weight, config)
         found.append((label, weight))
     if (factors := _rope_factors(hf)) is not None:

@@ -81,7 +81,6 @@ class VerifyConfig(PairConfig):
     def check(self, checks: InputChecks) -> None:
         checks.device(self.device)
         models = checks.pair(self.target, self.draft)
-        checks.drafting(self.target, self.draft)
         self.check_prompts(checks, models[:1], new_tokens=1)
 
 

@@ -77,15 +77,10 @@ def check_rollback(*models: Model) -> None:
     """Raise an UnsupportedModelError if a model cannot roll back, as every use of drafts needs."""
     name = without_rollback(*models)
     if name is not None:
-        raise no_rollback(name)
-
-
-def no_rollback(architecture: str) -> UnsupportedModelError:
-    """The error for a model of this architecture as draft, or as target of one."""
-    return UnsupportedModelError(
-        f"{architecture} keeps a state that cannot be rolled back, so it can neither draft nor "
-        "verify drafts; plain decoding, alignment, perplexity, expected acceptance and export work"
-    )
+        raise UnsupportedModelError(
+            f"{name} keeps a state that cannot be rolled back, so it can neither draft nor verify "
+            "drafts; plain decoding, alignment, perplexity, expected acceptance and export work"
+        )
 
 
 def check_fits(

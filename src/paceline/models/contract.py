@@ -50,12 +50,7 @@ class ModelSession(ABC):
         self.lengths = []
 
     def prefill(self, tokens: Sequence[Sequence[int]]) -> Tensor:
-        """Process one prompt per row in an empty session; logits after each prompt, [B, V].
-
-        Raises:
-            PromptError: No prompt, or an empty one.
-            ContextLengthError: A prompt is longer than the model's context.
-        """
+        """Process one prompt per row in an empty session; logits after each prompt, [B, V]."""
         assert not self.lengths, "prefill starts a session; extend continues one"
         self._check_prompts(tokens)
         logits_BV = self._prefill(tokens)
@@ -63,22 +58,14 @@ class ModelSession(ABC):
         return self._without_padding(logits_BV)
 
     def extend(self, tokens_BN: Tensor) -> Tensor:
-        """Append the same number of tokens to every row; logits after each token, [B, N, V].
-
-        Raises:
-            ContextLengthError: A row would grow beyond the model's context.
-        """
+        """Append the same number of tokens to every row; logits after each token, [B, N, V]."""
         lengths = self._extended_lengths(*tokens_BN.shape)
         logits_BNV = self._extend(tokens_BN)
         self.lengths = lengths
         return self._without_padding(logits_BNV)
 
     def take_draw(self, request: DrawRequest) -> Drafted | None:
-        """Serve the whole request if the session can do so faster; else return None, unchanged.
-
-        Raises:
-            ContextLengthError: As `extend`.
-        """
+        """Serve the whole request if the session can do so faster; else return None, unchanged."""
         return None
 
     def take_verify(self, request: VerifyRequest) -> Verified | None:
@@ -96,12 +83,7 @@ class ModelSession(ABC):
             self.lengths = [length - count for length, count in pairs]
 
     def refill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Replace the texts of these rows by prompts; logits after each prompt, [R, V].
-
-        Raises:
-            PromptError: An empty prompt.
-            ContextLengthError: A prompt is longer than the model's context.
-        """
+        """Replace the texts of these rows by prompts; logits after each prompt, [R, V]."""
         assert len(rows) == len(set(rows)) == len(prompts), "one prompt per row"
         self._check_prompts(prompts)
         logits_RV = self._refill(rows, prompts)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from safetensors import safe_open
 from transformers import GenerationConfig
 
-from paceline.models.admission.model import twin_admission
 from paceline.models.checkpoint_files import (
     ModelLocation,
     read_config,
@@ -25,8 +23,7 @@ from paceline.models.hf.architectures import (
     num_encoder_layers,
     source_length,
 )
-from paceline.models.hf.base import named_tokens, rolls_back, stop_tokens
-from paceline.models.hf.causal import CausalModel
+from paceline.models.hf.base import named_tokens, stop_tokens
 from paceline.models.hf.text_part import num_text_parameters
 from paceline.models.loading import open_model, read_tokenizer
 
@@ -85,23 +82,6 @@ def inspect_model(path: str | Path) -> ModelFacts:
         num_parameters=num_text_parameters(hf),
         tokenizer=tokenizer,
     )
-
-
-def state_keeper(path: str | Path) -> str | None:
-    """The architecture of a model that cannot roll back; None if it can, or for a GGUF file.
-
-    Only the configuration is read: the trial is that of its tiny twin.
-    """
-    if is_gguf(path):
-        return None
-    with open_model(path) as location:
-        config = read_config(location)
-    if is_encoder_decoder(config):
-        return None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the run repeats them
-        twin = twin_admission(CausalModel(without_weights(config)))
-    return None if twin is None or rolls_back(twin.sessions) else config.model_type
 
 
 def _read_header(path: str | Path) -> tuple[Any, PreTrainedTokenizerBase | None]:

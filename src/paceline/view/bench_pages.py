@@ -75,7 +75,7 @@ def bench_page(folder: Path, manifest: Mapping[str, Any]) -> Page:
         verdict = _NO_TARGET
         if any(family_of(row) == TARGET_ALONE for row in finished):
             frontier = Frontier(finished)
-            verdict = _silence(frontier) or _verdict(frontier)
+            verdict = _verdict(frontier)
             sections += _sections(frontier, name)
             facts += _facts(frontier, name)
         verdicts.append(sentence(f"At {name[2:]}: {verdict}" if name else verdict))
@@ -127,8 +127,8 @@ def _silence(frontier: Frontier) -> str:
     return ""
 
 
-def _verdict(frontier: Frontier | None) -> str:
-    if (silence := _silence(frontier)) or frontier is None:
+def _verdict(frontier: Frontier) -> str:
+    if silence := _silence(frontier):
         return silence
     best = frontier.fastest([row for row in frontier.rows if _counts(row)], 1.0)
     if best is None or best.value.value <= 1:

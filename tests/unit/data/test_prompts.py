@@ -405,11 +405,6 @@ def test_a_parquet_file_has_the_chats_that_json_lines_have(tmp_path: Path):
         assert (one.messages, one.tools, one.id) == (other.messages, other.tools, other.id)
 
 
-def test_arguments_that_paceline_sets_are_refused_in_a_configuration():
-    with pytest.raises(ConfigError, match="has add_generation_prompt in chat_template_kwargs"):
-        validate(CorpusConfig, {"path": "a", "chat_template_kwargs": {"add_generation_prompt": 1}})
-
-
 def test_dates_and_bytes_beside_the_text_of_a_message_are_read(tmp_path: Path):
     """As in WildChat: each message has a timestamp."""
     when = datetime.datetime(2024, 5, 17, 8, 30)

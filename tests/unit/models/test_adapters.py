@@ -192,15 +192,6 @@ def test_a_tokenizer_is_that_of_the_adapter_or_that_of_the_base(tmp_path: Path):
     assert found.special_tokens_map == wanted.special_tokens_map
 
 
-def test_a_template_that_changes_is_read_again(tmp_path: Path):
-    base(tmp_path / "base")
-    folder = lora(tmp_path / "adapter", str(tmp_path / "base"))
-    tiny_tokenizer().save_pretrained(folder)
-    for text in ("one", "two"):
-        (folder / "chat_template.jinja").write_text(text)
-        assert load_tokenizer(folder).chat_template == text
-
-
 def test_the_base_is_that_of_the_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     place = tmp_path / "hub" / "models--someone--base"

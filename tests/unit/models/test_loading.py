@@ -6,10 +6,8 @@ import shutil
 import struct
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -264,40 +262,6 @@ def test_a_hub_model_without_its_weights_is_known_by_its_configuration(
     for shard in shards[:-1]:
         shard.unlink()
     assert inspect_model("someone/tiny").num_layers == hf.config.num_hidden_layers
-
-
-class Hub(BaseHTTPRequestHandler):
-    """Knows all models, and refuses their files."""
-
-    def log_message(self, *_: Any) -> None:
-        """Nothing on stderr."""
-
-    def do_GET(self) -> None:
-        is_known = self.path.startswith("/api/models/")
-        self.send_response(200 if is_known else 403)
-        content = json.dumps({"id": self.path.removeprefix("/api/models/")}).encode()
-        self.send_header("Content-Length", str(len(content)))
-        if not is_known:
-            self.send_header("X-Error-Code", "GatedRepo")
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(content)
-
-    do_HEAD = do_GET
-
-
-def test_what_the_hub_refuses_is_said(hub_cache: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        url = f"http://127.0.0.1:{server.server_port}"
-        monkeypatch.setattr(huggingface_hub.hf_api.api, "endpoint", url)
-        place = f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", place)
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        fails("someone/gated", "Cannot access gated repo")
-        server.shutdown()
-        thread.join()
 
 
 def test_a_model_of_the_hub_is_known_by_its_commit_whatever_has_come_of_it(tmp_path: Path):

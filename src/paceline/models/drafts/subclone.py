@@ -204,20 +204,13 @@ def _check(width: Width, old: Width) -> None:
             raise UsageError(
                 f"{name} of the draft is {new_size}; wanted 1 to the target's {old_size}"
             )
-    if width.hidden % width.num_heads:
+    most = old.num_heads // old.num_key_heads
+    divides = width.hidden % width.num_heads == width.num_heads % width.num_key_heads == 0
+    if not divides or width.num_heads > most * width.num_key_heads:
         raise UsageError(
-            f"the hidden size {width.hidden} is not a multiple of {width.num_heads} heads, which "
-            "engines require; change one of them"
-        )
-    if width.num_heads % width.num_key_heads:
-        raise UsageError(
-            f"{width.num_heads} heads are not a multiple of {width.num_key_heads} key heads; "
-            "change one of them"
-        )
-    if width.num_heads // width.num_key_heads > old.num_heads // old.num_key_heads:
-        raise UsageError(
-            f"{width.num_heads} heads for {width.num_key_heads} key heads are more per key head "
-            f"than the target's {old.num_heads} for {old.num_key_heads}; keep more key heads"
+            f"got {width.hidden} hidden channels, {width.num_heads} heads and "
+            f"{width.num_key_heads} key heads; wanted multiples of each other, and as in the "
+            f"target at most {most} heads per key head"
         )
 
 

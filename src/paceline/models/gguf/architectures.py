@@ -15,7 +15,7 @@ from transformers import AutoConfig
 from paceline.models.hf.architectures import GGUF_CONTEXT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from transformers import PreTrainedConfig
 
@@ -39,6 +39,7 @@ _BIASES = {
     "attention_bias": (*_QKV_BIASES, ".attn_output.bias"),
     "mlp_bias": (".ffn_gate.bias", ".ffn_up.bias", ".ffn_down.bias"),
 }
+PAIRS = "llama"  # rotates neighbours, where transformers rotates the two halves of a head
 ROPE_FACTORS = "rope_freqs.weight"
 _LONG = "rope_factors_long.weight"
 _TOLERANCE = 1e-5  # of a factor; the file stores float32
@@ -53,8 +54,6 @@ class Architecture:
         keys: Required keys of the file and the settings that they are.
         fixed: Settings that llama.cpp's implementation implies.
         flags: Settings that are true if a block has one of these tensors.
-        more: Further settings from the file; may replace others.
-        pairs: Rotates neighbours, where transformers rotates the two halves of a head.
         written: Values of `model_type` that are written to files, too.
     """
 
@@ -62,8 +61,6 @@ class Architecture:
     keys: Mapping[str, str] = field(default_factory=lambda: _SIZES)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    more: Callable[[GgufFile], dict[str, Any]] = lambda _file: {}
-    pairs: bool = False
     written: tuple[str, ...] = ()
 
     @property
@@ -87,7 +84,9 @@ def read_config(file: GgufFile) -> PreTrainedConfig:
     settings["num_key_value_heads"] = int(file.own("attention.head_count_kv", heads))
     settings["rope_parameters"] = _rope_parameters(file, width)
     flags = {name: _has(file, *tensors) for name, tensors in known.flags.items()}
-    settings |= {**known.fixed, **flags, **known.more(file)}
+    settings |= {**known.fixed, **flags}
+    if file.arch == "gemma3":
+        settings |= _gemma3(file)
     if settings["rope_parameters"].get("factor"):
         settings[GGUF_CONTEXT] = settings["max_position_embeddings"]
     config = AutoConfig.for_model(known.model_type, **settings)
@@ -208,12 +207,12 @@ _GELU = {"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_t
 _NO_WINDOW = {"use_sliding_window": False}
 _QKV = {"attention_bias": _QKV_BIASES}
 ARCHITECTURES = {
-    "llama": Architecture("llama", flags=_BIASES, pairs=True, written=("llama", "mistral")),
+    "llama": Architecture("llama", flags=_BIASES, written=("llama", "mistral")),
     "qwen2": Architecture("qwen2", fixed=_NO_WINDOW, written=("qwen2",)),
     "qwen3": Architecture("qwen3", fixed=_NO_WINDOW, flags=_QKV, written=("qwen3",)),
     "qwen3moe": Architecture(
         "qwen3_moe", _SIZES | _EXPERTS, fixed=_NO_WINDOW | {"norm_topk_prob": True}, flags=_QKV
     ),
-    "gemma3": Architecture("gemma3_text", fixed=_GELU, more=_gemma3),
+    "gemma3": Architecture("gemma3_text", fixed=_GELU),
 }
 """The families that are read and written, by llama.cpp's name."""

@@ -19,7 +19,7 @@ from paceline.cache import cached_directory
 from paceline.errors import ModelLoadError, PacelineError, first_line
 from paceline.fingerprints import files_fingerprint, short_hash
 from paceline.models.checkpoint_files import save_tokenizer
-from paceline.models.gguf.architectures import ARCHITECTURES, ROPE_FACTORS, read_config
+from paceline.models.gguf.architectures import PAIRS, ROPE_FACTORS, read_config
 from paceline.models.gguf.fields import GgufFile
 from paceline.models.gguf.vocabulary import read_vocabulary
 from paceline.models.hf.architectures import refuse_by_name
@@ -192,7 +192,7 @@ def _read(file: GgufFile, labels: tuple[str, ...], name: str, config: Any, meta:
     parts = [torch.from_numpy(array) for array in arrays]
     weight = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
     # undo what llama.cpp's converter does
-    if ARCHITECTURES[file.arch].pairs:
+    if file.arch == PAIRS:
         weight = rotated_by_pairs(name, weight, config, parts=(-1, 2))
     elif file.arch.startswith("gemma") and name.endswith("norm.weight"):
         weight = weight - 1
