@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import logging
 import re
 from multiprocessing import parent_process
 from pathlib import Path
@@ -65,8 +64,6 @@ if TYPE_CHECKING:
     from paceline.models.contract import Model
     from paceline.models.hf.base import HfModel
 
-_log = logging.getLogger(__name__)
-
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model")
@@ -95,8 +92,7 @@ def load_model(
         The model, with the tokenizer of the same path (None if there is none).
 
     Raises:
-        ModelLoadError: The model does not exist or is damaged, its weights are not finite, or
-            several GPUs cannot hold it together.
+        ModelLoadError: The model does not exist or is damaged, or its weights are not finite.
         UnsupportedModelError: The architecture is unknown, or its sessions do not give the logits
             of transformers.
         UsageError: The device does not exist.
@@ -105,7 +101,7 @@ def load_model(
     with open_model(path) as location:
         config = read_config(location)
         kind = choose_dtype(dtype, found_device)
-        spread = _spread(location, config, kind) if device == "auto" else None
+        spread = _spread(config, kind) if device == "auto" else None
         hf, info = with_weights(location, config, kind, spread or found_device)
         join_ends(hf)
         refuse_incomplete(location, hf, info)
@@ -412,29 +408,14 @@ def find_device(device: str) -> torch.device:
     return found
 
 
-def _spread(location: ModelLocation, config: Any, dtype: torch.dtype) -> str | None:
-    """The `device_map` of a model that the first of several GPUs cannot hold; else None.
-
-    Raises:
-        ModelLoadError: They cannot hold it together.
-    """
-    count, is_worker = torch.cuda.device_count(), parent_process() is not None
+def _spread(config: Any, dtype: torch.dtype) -> str | None:
+    """The `device_map` of a model that the first of several GPUs cannot hold; else None."""
+    several, is_worker = torch.cuda.device_count() > 1, parent_process() is not None
     # workers have a card each; shapes do not tell the size of quantized weights
-    if count < 2 or is_worker or is_quantized(config):
+    if not several or is_worker or is_quantized(config):
         return None
     size = num_bytes(without_weights(copy.deepcopy(config)), dtype)
-    free = [_free_bytes(card) for card in range(count)]
-    if size <= SHARE * free[0]:
-        return None
-    needs = f"{location.name} needs {size / 1e9:.1f} GB in {str(dtype).removeprefix('torch.')}"
-    if size > SHARE * sum(free):
-        listed = ", ".join(f"{each / 1e9:.1f}" for each in free)
-        raise ModelLoadError(
-            f"{needs}, and the GPUs have {listed} GB free, of which weights may take {SHARE:.0%}; "
-            "free memory, use more or larger GPUs, or load it on the CPU (device=cpu)"
-        )
-    _log.info("%s and is spread over %d GPUs", needs, count)
-    return "auto"
+    return None if size <= SHARE * _free_bytes(0) else "auto"
 
 
 def _free_bytes(card: int) -> int:

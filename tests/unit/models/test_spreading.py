@@ -4,7 +4,6 @@
 """
 
 import copy
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,7 +13,7 @@ import torch
 
 from paceline.core.sampling import SamplingParams
 from paceline.decode import SpeculativeDecoder
-from paceline.errors import ModelLoadError, UnsupportedModelError, UsageError
+from paceline.errors import UnsupportedModelError, UsageError
 from paceline.models import HfModel, load_model, loading, prepare_for_decoding, wrap_model
 from paceline.models.admission.model import _place
 from paceline.models.admission.trial import play
@@ -70,16 +69,14 @@ SIZE = num_bytes(tiny_hf("llama", vocab_size=266), torch.float32)
 
 
 def test_a_model_is_spread_if_the_first_card_cannot_hold_it(
-    model_directory: Path, cards: list[float], caplog: pytest.LogCaptureFixture
+    model_directory: Path, cards: list[float]
 ):
     cards += [0.7 * SIZE, 0.7 * SIZE]
-    with caplog.at_level(logging.INFO, "paceline"), NamedDevices():
+    with NamedDevices():
         model = load_model(model_directory, dtype="float32")
         devices = [str(weight.device) for weight in model.hf.parameters()]
     assert set(devices) == {"cuda:0", "cuda:1"}
     assert devices[0] == devices[-1] == "cuda:0", "embeddings and head"
-    (line,) = (record.getMessage() for record in caplog.records if record.name == loading.__name__)
-    assert line == f"{model_directory} needs 0.0 GB in float32 and is spread over 2 GPUs"
 
 
 @pytest.mark.parametrize(
@@ -105,16 +102,6 @@ def test_else_it_is_on_one_device(
     with NamedDevices():
         model = load_model(model_directory, dtype="float32", device=device)
         assert {str(weight.device) for weight in model.hf.parameters()} == {"cpu"}
-
-
-def test_cards_that_are_too_small_are_one_line(model_directory: Path, cards: list[float]):
-    cards += [share * SIZE / SHARE for share in (0.5, 0.49)]
-    with pytest.raises(ModelLoadError) as caught:
-        load_model(model_directory, dtype="float32")
-    message = str(caught.value)
-    assert message.startswith(f"{model_directory} needs 0.0 GB in float32, and the GPUs have 0.0, ")
-    assert message.endswith("use more or larger GPUs, or load it on the CPU (device=cpu)")
-    assert "\n" not in message
 
 
 # it reads as on one device

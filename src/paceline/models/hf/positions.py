@@ -37,10 +37,10 @@ def mask_and_positions(ends_B: Tensor, tokens_BN: Tensor) -> dict[str, Tensor]:
     }
 
 
-def takes_positions(hf: PreTrainedModel, name: str = "position_ids") -> bool:
-    """Whether the model has an argument of this name, for positions."""
+def takes_positions(hf: PreTrainedModel) -> bool:
+    """Whether the model has an argument for positions."""
     forwards: list[Callable[..., Any]] = [hf.forward, hf.base_model.forward]
-    return any(name in inspect.signature(each).parameters for each in forwards)
+    return any("position_ids" in inspect.signature(each).parameters for each in forwards)
 
 
 @contextlib.contextmanager

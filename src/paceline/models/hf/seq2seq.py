@@ -55,16 +55,10 @@ class Seq2SeqCache(EncoderDecoderCache):
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only the sources of these rows, in this order."""
         index = torch.tensor(rows)  # on the CPU: layers may be on several devices
-        attention_BS = None if self.attention_BS is None else self.attention_BS[index]
-        # without the columns that no row needs any more
-        width = self.states_BSD.shape[1]
-        if attention_BS is not None:
-            width = int(attention_BS.sum(-1).max())
-            attention_BS = attention_BS[:, :width]
-        self._set_attention(attention_BS)
-        self.states_BSD = self.states_BSD[index, :width]
+        self._set_attention(None if self.attention_BS is None else self.attention_BS[index])
+        self.states_BSD = self.states_BSD[index]
         for layer in self._layers:
-            layer.keys, layer.values = (x[index, :, :width] for x in (layer.keys, layer.values))
+            layer.keys, layer.values = layer.keys[index], layer.values[index]
 
     def adopt(self, rows: Sequence[int], other: Seq2SeqCache) -> None:
         """Replace the sources of these rows by those of another cache."""

@@ -96,7 +96,7 @@ class NativeLlama:
     Attributes:
         vocab_size: Width of the logits.
         most_tokens: Maximum tokens of a pass; beyond, transformers is as fast or faster.
-        listeners: Called with the final hidden states of every pass, [B, N, D].
+        listeners: Called with the final hidden states of each call, [B, N, D].
     """
 
     def __init__(
@@ -135,11 +135,13 @@ class NativeLlama:
         plan = self._plan(cache, batch, count)
         logits = torch.empty(batch, keep, self.vocab_size)
         tokens_BN = _for_c(tokens_BN, torch.int64)
-        states = self._states(batch, keep)
+        states = torch.empty(batch, keep, self._model.hidden) if self.listeners else None
         this_pass = plan.prepare(count, lengths, keep, tokens_BN.data_ptr(), logits, states)
         plan.widen(count)
         self._library.read_tokens(ctypes.byref(self._model), ctypes.byref(this_pass))
-        self._notify(states)
+        for listener in self.listeners:
+            assert states is not None, "a listener was added during the pass"
+            listener(states)
         return logits
 
     def draw(
@@ -149,9 +151,8 @@ class NativeLlama:
         plan, uniforms = request.plan, request.uniforms
         batch, count = len(request.unread), len(request.unread[0])
         layout = self._plan(cache, batch, count + plan.num_passes - 1)
-        assert plan.num_passes == 1 or not self.listeners, "listeners get the last pass only"
-        read, states = _array("q", request.unread, batch * count), self._states(batch, 1)
-        this_pass = layout.prepare(count, lengths, 1, _address(read), layout.logits, states)
+        read = _array("q", request.unread, batch * count)
+        this_pass = layout.prepare(count, lengths, 1, _address(read), layout.logits)
         shape = (batch, plan.num_passes, vocab_size)
         drawn = Drafted(
             torch.empty(batch, plan.num_tokens, dtype=torch.int64),
@@ -172,7 +173,6 @@ class NativeLlama:
             ctypes.byref(self._model), ctypes.byref(this_pass), ctypes.byref(draft)
         )
         assert has_mass, NO_MASS
-        self._notify(states)
         return drawn
 
     def verify(
@@ -182,8 +182,7 @@ class NativeLlama:
         drafted, sampling = request.drafted, request.sampling
         batch, gamma = drafted.tokens_BG.shape
         layout = self._plan(cache, batch, gamma + 1)
-        states = self._states(batch, gamma + 1)
-        this_pass = layout.prepare(gamma + 1, lengths, gamma + 1, None, layout.logits, states)
+        this_pass = layout.prepare(gamma + 1, lengths, gamma + 1, None, layout.logits)
         tokens_BG = _for_c(drafted.tokens_BG, torch.int64)
         rows = (request.newest, request.num_drafted)
         last, counts = (_array("q", [row], batch) for row in rows)
@@ -204,16 +203,7 @@ class NativeLlama:
         )
         del held  # the block pointed to it
         assert has_mass, NO_MASS
-        self._notify(states)
         return VerifiedRows(num_accepted.tolist(), next_tokens.tolist())
-
-    def _states(self, batch: int, keep: int) -> Tensor | None:
-        return torch.empty(batch, keep, self._model.hidden) if self.listeners else None
-
-    def _notify(self, states: Tensor | None) -> None:
-        for listener in self.listeners:
-            assert states is not None, "a listener was added during the pass"
-            listener(states)
 
     def _plan(self, cache: RoomyCache, batch: int, count: int) -> _Plan:
         plan: _Plan | None = cache.plan

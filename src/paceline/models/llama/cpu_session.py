@@ -63,7 +63,7 @@ class CompiledSession(CausalSession):
         passes = request.plan.num_passes
         if not self._serves(request, request.plan.sampling, batch * new):
             return None
-        if passes == 0 or (self._native.listeners and passes > 1):
+        if passes == 0:
             return None
         lengths = self._extended_lengths(batch, new + passes - 1)
         begins = [length - passes + 1 for length in lengths]
@@ -96,7 +96,9 @@ class CompiledSession(CausalSession):
     ) -> bool:
         """Whether so few tokens are read fast, and no filter or penalty changes the logits.
 
-        Greedy tokens are the same with filters.
+        Greedy tokens are the same with filters. Listeners hear of passes that PyTorch draws from.
         """
+        if self._native.listeners:
+            return False
         no_filter = request.uniforms is None or sampling.greedy or sampling.only_temperature
         return num_tokens <= self._native.most_tokens and request.seen_BV is None and no_filter

@@ -9,7 +9,6 @@ Shape suffixes: B rows, N new tokens, U lengths, V vocabulary.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ from paceline.models.hf.architectures import ropes_of
 from paceline.models.hf.base import evaluating
 from paceline.models.hf.cache import cache_argument
 from paceline.models.hf.draft_vocabulary import head_of
-from paceline.models.hf.positions import at_positions, takes_positions
+from paceline.models.hf.positions import takes_positions
 from paceline.models.hf.spreading import is_spread
 from paceline.models.recorded import attention
 from paceline.models.recorded.compiling import CompiledModules
@@ -31,7 +30,7 @@ from paceline.models.recorded.fixed_cache import FixedCache
 from paceline.models.recorded.merging import merged_product
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Sequence
 
     from transformers import PreTrainedModel
 
@@ -74,7 +73,7 @@ class FixedPass:
         self._banned_K = model.banned_K
         self._num_logits = len(head_of(model.hf).weight)
         self._cache_argument = cache_argument(model.hf)
-        self._takes_positions = takes_positions(model.hf, "position_ids")
+        self._takes_positions = takes_positions(model.hf)
         self.reads_counts = _reads_counts(model.hf)
         self._copy = _working_copy(model.hf, model.draft_vocabulary)
         self.modules = CompiledModules(self._copy, compiles=compiled)
@@ -111,7 +110,8 @@ class FixedPass:
 
         def run() -> Tensor:
             cache.place(columns_BN)
-            with evaluating(self._copy), self._placed(columns_BN) as places:
+            places = {"position_ids": columns_BN} if self._takes_positions else {}
+            with evaluating(self._copy):
                 return self._copy(
                     input_ids=tokens_BN,
                     attention_mask=cache.ones_BW,
@@ -150,15 +150,6 @@ class FixedPass:
         if self._banned_K is not None:
             logits = logits.index_fill(-1, self._banned_K, -torch.inf)
         return logits
-
-    @contextlib.contextmanager
-    def _placed(self, columns_BN: Tensor) -> Generator[dict[str, Tensor]]:
-        """Arguments for positions; within this context, for models that have none."""
-        if self._takes_positions:
-            yield {"position_ids": columns_BN}
-            return
-        with at_positions(self._copy.get_decoder(), columns_BN):
-            yield {}
 
     @functools.cached_property
     def _samples(self) -> list[tuple[Tensor, Tensor]]:
