@@ -27,7 +27,6 @@ from paceline.models.hf.architectures import (
     is_encoder_decoder,
     is_quantized,
     nested_configs,
-    refuse_by_name,
 )
 from paceline.places import TEMPLATES
 
@@ -179,7 +178,6 @@ def auto_class(config: Any) -> Any:
     Raises:
         UnsupportedModelError: There is none.
     """
-    refuse_by_name(config)
     kinds: list[Any] = [AutoModelForCausalLM, AutoModelForImageTextToText]
     if is_encoder_decoder(config):
         kinds = [AutoModelForSeq2SeqLM]

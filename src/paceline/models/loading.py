@@ -46,7 +46,6 @@ from paceline.models.hf.architectures import (
     configured_prompt,
     is_encoder_decoder,
     is_quantized,
-    refuse_by_name,
 )
 from paceline.models.hf.causal import CausalModel
 from paceline.models.hf.draft_vocabulary import is_draft_vocabulary, read_draft_vocabulary
@@ -166,7 +165,6 @@ def unchecked(
     decoder_prompt: Sequence[int] | None = None,
 ) -> HfModel:
     """`wrap_model` without comparing anything."""
-    refuse_by_name(hf.config)
     if not isinstance(hf.get_output_embeddings(), nn.Module):
         raise UnsupportedModelError(
             f"{type(hf).__name__} has no output head; load it with AutoModelForCausalLM, or "

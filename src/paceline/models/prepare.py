@@ -124,11 +124,6 @@ def describe_pass(model: HfModel) -> str:
     return "that of transformers"
 
 
-def can_read_int8(model: HfModel) -> bool:
-    """True if `prepare_for_decoding` supports weights="int8" for this model on this machine."""
-    return _on_cpu(model) and is_llama_like(model.hf) and can_copy(model.hf, int8=True)
-
-
 def _in_c(model: HfModel, *, round_activations: bool) -> HfModel:
     if not _can_compile(model):
         return model
@@ -149,13 +144,13 @@ def _with_t5(model: HfModel) -> HfModel:
 
 
 def _in_int8(model: HfModel) -> HfModel:
-    if can_read_int8(model):
+    if _on_cpu(model) and is_llama_like(model.hf) and can_copy(model.hf, int8=True):
         prepared = faster(model, "the pass with 8-bit weights", ROUNDED, _rounded_to_int8)
         if prepared is not None and prepared is not model:
             return prepared
     raise UsageError(
         f"int8 weights need a Llama-like model on a CPU and a C compiler or paceline-kernels, but "
-        f"this is a {model.hf.config.model_type} in {_dtype_of(model)} on {model.device}; use "
+        f"this is a {model.hf.config.model_type} in {model.dtype} on {model.device}; use "
         "weights=auto"
     )
 
@@ -185,10 +180,6 @@ def _start_graphs(caches: GraphCaches, model: HfModel) -> ModelSession:
 def _on_cpu(model: HfModel) -> bool:
     """Whether all of it is there; a model with hooks may be on several devices."""
     return model.device.type == "cpu" and not is_spread(model.hf)
-
-
-def _dtype_of(model: HfModel) -> str:
-    return str(model.dtype).removeprefix("torch.")
 
 
 def training_writer(model: HfModel, *, bfloat16: bool = True) -> HfModel:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from paceline.errors import StorageError, UnsupportedModelError
+from paceline.errors import StorageError
 from paceline.models import load_model, wrap_model
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.gguf.conversion import converted_gguf
@@ -296,17 +296,6 @@ def test_something_else_by_the_name_of_gguf_is_refused(tmp_path: Path):
 def test_another_family_is_refused_by_name(arch: str, tmp_path: Path, hf: PreTrainedModel):
     path = write_gguf(tmp_path / "strange.gguf", hf, arch=arch)
     fails(path, f"architecture '{arch}'", "use the model's safetensors directory")
-
-
-def test_a_gguf_of_an_architecture_that_cannot_roll_back_is_refused_before_it_is_converted(
-    gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    def refuse(_config: object) -> None:
-        raise UnsupportedModelError("mamba has a recurrent state")
-
-    monkeypatch.setattr("paceline.models.gguf.conversion.refuse_by_name", refuse)
-    fails(gguf_file, "mamba", error=UnsupportedModelError)
-    assert entries(tmp_path) == []
 
 
 def test_without_the_gguf_package_one_line_says_what_to_install(

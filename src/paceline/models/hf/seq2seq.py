@@ -10,7 +10,6 @@ Shape suffixes: B batch, N new tokens, T text, S source, D hidden, V vocabulary.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -93,13 +92,6 @@ class Seq2SeqCache(EncoderDecoderCache):
         self.attention_BS = attention_BS if padded else None
 
 
-@dataclass
-class EncoderOutput(BaseModelOutput):
-    """Output of an encoder, with the field that encoders with experts add."""
-
-    router_logits: tuple[Tensor] | None = None
-
-
 class Seq2SeqPass(HfDecoder):
     """The forward pass of transformers; `encode` is its encoder."""
 
@@ -111,7 +103,7 @@ class Seq2SeqPass(HfDecoder):
         self, tokens_BN: Tensor, cache: Seq2SeqCache, keep: int, **ragged: Tensor
     ) -> dict[str, Any]:
         return {
-            "encoder_outputs": EncoderOutput(cache.states_BSD),  # pyright: ignore
+            "encoder_outputs": BaseModelOutput(cache.states_BSD),  # pyright: ignore
             "attention_mask": cache.attention_BS,
             "decoder_input_ids": tokens_BN,
             "decoder_attention_mask": ragged.get("attention_mask"),

@@ -43,9 +43,6 @@ def text_model(hf: PreTrainedModel) -> PreTrainedModel:
     """The language model that is in a model of images or audio and text, with its weights.
 
     The model itself, if it reads text alone, is quantized or is spread over several devices.
-
-    Raises:
-        UnsupportedModelError: transformers has no class for the language model alone.
     """
     part: Any = text_part(hf)
     if part is None or part is hf or is_quantized(hf.config) or is_spread(hf):
