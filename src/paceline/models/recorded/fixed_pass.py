@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers.cache_utils import DynamicCache
 
 from paceline.core.sampling import spread
@@ -27,7 +28,6 @@ from paceline.models.hf.spreading import is_spread
 from paceline.models.recorded import attention
 from paceline.models.recorded.compiling import CompiledModules
 from paceline.models.recorded.fixed_cache import FixedCache
-from paceline.models.recorded.merging import merged_product
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -166,7 +166,7 @@ class _First(nn.Module):
 
     def __init__(self, layers: Sequence[Any]) -> None:
         super().__init__()
-        self.product = merged_product(layers)
+        self.product = _merged_product(layers)
         self.sizes = [layer.out_features for layer in layers]
         self.rest: list[Tensor] = []
 
@@ -226,3 +226,41 @@ def _working_copy(hf: PreTrainedModel, draft_vocabulary: Tensor | None) -> Any:
     if draft_vocabulary is not None:
         made.set_output_embeddings(head_of(hf, draft_vocabulary))
     return made
+
+
+def _merged_product(layers: Sequence[Any]) -> Callable[[Tensor], Tensor]:
+    """One product of several layers, in their dtype; shares the weights."""
+    weight, bias = _merged(layers), _stacked_bias(layers)
+    return lambda x: F.linear(x.to(weight.dtype), weight, bias)
+
+
+def _merged(layers: Sequence[Any]) -> Tensor:
+    """The concatenated weights; the layers' weights become views of the result."""
+    if (merged := _already_merged([layer.weight for layer in layers])) is not None:
+        return merged
+    weight = torch.cat([layer.weight.detach() for layer in layers])
+    parts = weight.split([len(layer.weight) for layer in layers])
+    for layer, part in zip(layers, parts, strict=True):
+        layer.weight.data = part
+    return weight
+
+
+def _already_merged(weights: Sequence[Tensor]) -> Tensor | None:
+    """The tensor of which these weights are consecutive views, or None."""
+    first = weights[0]
+    end = first.data_ptr()
+    for weight in weights:
+        if weight.data_ptr() != end or not weight.is_contiguous() or weight.dtype != first.dtype:
+            return None
+        end += weight.numel() * weight.itemsize
+    if first.untyped_storage().data_ptr() + first.untyped_storage().nbytes() < end:
+        return None  # separate tensors that happen to be adjacent
+    rows = sum(len(weight) for weight in weights)
+    return first.detach().as_strided((rows, first.shape[1]), first.stride(), first.storage_offset())
+
+
+def _stacked_bias(layers: Sequence[Any]) -> Tensor | None:
+    if all(layer.bias is None for layer in layers):
+        return None
+    biases = [x.weight.new_zeros(len(x.weight)) if x.bias is None else x.bias for x in layers]
+    return torch.cat([bias.detach() for bias in biases])

@@ -19,7 +19,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.decode import SpeculativeDecoder
 from paceline.errors import SlowerWarning
 from paceline.models import wrap_model
-from paceline.models.admission.model import OF_TWIN, ROUNDED
+from paceline.models.admission.model import EXACT, ROUNDED
 from paceline.models.admission.trial import play
 from paceline.models.prepare import with_cuda_graphs
 from paceline.models.recorded import attention
@@ -117,10 +117,10 @@ def late(mask_of: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
 
 def test_a_mask_off_by_one_is_caught():
     model = with_cuda_graphs(tiny_model())
-    assert play(model).largest < OF_TWIN
+    assert play(model).largest < EXACT
     AttentionMaskInterface.register(attention.NAME, late(attention.mask_of))
     try:
-        assert play(model).largest > 10 * OF_TWIN
+        assert play(model).largest > 10 * EXACT
     finally:
         AttentionMaskInterface.register(attention.NAME, attention.mask_of)
 
@@ -149,7 +149,7 @@ def test_a_stale_length_is_caught(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
         FixedPass, "logits", lambda self, cache, new, ends, **k: read(self, cache, new, ends - 1)
     )
-    assert play(model).largest > 10 * OF_TWIN
+    assert play(model).largest > 10 * EXACT
 
 
 def test_an_overwritten_column_is_caught(monkeypatch: pytest.MonkeyPatch):
@@ -163,4 +163,4 @@ def test_an_overwritten_column_is_caught(monkeypatch: pytest.MonkeyPatch):
         return visible
 
     monkeypatch.setattr(FixedLayer, "update", spoil)
-    assert play(model).largest > 10 * OF_TWIN
+    assert play(model).largest > 10 * EXACT
