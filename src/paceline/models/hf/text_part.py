@@ -34,9 +34,8 @@ def num_text_parameters(hf: PreTrainedModel) -> int:
     if part is None:
         return hf.num_parameters()
     head: Any = hf.get_output_embeddings()
-    read = {id(weight) for module in (part, head) for weight in module.parameters()}
-    others = (weight.numel() for weight in hf.parameters() if id(weight) not in read)
-    return hf.num_parameters() - sum(others)
+    weights = (weight for module in (part, head) for weight in module.parameters())
+    return sum({id(weight): weight.numel() for weight in weights}.values())
 
 
 def text_model(hf: PreTrainedModel) -> PreTrainedModel:

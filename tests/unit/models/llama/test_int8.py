@@ -72,7 +72,7 @@ def test_what_is_scored_is_what_is_read():
 
 
 def test_where_8_bits_are_impossible_it_says_so(monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(UsageError, match="this is a gpt2 in .* on cpu"):
+    with pytest.raises(UsageError, match=r"this is a gpt2 in .* on cpu"):
         prepare_for_decoding(tiny_model("gpt2"), "int8")
     monkeypatch.setattr("paceline.models.llama.cpu_weights.compiled", lambda: None)
     with pytest.raises(UsageError, match="C compiler"):
