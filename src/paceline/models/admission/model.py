@@ -7,13 +7,18 @@ cache by configuration, files and versions, so that the second load of a model s
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 import transformers
 
+from paceline.cache import cached_text, keep_text
 from paceline.errors import ModelLoadError, PacelineError, UnsupportedModelError, first_line
-from paceline.models.admission.results import key_of, recall, remember
+from paceline.fingerprints import short_hash
 from paceline.models.admission.trial import (
     FAULTS,
     Comparison,
@@ -22,10 +27,13 @@ from paceline.models.admission.trial import (
     play_briefly,
 )
 from paceline.models.admission.twin import VOCABULARY, tiny_twin
+from paceline.models.hf.architectures import is_tied, nested_configs
 from paceline.models.hf.base import rolls_back, warn_of_slower
 from paceline.models.hf.causal import CausalModel
 from paceline.models.hf.seq2seq import Seq2SeqModel
 from paceline.models.hf.spreading import is_spread
+from paceline.native import compiled
+from paceline.processor import level
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +48,9 @@ passes differ by less than 0.0001, or 0.006 where rounding grows as in Gemma 3n;
 choices of keys change it by 0.014."""
 ROUNDED = 0.5
 """Tolerance if a pass rounds to 16 bits; wrong tokens or positions change logits by more than 1."""
+_CODE = ("admission/model.py", "admission/trial.py", "admission/twin.py", "contract.py", "t5.py")
+_CODE += ("hf/*.py", "llama/*.py", "recorded/*.py", "prepare.py")
+_known: dict[str, dict[str, Any]] = {}
 
 
 class Admission(NamedTuple):
@@ -225,3 +236,42 @@ def _first_that_agrees(
 
 def tolerance_for(dtype: torch.dtype) -> float:
     return EXACT if dtype == torch.float32 else ROUNDED
+
+
+def key_of(model: HfModel, *facts: str) -> str:
+    """What a comparison of this model depends on, with further facts, as one name."""
+    hf: Any = model.hf
+    settings = hf.config.to_dict()
+    config = {name: value for name, value in settings.items() if not name.startswith("_name")}
+    chosen = [
+        [getattr(part, f"_{name}_implementation", None) for name in ("attn", "experts")]
+        for part in nested_configs(hf.config)
+    ]
+    parts = [
+        *(f"{type(hf).__module__}.{type(hf).__qualname__}", str(is_tied(hf)), str(chosen)),
+        *(json.dumps(config, sort_keys=True, default=str), str(model.decoder_prompt)),
+        *(str(model.sessions), _code(), level(), Path(getattr(compiled(), "_name", "")).name),
+        *(transformers.__version__, torch.__version__, *facts),
+    ]
+    return short_hash(["\n".join(parts)])
+
+
+@functools.cache
+def _code() -> str:
+    """Hash of the trials and of the passes that they compare; the C library's name has its own."""
+    models = Path(__file__).parents[1]
+    files = sorted(file for part in _CODE for file in models.glob(part))
+    return short_hash(file.read_bytes() for file in files)
+
+
+def recall(key: str) -> dict[str, Any] | None:
+    if key not in _known:
+        with contextlib.suppress(TypeError, ValueError):
+            _known[key] = dict(json.loads(cached_text("admission", f"{key}.json") or ""))
+    return _known.get(key)
+
+
+def remember(key: str, result: dict[str, Any]) -> None:
+    """Keep a result; a cache that cannot be written is no error."""
+    _known[key] = result
+    keep_text("admission", f"{key}.json", json.dumps(result) + "\n")

@@ -8,7 +8,7 @@ import torch
 
 from paceline.errors import SlowerWarning
 from paceline.models import prepare_for_decoding, wrap_model
-from paceline.models.admission import results
+from paceline.models.admission import model as results
 from paceline.models.admission.model import EXACT
 from paceline.models.admission.trial import Comparison, play
 from paceline.models.hf.causal import CausalSession

@@ -22,7 +22,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import UnsupportedModelError
 from paceline.models import prepare_for_decoding, wrap_model
-from paceline.models.admission import results
+from paceline.models.admission import model as results
 from paceline.models.admission.model import admit, twin_of
 from paceline.models.admission.trial import Comparison, play
 from paceline.models.admission.twin import tiny_twin
