@@ -21,9 +21,8 @@ from transformers.cache_utils import DynamicCache
 from paceline.core.sampling import spread
 from paceline.models.hf.architectures import ropes_of
 from paceline.models.hf.base import evaluating
-from paceline.models.hf.cache import cache_argument
+from paceline.models.hf.cache import cache_argument, takes_positions
 from paceline.models.hf.draft_vocabulary import head_of
-from paceline.models.hf.positions import takes_positions
 from paceline.models.hf.spreading import is_spread
 from paceline.models.recorded import attention
 from paceline.models.recorded.compiling import CompiledModules
