@@ -13,8 +13,7 @@ import torch
 from paceline.errors import UsageError
 from paceline.models.admission.model import EXACT, ROUNDED, faster, tolerance_for
 from paceline.models.hf.spreading import is_spread
-from paceline.models.llama.cpu import NativeLlama
-from paceline.models.llama.cpu_session import CompiledSession, PromptPass
+from paceline.models.llama.cpu import CompiledSession, NativeLlama, PromptPass
 from paceline.models.llama.cpu_weights import can_copy, is_llama_like
 from paceline.models.llama.int8 import rounded_copy
 from paceline.models.loading import load_model
