@@ -18,6 +18,7 @@ from paceline.errors import SlowerWarning
 from paceline.models import CausalModel, prepare_for_decoding, wrap_model
 from paceline.models.contract import ModelSession, Texts
 from paceline.models.hf.base import recorded_hidden_states
+from paceline.models.llama.cpu import NativeLlama
 from paceline.models.llama.cpu_weights import can_copy
 from paceline.native import compiled, library
 from support.compiled import plain_texts_of, plainly, texts_of
@@ -27,6 +28,21 @@ from support.rules import ALL_RULES
 
 pytestmark = pytest.mark.skipif(compiled() is None, reason="no C compiler with OpenMP")
 VOCABULARY = 61
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The compiled calls that were made."""
+    made: list[str] = []
+    for name in ("draw", "verify"):
+        whole = getattr(NativeLlama, name)
+
+        def spy(*given: Any, name: str = name, whole: Any = whole, **named: Any) -> Any:
+            made.append(name)
+            return whole(*given, **named)
+
+        monkeypatch.setattr(NativeLlama, name, spy)
+    return made
 
 
 def test_who_listens_hears_of_every_pass():
