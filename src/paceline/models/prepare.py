@@ -134,8 +134,8 @@ def _in_c(model: HfModel, *, round_activations: bool) -> HfModel:
         native = NativeLlama(each.hf, restricted, round_activations=round_activations)
         return _with_native(each, native)
 
-    tolerance, variant = tolerance_for(model.dtype), str(round_activations)
-    return faster(model, "the compiled pass", tolerance, build, variant) or model
+    name = "the compiled pass" + " with rounded activations" * round_activations
+    return faster(model, name, tolerance_for(model.dtype), build) or model
 
 
 def _with_t5(model: HfModel) -> HfModel:

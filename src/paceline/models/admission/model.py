@@ -143,22 +143,20 @@ def faster(
     name: str,
     tolerance: float,
     build: Build,
-    variant: str = "",
     of_twin: float | None = None,
 ) -> HfModel | None:
     """A faster pass, if its logits are those of transformers; else None, with a warning.
 
     Args:
         model: The model.
-        name: Of the faster pass, for the warning.
+        name: Of the faster pass, for the warning; results are kept by it.
         tolerance: Largest difference, in standard deviations of the logits.
         build: Makes the pass from a model. It is called with the tiny twin, too.
-        variant: Distinguishes passes of the same name.
         of_twin: The same for the tiny twin, which is in float32; None: `tolerance`.
     """
     of_twin = of_twin or tolerance
     dtype, device = _place(model)
-    facts = ("faster", name, variant, dtype, device, str(tolerance))
+    facts = ("faster", name, dtype, device, str(tolerance))
     fault = _checked(
         key_of(model, *facts, str(of_twin)), lambda: _fault_of_twin(model, build, of_twin), of_twin
     )
