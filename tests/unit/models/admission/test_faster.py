@@ -60,7 +60,7 @@ def test_recorded_passes_that_read_wrong_or_fail_are_not_used(monkeypatch: pytes
     with pytest.warns(SlowerWarning, match="the recorded pass gives logits that differ"):
         assert with_cuda_graphs(model) is model
     monkeypatch.setattr(FixedPass, "logits", None)
-    with pytest.warns(SlowerWarning, match=r"the recorded pass failed \(.* not callable\)"):
+    with pytest.warns(SlowerWarning, match="the recorded pass failed .*callable"):
         assert with_cuda_graphs(model) is model
 
 
