@@ -8,7 +8,7 @@ import pytest
 from paceline.core.backend import using
 from paceline.decode import Generation, SpeculativeDecoder
 from paceline.models.contract import ModelSession
-from paceline.models.llama.cpu_session import CompiledSession
+from paceline.models.llama.cpu import CompiledSession
 from support.rules import VerifiesInPyTorch
 
 

@@ -21,8 +21,7 @@ from transformers import (
 )
 
 from paceline.models import CausalModel, HfModel, prepare_for_decoding, wrap_model
-from paceline.models.llama.cpu import NativeLlama
-from paceline.models.llama.cpu_session import PromptPass
+from paceline.models.llama.cpu import NativeLlama, PromptPass
 
 SPECIAL_TOKENS = ("<bos>", "<eos>", "<pad>")
 _MERGES = (("t", "h"), ("th", "e"), ("Ġ", "the"), ("i", "n"), ("a", "n"), ("Ġ", "a"), ("e", "r"))

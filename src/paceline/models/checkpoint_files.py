@@ -25,7 +25,6 @@ from paceline.models.hf.architectures import (
     is_encoder_decoder,
     is_quantized,
     nested_configs,
-    refuse_by_name,
 )
 from paceline.places import TEMPLATES
 
@@ -102,7 +101,6 @@ def auto_class(config: Any) -> Any:
 
     That of a model of images and text reads text alone, too.
     """
-    refuse_by_name(config)
     kinds: list[Any] = [AutoModelForCausalLM, AutoModelForImageTextToText]
     if is_encoder_decoder(config):
         kinds = [AutoModelForSeq2SeqLM]

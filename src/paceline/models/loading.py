@@ -51,7 +51,6 @@ from paceline.models.hf.architectures import (
     is_encoder_decoder,
     is_quantized,
     is_tied,
-    refuse_by_name,
     untie_head,
 )
 from paceline.models.hf.causal import CausalModel
@@ -175,7 +174,6 @@ def unchecked(
     decoder_prompt: Sequence[int] | None = None,
 ) -> HfModel:
     """`wrap_model` without comparing anything."""
-    refuse_by_name(hf.config)
     if not isinstance(hf.get_output_embeddings(), nn.Module):
         raise UnsupportedModelError(
             f"{type(hf).__name__} has no output head; load it with AutoModelForCausalLM, or "
@@ -400,13 +398,17 @@ def find_device(device: str) -> torch.device:
 
 def _spread(config: Any, dtype: torch.dtype) -> str | None:
     """The `device_map` of a model that the first of several GPUs cannot hold; else None."""
-    count, is_worker = torch.cuda.device_count(), parent_process() is not None
+    several, is_worker = torch.cuda.device_count() > 1, parent_process() is not None
     # workers have a card each; shapes do not tell the size of quantized weights
-    if count < 2 or is_worker or is_quantized(config):
+    if not several or is_worker or is_quantized(config):
         return None
     size = num_bytes(without_weights(copy.deepcopy(config)), dtype)
-    cached = torch.cuda.memory_reserved(0) - torch.cuda.memory_allocated(0)
-    return None if size <= SHARE * (torch.cuda.mem_get_info(0)[0] + cached) else "auto"
+    return None if size <= SHARE * _free_bytes(0) else "auto"
+
+
+def _free_bytes(card: int) -> int:
+    cached = torch.cuda.memory_reserved(card) - torch.cuda.memory_allocated(card)
+    return torch.cuda.mem_get_info(card)[0] + cached
 
 
 def choose_dtype(dtype: DType | torch.dtype, device: torch.device) -> torch.dtype:

@@ -20,23 +20,13 @@ def _no_override(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(precision.VARIABLE)
 
 
-@pytest.mark.parametrize(
-    ("level", "wanted"), [("avx2", "float32"), ("avx512_bf16", "float32"), ("amx", "bfloat16")]
-)
-def test_a_processor_gets_bfloat16_with_amx_alone(
-    level: str, wanted: str, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(precision, "level", lambda: level)
-    reason = f"the faster precision of processor level {level}"
-    assert choose_precision(CPU) == (wanted, reason)
-
-
-@pytest.mark.parametrize(("native", "wanted"), [(False, "float32"), (True, "bfloat16")])
-def test_a_card_gets_bfloat16_if_it_is_native(
-    wanted: str, monkeypatch: pytest.MonkeyPatch, *, native: bool
-):
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: native)
-    assert choose_precision(torch.device("cuda")).precision == wanted
+def test_bfloat16_needs_amx_or_a_card_with_it(monkeypatch: pytest.MonkeyPatch):
+    for level, wanted in (("avx2", "float32"), ("avx512_bf16", "float32"), ("amx", "bfloat16")):
+        monkeypatch.setattr(precision, "level", lambda level=level: level)
+        assert choose_precision(CPU) == (wanted, f"the faster precision of processor level {level}")
+    for native, wanted in ((False, "float32"), (True, "bfloat16")):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda native=native, **_: native)
+        assert choose_precision(torch.device("cuda")).precision == wanted
 
 
 def test_the_variable_overrides_and_a_wrong_one_is_refused(monkeypatch: pytest.MonkeyPatch):

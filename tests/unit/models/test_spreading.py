@@ -15,14 +15,13 @@ from paceline.core.sampling import SamplingParams
 from paceline.decode import SpeculativeDecoder
 from paceline.errors import UnsupportedModelError, UsageError
 from paceline.models import HfModel, load_model, loading, prepare_for_decoding, wrap_model
-from paceline.models.admission.model import _place
 from paceline.models.admission.trial import play
 from paceline.models.drafts.layers import subset_layers
 from paceline.models.hf.base import recorded_hidden_states
 from paceline.models.hf.spreading import SHARE, num_bytes
 from paceline.models.prepare import training_writer, with_cuda_graphs
 from paceline.models.recorded.fixed_pass import can_record
-from support.devices import NamedDevices, device_of, halves, put, spread
+from support.devices import NamedDevices, device_of, halves, spread
 from support.models import tiny_hf, tiny_model
 
 if TYPE_CHECKING:
@@ -107,14 +106,6 @@ def test_else_it_is_on_one_device(
 # it reads as on one device
 
 
-def test_devices_in_name_do_not_mix():
-    with NamedDevices():
-        one, other = (torch.ones(2, device=name) for name in ("cuda:0", "cuda:1"))
-        with pytest.raises(RuntimeError, match=r"add got tensors on \['cuda:0', 'cuda:1'\]"):
-            one + other
-        assert str((one + other.to(one.device)).device) == "cuda:0"
-
-
 def check(model: HfModel, plain: Any, first: str = "cuda:0") -> None:
     """Sessions, hidden states and head give the logits of the plain pass, on the first device."""
     source = [] if model.decoder_prompt is None else SOURCE
@@ -194,14 +185,6 @@ def test_no_faster_pass_is_made_of_a_spread_model(architecture: str):
     hf = tiny_hf(architecture)
     with NamedDevices():
         check_unprepared(wrap_model(spread(hf, halves(hf))))
-
-
-def test_what_was_compared_on_one_card_is_compared_again_on_several():
-    hf, whole = tiny_hf("llama"), tiny_hf("llama")
-    with NamedDevices():
-        put(whole, {"model": "cuda:0", "lm_head": "cuda:0"})
-        places = [_place(wrap_model(each)) for each in (whole, spread(hf, halves(hf)))]
-    assert places == [("torch.float32", f"cuda:0 pretended{more}") for more in ("", " spread")]
 
 
 @pytest.mark.parametrize("part", ["model.layers", "lm_head"])

@@ -13,10 +13,7 @@ import pytest
 from tokenizers import (
     Regex,
     Tokenizer,
-    decoders,
-    models,
     normalizers,
-    trainers,
 )
 from tokenizers import pre_tokenizers as pre
 from tokenizers.models import WordLevel
@@ -54,18 +51,6 @@ def _digits() -> Tokenizer:
     return _bytes(pre.Digits(individual_digits=True), pre.ByteLevel(add_prefix_space=False))
 
 
-def _trained(rule: Any, texts: list[str]) -> Tokenizer:
-    """As the rule of StarCoder2: no merge of the vocabulary crosses it."""
-    plain = Tokenizer(models.BPE())
-    plain.pre_tokenizer = pre.Sequence([rule, pre.ByteLevel(add_prefix_space=False)])  # pyright: ignore
-    plain.decoder = decoders.ByteLevel()  # pyright: ignore
-    settings = {"show_progress": False, "special_tokens": ["<s>", "<unk>"]}
-    alphabet = pre.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, **settings)
-    plain.train_from_iterator(texts, trainer)
-    return plain
-
-
 def _llama_3() -> Tokenizer:
     return _bytes(pre.Split(Regex(LLAMA_3), "isolated"))
 
@@ -86,18 +71,9 @@ def _lower(plain: Tokenizer) -> Tokenizer:
 
 WRONG: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "digits, GPT-2": ("llama", _digits, {"tokenizer_class": "GPT2Tokenizer"}),
-    "StarCoder2": (
-        "starcoder2",
-        lambda: _trained(pre.Digits(individual_digits=True), ["a  1   2\n\n  3"] * 9),
-        {"tokenizer_class": "GPT2Tokenizer"},
-    ),
-    "digits, GPT-NeoX": ("gpt_neox", _digits, {"tokenizer_class": "GPTNeoXTokenizerFast"}),
-    "digits, CodeGen": ("codegen", _digits, {"tokenizer_class": "CodeGenTokenizer"}),
     "Llama 3, by model type": ("qwen2", _llama_3, {"tokenizer_class": "PreTrainedTokenizerFast"}),
-    "Llama 3, Cohere": ("cohere", _llama_3, {"tokenizer_class": "CohereTokenizer"}),
     "a normalizer": ("llama", lambda: _lower(_bytes()), {"tokenizer_class": "GPT2Tokenizer"}),
     "Llama 2": ("llama", _llama_2, {"tokenizer_class": "LlamaTokenizer"}),
-    "no space": ("llama", lambda: spaces("never", 0), {"tokenizer_class": "LlamaTokenizer"}),
     "T5": ("t5", lambda: _lower(unigram()), {"tokenizer_class": "T5Tokenizer", "extra_ids": 0}),
     "cased": ("bert", word_piece, {"tokenizer_class": "BertTokenizer"}),
 }

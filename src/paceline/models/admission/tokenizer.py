@@ -56,10 +56,6 @@ def admit_tokenizer(location: ModelLocation, directory: Path) -> Any:
     """Load a tokenizer that reads texts as tokenizer.json says, where there is one.
 
     `directory` has its local files.
-
-    Raises:
-        ModelLoadError: There is no vocabulary.
-        Exception: What transformers raises.
     """
     path, settings = directory / TOKENIZER_FILE, directory / _SETTINGS
     if settings.exists() and json.loads(settings.read_text("utf-8")).get("read_from") == "gguf":

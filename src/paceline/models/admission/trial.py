@@ -78,11 +78,7 @@ class Comparison:
 
 
 def fault_of(what: str, compare: Callable[[], Comparison], tolerance: float) -> str | None:
-    """What is wrong with a pass, in words; None if a comparison stays within a tolerance.
-
-    Raises:
-        PacelineError: As `compare`; other errors are a fault.
-    """
+    """What is wrong with a pass, in words; None if a comparison stays within a tolerance."""
     try:
         found = compare()
     except (torch.OutOfMemoryError, PacelineError):
@@ -163,11 +159,7 @@ class _Game:
 
 @torch.inference_mode()
 def plain_logits(model: HfModel, text: Sequence[int], source: Sequence[int]) -> Tensor:
-    """Logits of transformers after each token of a text, without a cache, [T, V].
-
-    Raises:
-        ModelLoadError: They are not finite.
-    """
+    """Logits of transformers after each token of a text, without a cache, [T, V]."""
     start = model.decoder_prompt or ()
     batch = model.trial_batch(list(text)[len(start) :], source or (1,))
     with evaluating(model.hf):

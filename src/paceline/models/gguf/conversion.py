@@ -22,7 +22,6 @@ from paceline.models.checkpoint_files import save_tokenizer
 from paceline.models.gguf.architectures import PAIRS, ROPE_FACTORS, read_config
 from paceline.models.gguf.fields import GgufFile
 from paceline.models.gguf.vocabulary import read_vocabulary
-from paceline.models.hf.architectures import refuse_by_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,7 +113,6 @@ def _without_weights(
     file: GgufFile, kind: torch.dtype
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     config = read_config(file)
-    refuse_by_name(config)
     tokenizer, roles = read_vocabulary(file)
     file.refuse_unread()
     config.dtype = kind

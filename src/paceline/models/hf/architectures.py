@@ -9,7 +9,6 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
 
 from paceline.errors import UnsupportedModelError, UsageError
 
@@ -36,20 +35,6 @@ _NUMBERS |= {"hybrid_layer_ids", "attn_layer_indices", "ple_layer_ids"}
 _LISTS = {"attention_window", "intermediate_size"}
 # how many layers come first that are of another kind
 _FIRST = {"first_k_dense_replace", "num_dense_layers"}
-
-
-def refuse_by_name(config: PreTrainedConfig) -> None:
-    """Refuse, from the configuration alone, encoder-decoders whose encoder does not read text.
-
-    Raises:
-        UnsupportedModelError: The encoder is for images or audio.
-    """
-    name = config.model_type
-    if is_encoder_decoder(config) and name not in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
-        raise UnsupportedModelError(
-            f"{name} is an encoder-decoder that does not read text; choose one that does, such as "
-            "T5, BART or Marian"
-        )
 
 
 def context_length(config: PreTrainedConfig) -> int | None:
@@ -157,11 +142,7 @@ def set_num_layers(config: PreTrainedConfig, decoder: int | None, encoder: int |
 def configured_prompt(
     config: PreTrainedConfig, generation: GenerationConfig | None
 ) -> tuple[int, ...]:
-    """The tokens that a decoder begins with: `decoder_start_token_id`, then `forced_bos_token_id`.
-
-    Raises:
-        UsageError: It has no `decoder_start_token_id`.
-    """
+    """The tokens that a decoder begins with: its start token, then `forced_bos_token_id`."""
     start = configured_token(config, generation, "decoder_start_token_id")
     if start is None:
         raise UsageError(
@@ -175,11 +156,7 @@ def configured_prompt(
 def configured_token(
     config: PreTrainedConfig, generation: GenerationConfig | None, name: str
 ) -> int | None:
-    """A token id that the generation config sets, or else the config; None if neither does.
-
-    Raises:
-        UnsupportedModelError: It is not one token.
-    """
+    """A token id that the generation config sets, or else the config; None if neither does."""
     for settings in (generation, config):
         value = getattr(settings, name, None)
         if isinstance(value, int):

@@ -128,11 +128,7 @@ class HfModel(ABC):
 
     @property
     def head(self) -> Head:
-        """Makes the logits of sessions from `hidden`; -1e4 for tokens that may not be emitted.
-
-        Raises:
-            UnsupportedModelError: The logits are another function of the hidden states.
-        """
+        """Makes the logits of sessions from `hidden`; -1e4 for tokens that may not be emitted."""
         head = self.plain_head
         if self.banned_K is None:
             return head

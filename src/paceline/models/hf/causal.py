@@ -21,9 +21,14 @@ from paceline.core.sampling import limited
 from paceline.models.contract import ModelSession, pad
 from paceline.models.hf.architectures import body_of, decoder_body, is_encoder_decoder
 from paceline.models.hf.base import HfModel, evaluating
-from paceline.models.hf.cache import RoomyCache, cache_argument
+from paceline.models.hf.cache import (
+    RoomyCache,
+    at_positions,
+    cache_argument,
+    mask_and_positions,
+    takes_positions,
+)
 from paceline.models.hf.logit_map import logit_map
-from paceline.models.hf.positions import at_positions, mask_and_positions, takes_positions
 from paceline.models.hf.row_session import RecurrentRow, RowSession
 
 if TYPE_CHECKING:

@@ -39,11 +39,7 @@ def is_draft_vocabulary(tokens: Any, vocab_size: int) -> bool:
 
 
 def read_draft_vocabulary(directory: Path, vocab_size: int) -> Tensor | None:
-    """The list of a model directory, most likely first, [K]; None if there is none.
-
-    Raises:
-        ModelLoadError: The file is damaged or belongs to another model.
-    """
+    """The list of a model directory, most likely first, [K]; None if there is none."""
     path = directory / _FILE
     if not path.exists():
         return None

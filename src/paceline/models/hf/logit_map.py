@@ -47,11 +47,7 @@ class LogitMap(NamedTuple):
 
 
 def logit_map(hf: PreTrainedModel) -> LogitMap:
-    """The map of this model, measured once. It does not depend on weights.
-
-    Raises:
-        UnsupportedModelError: The logits are another function of the head's output.
-    """
+    """The map of this model, measured once. It does not depend on weights."""
     if hf not in _MEASURED:
         _MEASURED[hf] = _measured(hf)
     return _MEASURED[hf]

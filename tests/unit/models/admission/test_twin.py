@@ -145,9 +145,6 @@ def test_a_twin_leaves_the_random_numbers_of_the_user_alone():
     ("name", "settings"),
     [
         ("codegen", {}),  # a multiple of four heads
-        ("rwkv", {}),  # no heads, and the width of attention in a setting of its own
-        ("zamba", {}),  # weights that two layers of a kind share
-        ("zamba2", {}),  # attention of twice the width
         ("bailing_hybrid", {}),  # sizes of linear attention
         ("gemma3n_text", {}),  # a list of sizes, one for each layer
         ("dots1", {"n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6}),

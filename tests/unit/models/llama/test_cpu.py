@@ -18,6 +18,7 @@ from paceline.errors import SlowerWarning
 from paceline.models import CausalModel, prepare_for_decoding, wrap_model
 from paceline.models.contract import ModelSession, Texts
 from paceline.models.hf.base import recorded_hidden_states
+from paceline.models.llama.cpu import NativeLlama
 from paceline.models.llama.cpu_weights import can_copy
 from paceline.native import compiled, library
 from support.compiled import plain_texts_of, plainly, texts_of
@@ -27,6 +28,21 @@ from support.rules import ALL_RULES
 
 pytestmark = pytest.mark.skipif(compiled() is None, reason="no C compiler with OpenMP")
 VOCABULARY = 61
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The compiled calls that were made."""
+    made: list[str] = []
+    for name in ("draw", "verify"):
+        whole = getattr(NativeLlama, name)
+
+        def spy(*given: Any, name: str = name, whole: Any = whole, **named: Any) -> Any:
+            made.append(name)
+            return whole(*given, **named)
+
+        monkeypatch.setattr(NativeLlama, name, spy)
+    return made
 
 
 def test_who_listens_hears_of_every_pass():
@@ -324,3 +340,35 @@ def test_without_a_compiler_models_read_through_transformers(
     finally:
         compiled.cache_clear()
     assert list((tmp_path / "native").iterdir()) == []
+
+
+@pytest.mark.parametrize("rule", [Lossless(), Lossy(0.4), Lossy(0.4, "tuned"), Diff(0.05)], ids=str)
+@pytest.mark.parametrize(
+    ("temperature", "drafts_at"), [(1.0, 0.0), (0.0, 1.0), (0.6, 1.0), (1.0, 0.6), (0.6, 1.3)]
+)
+def test_each_half_of_a_block_has_its_own_temperature(
+    rule: Rule, temperature: float, drafts_at: float, calls: list[str]
+):
+    target, draft = prepared_pair()
+    sampling, drafts = (SamplingParams(temperature=one) for one in (temperature, drafts_at))
+    for prompts in ([TEXT[:4]], [TEXT[:4], TEXT[2:9], TEXT[5:6]]):
+        decoder = SpeculativeDecoder(
+            target, draft, rule, 3, sampling, policy=Confident(0.2), draft_sampling=drafts
+        )
+        got = texts_of(decoder, prompts)
+        assert set(calls) == ({"draw", "verify"} if rule == Lossless() else {"draw"})
+        assert got == plain_texts_of(decoder, prompts)
+
+
+def test_a_half_that_the_compiled_calls_do_not_know_is_left_to_torch_alone(calls: list[str]):
+    target, draft = prepared_pair()
+    nucleus = SamplingParams(temperature=0.8, top_p=0.7)
+    for sampling, drafts, expected in (
+        (SamplingParams(), nucleus, {"verify"}),
+        (nucleus, SamplingParams(temperature=0), {"draw"}),
+    ):
+        calls.clear()
+        decoder = SpeculativeDecoder(target, draft, None, 3, sampling, draft_sampling=drafts)
+        got = texts_of(decoder, [TEXT[:4]])
+        assert set(calls) == expected
+        assert got == plain_texts_of(decoder, [TEXT[:4]])

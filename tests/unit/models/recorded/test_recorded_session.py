@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -74,34 +73,30 @@ def compare(decoder_of: Callable[..., Any], architecture: str = "llama") -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("rule", "sampling"),
-    [*itertools.product(RULES, SAMPLINGS[:3]), (Lossless(), SAMPLINGS[3])],
+    ("architecture", "settings"),
+    [
+        *(("llama", {"rule": rule}) for rule in RULES),
+        *((name, {"policy": Confident(0.2)}) for name in ("mistral", "qwen2", "qwen3")),
+        *(
+            ("llama", {"rule": rule, "draft_sampling": SamplingParams(temperature=at, top_k=20)})
+            for rule in (Lossless(), Lossy(0.3, "tuned"), Diff(0.1))
+            for at in (0.0, 0.5)
+        ),
+    ],
     ids=repr,
 )
-def test_blocks_give_the_text_that_they_give_elsewhere(rule: Rule, sampling: SamplingParams):
-    compare(functools.partial(SpeculativeDecoder, rule=rule, gamma=3, sampling=sampling))
+@in_one_pass
+def test_blocks_give_the_text_that_they_give_elsewhere(
+    architecture: str, settings: dict[str, Any], sampling: SamplingParams
+):
+    compare(
+        functools.partial(SpeculativeDecoder, gamma=3, sampling=sampling, **settings), architecture
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["mistral", "qwen2", "qwen3"])
-@in_one_pass
-def test_so_do_other_architectures_and_drafts_that_stop_when_unsure(
-    architecture: str, sampling: SamplingParams
-):
-    unsure = {"gamma": 3, "sampling": sampling, "policy": Confident(0.2)}
-    compare(functools.partial(SpeculativeDecoder, **unsure), architecture)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", [Lossless(), Lossy(0.3, "tuned"), Diff(0.1)], ids=repr)
-@pytest.mark.parametrize("drafts_at", [0.0, 0.5])
-@in_one_pass
-def test_so_do_drafts_that_are_drawn_otherwise(
-    rule: Rule, sampling: SamplingParams, drafts_at: float
-):
-    drafts = SamplingParams(temperature=drafts_at, top_k=20)
-    settings = {"rule": rule, "gamma": 3, "sampling": sampling, "draft_sampling": drafts}
-    compare(functools.partial(SpeculativeDecoder, **settings))
+def test_so_do_blocks_with_a_penalty():
+    compare(functools.partial(SpeculativeDecoder, gamma=3, sampling=SAMPLINGS[3]))
 
 
 @samplings
