@@ -87,18 +87,11 @@ class Call:
 
 
 def end_dry_run(checks: InputChecks, *, as_json: bool = False) -> None:
-    """Print the results of the checks and the first example of a training, and exit."""
-    from paceline.cli.result_tables import example_lines
-    from paceline.export.model_report import trained_text
-
-    examples = [] if checks.example is None else [trained_text(*checks.example)]
+    """Print the results of the checks, and exit."""
     if as_json:
-        shown = [example.model_dump(mode="json") for example in examples]
-        echo(json.dumps({"dry_run": True, "checks": checks.lines, "examples": shown}, indent=2))
+        echo(json.dumps({"dry_run": True, "checks": checks.lines}, indent=2))
         raise typer.Exit
     for line in checks.lines:
-        stdout.print(line)
-    for line in example_lines(examples):
         stdout.print(line)
     stdout.print("These checks passed. Nothing was run.")
     raise typer.Exit
