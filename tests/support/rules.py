@@ -1,13 +1,14 @@
 """Rules, backends and pairs of models that tests share, and the one test of distributions."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import cache
 from typing import Any
 
 import torch
 
-from paceline.core.backend import Backend
+from paceline.core.backend import Backend, register, registered
 from paceline.core.rules import (
     BiLDRule,
     Chow,
@@ -166,3 +167,14 @@ def least_p_value(texts: Sequence[Sequence[int]], expected: dict[tuple[int, ...]
     """As `smallest_p_value`, and of the triples of the first three tokens."""
     triples = exact.beginning_p_value(texts, expected, 3)
     return min(triples, smallest_p_value(texts, expected))
+
+
+@contextmanager
+def using(backend: Backend) -> Generator[None]:
+    """Use this backend within a `with` block; `Backend()` selects PyTorch."""
+    before = registered()
+    register(backend)
+    try:
+        yield
+    finally:
+        register(before)
