@@ -85,15 +85,6 @@ def test_a_model_that_fails_its_check_ends_with_1(run: Run, tmp_path: Path):
     assert "bert cannot be decoded" in fault
 
 
-def test_a_dry_run_of_training_shows_its_first_example(run: Run, tmp_path: Path):
-    model = saved(tmp_path / "model", "llama", template=CHATML)
-    write_corpus(tmp_path / "chat.jsonl", [CHAT])
-    places = {"output": tmp_path / "run", "data.train": tmp_path / "chat.jsonl", "num_steps": 1}
-    given = [part for key, value in places.items() for part in ("--set", f"{key}={value}")]
-    out = succeeded(run, "align", "--target", model, "--draft", model, *given, "--dry-run")
-    assert "<bos>assistant\n[[the<eos>]]" in out
-
-
 def test_what_is_no_model_is_one_line(run: Run, tmp_path: Path):
     file = tmp_path / "model.gguf"
     file.write_text("no model")

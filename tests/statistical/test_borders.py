@@ -20,7 +20,6 @@ from torch import Tensor
 
 from paceline.core import block as core_block
 from paceline.core import sampling as core_sampling
-from paceline.core.backend import using
 from paceline.core.block import Drafted, Verified, verify, verify_block
 from paceline.core.rule_base import Bonus
 from paceline.core.rules import (
@@ -71,7 +70,7 @@ from support.broken_rules import (
     WeighsWithTwiceTheDistance,
 )
 from support.fakes import TableModel, TableSession
-from support.rules import PYTORCH, THRESHOLDS, Pair, length, stating, table
+from support.rules import PYTORCH, THRESHOLDS, Pair, length, stating, table, using
 
 COUNT = 400
 CAUGHT = 4

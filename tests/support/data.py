@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from paceline.config import validate
 from paceline.data.answering import Answer, ShardStore
 from paceline.data.requests import GenerateDataConfig
 
@@ -24,7 +23,7 @@ def generation(folder: Path, output: Path, **changes: Any) -> GenerateDataConfig
         "max_new_tokens": 12,
         "shard_size": 4,
     }
-    return validate(GenerateDataConfig, values | changes)
+    return GenerateDataConfig(**values | changes)
 
 
 def answers(run: Path) -> list[Answer]:

@@ -1,13 +1,14 @@
 """Rules, backends and pairs of models that tests share, and the one test of distributions."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import cache
 from typing import Any
 
 import torch
 
-from paceline.core.backend import Backend
+from paceline.core.backend import Backend, register, registered
 from paceline.core.rules import (
     BiLDRule,
     Chow,
@@ -165,3 +166,14 @@ def smallest_p_value(
 ) -> float:
     """Of all pairs of neighbouring places in the texts."""
     return min(exact.pair_p_values(texts, expected))
+
+
+@contextmanager
+def using(backend: Backend) -> Generator[None]:
+    """Use this backend within a `with` block; `Backend()` selects PyTorch."""
+    before = registered()
+    register(backend)
+    try:
+        yield
+    finally:
+        register(before)

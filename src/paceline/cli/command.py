@@ -55,19 +55,15 @@ def check_inputs(
         options.check_resumable(config.output)
     if not dry_run:
         return
-    from paceline.cli.result_tables import example_lines
     from paceline.data.input_checks import InputChecks
-    from paceline.export.model_report import trained_text
 
     config.check(checks := InputChecks(resume=resume))
     if summary:
         checks.lines.append(pkgutil.resolve_name(summary)(config))
-    examples = [] if checks.example is None else [trained_text(*checks.example)]
     if as_json:
-        shown = [example.model_dump(mode="json") for example in examples]
-        echo(json.dumps({"dry_run": True, "checks": checks.lines, "examples": shown}, indent=2))
+        echo(json.dumps({"dry_run": True, "checks": checks.lines}, indent=2))
         raise typer.Exit
-    for line in (*checks.lines, *example_lines(examples)):
+    for line in checks.lines:
         stdout.print(line)
     stdout.print("These checks passed. Nothing was run.")
     raise typer.Exit

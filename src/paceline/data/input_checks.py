@@ -13,9 +13,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from paceline.data.examples import Lengths, build_examples
-from paceline.data.prompts import CorpusConfig, count_records, read_records
-from paceline.data.sources import ExampleStream, FixedText
+from paceline.data.prompts import CorpusConfig, count_records
 from paceline.engines.client import api_key, root_of
 from paceline.engines.process import check_choice
 from paceline.errors import InputNote, ModelLoadError, StorageError, UsageError
@@ -25,12 +23,10 @@ from paceline.models.loading import find_device, load_tokenizer
 from paceline.records import storage_errors
 
 if TYPE_CHECKING:
-    from paceline.data.collate import TokenRow
     from paceline.engines.commands import EngineChoice
 
 _MAX_RECORDS = 20_000  # records read to check a text
 _STREAMED = 1_000  # of a text that is streamed, maybe from the hub
-_TRAINED = 500  # records that are tokenised to check them
 FLOAT32_BYTES = 4
 
 
@@ -76,13 +72,11 @@ class InputChecks:
     Attributes:
         resume: The run directory may hold a run of this configuration.
         lines: A line per result.
-        example: The first training text with its tokenizer, if there is one.
     """
 
     def __init__(self, *, resume: bool = False) -> None:
         self.resume = resume
         self.lines: list[str] = []
-        self.example: tuple[TokenRow, Any] | None = None
         self._models: dict[str, ModelFacts] = {}
 
     def device(self, name: str) -> None:
@@ -150,37 +144,6 @@ class InputChecks:
             if (text := getattr(data, name)) is not None:
                 streaming = name == "train" and getattr(data, "streaming", False)
                 self.text(f"data.{name}", text, streaming=streaming, skip_empty=True)
-
-    def trained(
-        self,
-        data: Any,
-        tokenizer: Any,
-        model: ModelFacts,
-        lengths: Lengths,
-        *,
-        recorded: bool | None = False,
-    ) -> None:
-        """Check the first training texts as the run checks all: templates, tokens, completions.
-
-        `recorded`: completions need recorded log probabilities; None: no text is used unchanged.
-
-        Raises:
-            PromptError: a text cannot be trained on; the message names it.
-        """
-        if tokenizer is None or getattr(data, "streaming", False):
-            return
-        examples = build_examples(
-            read_records(data.train.first(_TRAINED), skip_empty=True),
-            tokenizer,
-            lengths,
-            eos_token_ids=model.eos_token_ids,
-            decoder_prompt=model.decoder_prompt,
-            recorded_states=getattr(data, "recorded_states", False),
-        )
-        if examples and self.example is None:
-            self.example = examples[0], tokenizer
-        if recorded is not None:
-            FixedText(ExampleStream(examples, 1, seed=0)).check(recorded=recorded)
 
     def output(self, path: Path, num_bytes: int = 0) -> None:
         """Check a directory as `check_output_directory`, with its errors."""

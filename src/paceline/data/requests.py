@@ -13,7 +13,7 @@ import dataclasses
 import hashlib
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from paceline.config import HomePath, StrictModel
 from paceline.data.prompts import CorpusConfig, Record, read_records
@@ -93,7 +93,7 @@ class GenerateDataConfig(StrictModel):
     format: Literal["plain", "chat"] = "plain"
     system_prompts: tuple[str, ...] = ()
     num_per_prompt: int = Field(default=1, ge=1)
-    temperatures: tuple[Temperature, ...] = (0.0, 0.3, 0.7, 1.0)
+    temperatures: tuple[Temperature, ...] = Field(default=(0.0, 0.3, 0.7, 1.0), min_length=1)
     top_p: float = Field(default=0.95, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
     max_prompt_tokens: int = Field(default=512, ge=1)
@@ -105,13 +105,6 @@ class GenerateDataConfig(StrictModel):
     pool: Literal["processes", "ray"] = "processes"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     seed: int = 0
-
-    @field_validator("temperatures")
-    @classmethod
-    def _at_least_one(cls, temperatures: tuple[float, ...]) -> tuple[float, ...]:
-        if not temperatures:
-            raise ValueError("temperatures is empty; give at least one, such as 1.0")
-        return temperatures
 
     @model_validator(mode="after")
     def _servers_have_their_own_draft(self) -> GenerateDataConfig:

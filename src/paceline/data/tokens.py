@@ -248,10 +248,10 @@ class _Encoding:
         """The answer in message `index`, behind its prompt."""
         text = chat_prompt(self.record, self.tokenizer, index)
         prompt = self.prompt(text)
-        answer = chat_answer(self.record, self.tokenizer, index, text, self.eos_token_ids)
+        answer, ended = chat_answer(self.record, self.tokenizer, index, text, self.eos_token_ids)
         if self.encoder:
-            return Turn(prompt, self._target(answer.text), answer.ended)
-        return Turn(prompt, self._following(text, prompt, answer.text), answer.ended)
+            return Turn(prompt, self._target(answer), ended)
+        return Turn(prompt, self._following(text, prompt, answer), ended)
 
     def text_turn(self) -> Turn:
         """The completion of a prompt, or a document."""
@@ -334,31 +334,23 @@ def following_tokens(
     return whole[len(own) :] if whole[: len(own)] == own else tokens_of(text, tokenizer)
 
 
-class Answer(NamedTuple):
-    """What an assistant wrote for a prompt, as its template renders it.
-
-    Attributes:
-        text: The answer and the end of the turn, as far as the target writes it.
-        ended: False if the template does not end the turn.
-    """
-
-    text: str
-    ended: bool
-
-
 def chat_answer(
     record: Record,
     tokenizer: PreTrainedTokenizerBase,
     index: int,
     prompt: str,
     eos_token_ids: Sequence[int],
-) -> Answer:
+) -> tuple[str, bool]:
     """The answer in message `index` behind its `prompt`: what the target would write.
 
     It is what the template renders behind the prompt, up to the first of `eos_token_ids` behind the
     message, else to the first special token there. Where the template leaves thoughts out of the
     message, or renders something else than the prompt in front of it, the answer is the message
     itself, behind what of its thoughts the prompt opens.
+
+    Returns:
+        The answer with the end of its turn, as far as the target writes it, and whether the
+        template ends the turn.
 
     Raises:
         PromptError: the answer cannot follow its own prompt.
@@ -393,7 +385,7 @@ class _Rendering(ChatRendering):
 
     record: Record
 
-    def answer(self, index: int, prompt: str, eos_token_ids: tuple[int, ...]) -> Answer:
+    def answer(self, index: int, prompt: str, eos_token_ids: tuple[int, ...]) -> tuple[str, bool]:
         messages = self.record.messages[: index + 1]
         whole = self.text(messages, open_turn=False)
         follows = whole.startswith(prompt)
@@ -410,8 +402,8 @@ class _Rendering(ChatRendering):
         if not follows or (found != content and content.endswith(found)):
             body = self._going_on(prompt, content)
         if self.record.open_ended and messages == self.record.messages:
-            return Answer(body, ended=True)  # it was truncated
-        return Answer(body + (end or ""), end is not None)
+            return body, True  # it was truncated
+        return body + (end or ""), end is not None
 
     def _going_on(self, prompt: str, content: str) -> str:
         """The content behind the thoughts that the prompt opens, if it does."""
@@ -430,31 +422,27 @@ class _Rendering(ChatRendering):
         )
 
 
-class _Ends(NamedTuple):
-    """Texts of the tokens at which the target stops, and of all special tokens."""
-
-    stops: tuple[str, ...]
-    special: tuple[str, ...]
-
-
 @functools.lru_cache(maxsize=4)
 def _ends_of(
     tokenizer: PreTrainedTokenizerBase, eos_token_ids: tuple[int, ...], _size: int
-) -> _Ends:
-    """`_size`: number of the tokenizer's tokens, which a user may add to."""
+) -> tuple[tuple[str, ...], ...]:
+    """Texts of the tokens at which the target stops, and of all special tokens.
+
+    `_size`: number of the tokenizer's tokens, which a user may add to.
+    """
     stops = [str(tokenizer.decode([token])) for token in eos_token_ids if token < len(tokenizer)]
     added = tokenizer.added_tokens_decoder.values()
     special = {*tokenizer.all_special_tokens, *(str(token) for token in added if token.special)}
-    return _Ends(tuple(filter(str.strip, stops)), tuple(filter(str.strip, special)))
+    return tuple(filter(str.strip, stops)), tuple(filter(str.strip, special))
 
 
-def _divided(text: str, content: str, ends: _Ends) -> tuple[str, str | None]:
+def _divided(text: str, content: str, ends: tuple[tuple[str, ...], ...]) -> tuple[str, str | None]:
     """An answer and the end of its turn; None: the template does not end it.
 
     Special tokens that the content spells do not end it.
     """
     at = text.find(content) + len(content) if content in text else 0
-    for texts in (ends.stops, ends.special):
+    for texts in ends:
         found = [(text.find(s, at), s) for s in texts if s in text[at:]]
         if found:
             place, stop = min(found)

@@ -45,7 +45,7 @@ class Decoder(ABC):
     verifies_first = False
     forces_eos = True
 
-    def __init__(self, target: Model, sampling: SamplingParams | None) -> None:
+    def __init__(self, target: Model, sampling: SamplingParams | None = None) -> None:
         self.target = target
         self.sampling = sampling or SamplingParams()
         self.vocab_size = target.vocab_size

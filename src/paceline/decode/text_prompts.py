@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ COLOURS: dict[Source, str | None] = {
     "kept": "cyan",
     "deferred": "magenta",
 }
-"""The colour of a token's text by the source of the token, for terminals and HTML."""
+"""The colour of a token's text by the source of the token, for terminals."""
 
 
 class Piece(NamedTuple):
@@ -64,16 +63,6 @@ class TextGeneration(Generation):
 
     def __repr__(self) -> str:
         return summary(self, self.text)
-
-    def _repr_html_(self) -> str:
-        """The text, coloured by the source of each token, for notebooks."""
-        spans = (
-            f'<span title="{piece.source}" style="color: {COLOURS[piece.source] or "inherit"}">'
-            f"{html.escape(piece.text)}</span>"
-            for piece in self.pieces
-        )
-        counts = html.escape(summary(self))
-        return f'<div style="white-space: pre-wrap">{"".join(spans)}</div><small>{counts}</small>'
 
 
 def is_text(prompt: Any) -> TypeGuard[str | Chat]:

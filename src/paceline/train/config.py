@@ -349,20 +349,16 @@ class AlignConfig(TrainSettings):
         """Check the inputs; raises UsageError."""
         check_run_directory(RunDirectory(self.output), self, resume=checks.resume)
         checks.key(self.writer)
-        draft, target, tokenizer = self._check_models(checks)
+        draft = self._check_models(checks)
         checks.texts(self.data, "train", "held_out", "pretraining")
-        recorded = reads_top(self.terms) if self.fixed_fraction > 0 else None
-        reader = target or draft
-        checks.trained(self.data, tokenizer, reader, self.lengths, recorded=recorded)
         self.check_output(checks, draft)
 
-    def _check_models(self, checks: InputChecks) -> tuple[ModelFacts, ModelFacts | None, Any]:
-        """Check the models. -> draft, target (None: nothing reads it), tokenizer."""
+    def _check_models(self, checks: InputChecks) -> ModelFacts:
+        """Check the models; returns the draft."""
         if not self.loads_target:
-            tokenizer = checks.tokenizer("target", self.target)
-            return checks.model("draft", self.draft), None, tokenizer
-        target, draft = checks.pair(self.target, self.draft)
-        return draft, target, target.tokenizer
+            checks.tokenizer("target", self.target)
+            return checks.model("draft", self.draft)
+        return checks.pair(self.target, self.draft)[1]
 
     def _check_recorded_states(self) -> None:
         kept = self.data.keep_states_gb is not None

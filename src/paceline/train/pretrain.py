@@ -110,8 +110,6 @@ class PretrainConfig(TrainSettings):
         if start is None and isinstance(self.tokenizer, str):
             checks.model("tokenizer", self.tokenizer)
         checks.texts(self.data, "train", "held_out")
-        if start is not None:
-            checks.trained(self.data, start.tokenizer, start, self.lengths)
         self.check_output(checks, start)
 
 

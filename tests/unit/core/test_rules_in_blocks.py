@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.core.backend import using
 from paceline.core.block import Drafted, Uniforms, Verified, verify, verify_greedy
 from paceline.core.rule_base import Position, with_bonus
 from paceline.core.rules import (
@@ -27,7 +26,7 @@ from paceline.core.rules import (
 from paceline.core.sampling import UNTEMPERED, SamplingParams, sample, to_probs
 from paceline.native.kernels import NativeBackend
 from support import exact
-from support.rules import PYTORCH, stating
+from support.rules import PYTORCH, stating, using
 
 
 @pytest.fixture(autouse=True, params=[NativeBackend(), PYTORCH], ids=["native", "torch"])

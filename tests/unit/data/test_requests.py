@@ -113,7 +113,7 @@ def test_ids_are_those_of_the_rows_and_no_two_are_the_same(tmp_path: Path):
 
 
 def test_no_temperature_is_refused(tmp_path: Path):
-    with pytest.raises(ConfigError, match="temperatures is empty"):
+    with pytest.raises(ConfigError, match="temperatures"):
         planned(tmp_path, PROMPTS, temperatures=[])
 
 

@@ -1,6 +1,5 @@
 """Texts and chats as prompts, against `generate` of transformers with the same tokenizer."""
 
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -155,15 +154,3 @@ def test_a_generation_is_one_short_line():
     )
     long = TextGeneration([1] * 900, "length", STATS, "word " * 900, ())
     assert len(repr(long)) < 160
-
-
-def test_in_a_notebook_a_text_is_shown_with_the_source_of_each_token():
-    found = TextGeneration([7, 8], "length", STATS, "<b> & so\n", PIECES)
-    shown: list[tuple[str, str | None]] = []
-    reader = HTMLParser()
-    opened: list[str | None] = []
-    reader.handle_starttag = lambda tag, attrs: opened.append(dict(attrs).get("title"))
-    reader.handle_data = lambda data: shown.append((data, opened[-1]))
-    reader.feed(found._repr_html_())
-    assert shown[:2] == [("<b> & ", "accepted"), ("so\n", "recovered")]
-    assert shown[2][0].startswith("<TextGeneration of 2 tokens")

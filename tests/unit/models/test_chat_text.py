@@ -50,7 +50,7 @@ def test_a_template_that_was_changed_renders_as_it_is_now():
 def test_a_generation_block_is_rendered():
     block = "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}"
     good = "{% for m in messages %}" + block + "{% else %}{{ m.content }}{% endif %}{% endfor %}"
-    assert chat_answer(chat("hi", "ho"), with_template(good), 1, "hi", ()).text == "ho"
+    assert chat_answer(chat("hi", "ho"), with_template(good), 1, "hi", ())[0] == "ho"
 
 
 def test_a_template_gets_the_day_of_the_run_or_the_one_that_is_given():

@@ -4,13 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.core.backend import using
 from paceline.core.block import Drafted, Uniforms, Verified, verify
 from paceline.core.rule_base import Position
 from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams, likeliest, sample, to_probs
 from paceline.native import compiled
-from support.rules import PYTORCH
+from support.rules import PYTORCH, using
 
 pytestmark = pytest.mark.skipif(compiled() is None, reason="no C compiler with OpenMP")
 SIZES = [1, 3, 255, 256, 257, 1000, 49152]

@@ -15,6 +15,7 @@ from paceline.environment import begin
 from paceline.errors import ConfigError, PromptError, TrainingError, UsageError
 from paceline.records import read_jsonl
 from paceline.train import align
+from paceline.train.checkpoint import read_state
 from support.runs import align_config, held_out, losses, write_corpus
 
 

@@ -130,8 +130,6 @@ def test_records_without_a_stop_reason_are_their_own_tokens_alone(folder: Path, 
     ("change", "match"),
     [
         ({"top_tokens": [[1]]}, "line 1 has 3 completion tokens, and top_tokens and top_log"),
-        ({"top_log_probs": [[-1.0], [-1.0], [float("nan")]]}, "that is NaN or above 0; record"),
-        ({"top_log_probs": [[-1.0], [-1.0], [0.5]]}, "that is NaN or above 0; record it again"),
         ({"top_log_probs": None}, "of unequal lengths; record them again"),
     ],
 )
