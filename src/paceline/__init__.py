@@ -27,7 +27,7 @@ _HOMES = {
 """The module of each name, as the stub for type checkers has them."""
 _PACKAGES = {name for name, module in _HOMES.items() if module == "paceline"}
 
-__all__ = sorted(_HOMES.keys() - _PACKAGES - {"__version__"})
+__all__ = sorted(_HOMES.keys() - _PACKAGES - {"__version__"})  # pyright: ignore
 
 
 def __getattr__(name: str) -> Any:

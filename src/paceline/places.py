@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import AfterValidator
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -13,6 +15,16 @@ SHIPPED = Path(__file__).parent / "shipped"
 """Files of the repository at their paths in it: links in the sources, and files in a wheel."""
 TEMPLATES = "additional_chat_templates"
 """The directory beside a tokenizer with chat templates other than its first."""
+
+
+def _one_part(name: str) -> str:
+    if "/" in name or name.startswith(".") or not name.isprintable() or not name.strip():
+        raise ValueError("is not the name of a file; leave out /, a dot at its start, and controls")
+    return name
+
+
+PathPart = Annotated[str, AfterValidator(_one_part)]
+"""A name in a configuration that becomes the name of a file or directory."""
 
 
 def shipped(path: Path) -> Path:

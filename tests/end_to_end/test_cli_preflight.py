@@ -1,5 +1,6 @@
 """What is wrong with the inputs is said before a model is loaded; --dry-run says what is right."""
 
+import json
 import shutil
 from collections import namedtuple
 from pathlib import Path

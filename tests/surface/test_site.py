@@ -20,7 +20,7 @@ import pytest
 import typer.main
 import yaml
 
-from paceline.cli.command import Call
+from paceline.cli import options
 from paceline.cli.main import SCHEMAS, app
 from paceline.config import validate
 from paceline.train import AlignConfig
@@ -129,13 +129,13 @@ def test_every_command_of_a_page_fits_its_program_or_the_page_says_why_it_is_not
         (tmp_path / block[1]).write_text(block[0])
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     monkeypatch.chdir(tmp_path)
-    built = Call.build
+    built = options.build
 
-    def build(call: Call, *given: Any, **named: Any) -> None:
-        built(call, *given, **named)
+    def build(*given: Any, **named: Any) -> None:
+        built(*given, **named)
         raise _BuiltError
 
-    monkeypatch.setattr(Call, "build", build)
+    monkeypatch.setattr(options, "build", build)
     for block, words in typed(page, tmp_path):
         if words[:2] == ["accelerate", "launch"] and "paceline.cli.main" in words:
             words = ["paceline", *words[words.index("paceline.cli.main") + 1 :]]

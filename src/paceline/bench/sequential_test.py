@@ -121,7 +121,6 @@ class TuneConfig(WithCosts, ModelsConfig):
         count = self.num_examples + self.num_confirmed
         check_task(checks, "task", self.task, count, self.seed)
         checks.pair(self.target, self.draft)
-        checks.drafting(self.target, self.draft)
         checks.output(self.output)
 
     @property

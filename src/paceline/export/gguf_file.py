@@ -154,7 +154,7 @@ def _tensors(hf: Any, family: str) -> list[tuple[str, Tensor]]:
                 f"{name} of this {config.model_type} has no name in a GGUF file; export a "
                 "directory (--to transformers) and serve it with another engine"
             )
-        if family == PAIRS:
+        if family in PAIRS:
             weight = rotated_by_pairs(name, weight, config)
         found.append((label, weight))
     if (factors := _rope_factors(hf)) is not None:

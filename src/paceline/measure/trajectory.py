@@ -27,6 +27,7 @@ from paceline.measure.acceptance import PairTexts, rows_of_texts, score_texts
 from paceline.measure.pair import check_task, load_beside, sample_texts
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.loading import fingerprint, tokenizer_of
+from paceline.places import PathPart
 from paceline.progress import silent
 from paceline.records import RunDirectory, append_jsonl, atomic_write_text
 from paceline.results.figures import FIGURES
@@ -79,8 +80,8 @@ class TrajectoryConfig(StrictModel):
 
     target: str = Field(min_length=1)
     runs: Annotated[tuple[HomePath, ...], Options(run="")] = Field(min_length=1)
-    tasks: dict[str, Task] = Field(default_factory=dict)
-    scored_tasks: dict[str, TaskChoice] = Field(default_factory=dict)
+    tasks: dict[PathPart, Task] = Field(default_factory=dict)
+    scored_tasks: dict[PathPart, TaskChoice] = Field(default_factory=dict)
     samplings: tuple[SamplingParams, ...] = Field(
         default=(SamplingParams(temperature=0), _LOOSE), min_length=1
     )

@@ -14,7 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    PreTrainedConfig,
+)
 from transformers.models.auto.modeling_auto import AutoModelForImageTextToText
 from transformers.utils.import_utils import is_flash_attn_2_available
 from transformers.utils.peft_utils import find_adapter_config_file
@@ -33,6 +38,10 @@ if TYPE_CHECKING:
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _READ = (".json", ".safetensors", ".bin", ".jinja", ".model", ".spm", ".txt")  # of a model
+_HEADS = re.compile(r"^(eagle|hydra)$|Eagle3|^Eagle\w*ForCausalLM|medusa|speculator", re.IGNORECASE)
+"""Architectures of heads that draft."""
+_HEAD_KEYS = re.compile(r"medusa_num_heads|hydra_num_heads|speculators_")
+_FUSED = "fc.weight"  # of EAGLE: from an embedding and hidden states to one state
 # masks of older versions of transformers and scales of 8-bit caches, which no model reads
 _CONSTANTS = re.compile(r"\.att(entio)?n\.(bias|masked_bias|causal_mask)$|\.([kqv]|output)_scale$")
 _OWN = (None, "eager", "sdpa", "batched_mm", "grouped_mm")
@@ -68,6 +77,9 @@ def read_config(location: ModelLocation) -> Any:
             f"{location.name} holds an adapter: hf download it, and name its local directory"
         )
     options = location.options
+    settings, _ = PreTrainedConfig.get_config_dict(location.source, **options)
+    if sign := _sign_of_head(settings):
+        raise _head_alone(location.name, f"config.json has {sign}")
     config = AutoConfig.from_pretrained(location.source, **options, trust_remote_code=False)
     _forget_kernels(location.name, config)
     config.return_dict = config.get_text_config().return_dict = True  # else passes give tuples
@@ -85,6 +97,20 @@ def _forget_kernels(name: str, config: Any) -> None:
             "used instead, so that no code is loaded from the hub: remove the key",
             stacklevel=2,
         )
+
+
+def _sign_of_head(settings: dict[str, Any]) -> str | None:
+    """What in a config.json says that its weights are those of a head, such as EAGLE or Medusa."""
+    stated = settings.get("model_type"), *(settings.get("architectures") or ())
+    found = next((str(each) for each in stated if _HEADS.search(str(each))), None)
+    return found or next((key for key in settings if _HEAD_KEYS.match(key)), None)
+
+
+def _head_alone(name: str, sign: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{name} is a head that drafts from the hidden states of its target ({sign}), not a model; "
+        "name a small language model with the target's tokenizer, or make one by paceline draft"
+    )
 
 
 def needs_code(name: str) -> UnsupportedModelError:
@@ -158,6 +184,8 @@ def refuse_incomplete(location: ModelLocation, hf: Any, info: dict[str, Any]) ->
     """
     missing = info["missing_keys"]
     unexpected = [key for key in info["unexpected_keys"] if not _CONSTANTS.search(key)]
+    if _FUSED in unexpected:
+        raise _head_alone(location.name, f"its weights have {_FUSED}, as those of EAGLE")
     faults = {
         "are missing from the file": missing,
         "are in the file but not in the model": unexpected,

@@ -79,7 +79,7 @@ class DraftLoss(nn.Module):
         self.hf = draft.hf
         self.draft = draft
         self.target = target
-        self.chunk_tokens = chunk_tokens
+        self.chunk_tokens: int | Literal["auto"] = chunk_tokens
         self.chunk_size = 0  # of the last loss
         self.vocab_size = vocab_size
         self.autocast = bfloat16

@@ -210,3 +210,33 @@ def test_no_error_advises_to_run_the_code_in_pickled_weights(zipped: bool, tmp_p
     stored = {**hf.state_dict(), "code": Path()}
     torch.save(stored, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
     fails(tmp_path, "(pickled code is not run)")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"architectures": ["LlamaForCausalLMEagle3"]},
+        {"architectures": ["EagleLlamaForCausalLM"], "model_type": "eagle"},
+        {"architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3"},
+        {"model_type": "medusa"},
+        {"model_type": None, "medusa_num_heads": 3, "base_model_name_or_path": "a/b"},
+        {"model_type": "mlp_speculator"},
+    ],
+    ids=str,
+)
+def test_a_head_in_place_of_a_draft_is_called_so(model_directory: Path, settings: dict[str, Any]):
+    edit(model_directory / "config.json", **settings)
+    fails(model_directory, "is a head that drafts", "paceline draft", error=UnsupportedModelError)
+    fails(model_directory, "a head", error=UnsupportedModelError, load=inspect_model)
+
+
+def test_weights_of_an_eagle_head_are_called_so_under_the_config_of_a_llama(model_directory: Path):
+    """The first published ones have one layer, no head and no norm, and config.json of a Llama."""
+    file = model_directory / "model.safetensors"
+    whole = load_file(file)
+    starts = ("model.layers.0.self_attn", "model.layers.0.mlp", "model.embed_tokens")
+    kept = {key.removeprefix("model."): whole[key] for key in whole if key.startswith(starts)}
+    kept["fc.weight"] = torch.ones(32, 64)
+    save_file(kept, file, metadata={"format": "pt"})
+    edit(model_directory / "config.json", num_hidden_layers=1)
+    fails(model_directory, "is a head", "fc.weight", error=UnsupportedModelError)

@@ -15,7 +15,7 @@ from transformers import AutoConfig
 from paceline.models.hf.architectures import GGUF_CONTEXT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from transformers import PreTrainedConfig
 
@@ -39,7 +39,7 @@ _BIASES = {
     "attention_bias": (*_QKV_BIASES, ".attn_output.bias"),
     "mlp_bias": (".ffn_gate.bias", ".ffn_up.bias", ".ffn_down.bias"),
 }
-PAIRS = "llama"  # rotates neighbours, where transformers rotates the two halves of a head
+PAIRS = ("llama", "granite")  # rotate neighbours; transformers rotates the halves of a head
 ROPE_FACTORS = "rope_freqs.weight"
 _LONG = "rope_factors_long.weight"
 _TOLERANCE = 1e-5  # of a factor; the file stores float32
@@ -54,6 +54,7 @@ class Architecture:
         keys: Required keys of the file and the settings that they are.
         fixed: Settings that llama.cpp's implementation implies.
         flags: Settings that are true if a block has one of these tensors.
+        more: Further settings from the file; may replace others.
         written: Values of `model_type` that are written to files, too.
     """
 
@@ -61,6 +62,7 @@ class Architecture:
     keys: Mapping[str, str] = field(default_factory=lambda: _SIZES)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    more: Callable[[GgufFile], dict[str, Any]] = lambda _file: {}
     written: tuple[str, ...] = ()
 
     @property
@@ -84,9 +86,7 @@ def read_config(file: GgufFile) -> PreTrainedConfig:
     settings["num_key_value_heads"] = int(file.own("attention.head_count_kv", heads))
     settings["rope_parameters"] = _rope_parameters(file, width)
     flags = {name: _has(file, *tensors) for name, tensors in known.flags.items()}
-    settings |= {**known.fixed, **flags}
-    if file.arch == "gemma3":
-        settings |= _gemma3(file)
+    settings |= {**known.fixed, **flags, **known.more(file)}
     if settings["rope_parameters"].get("factor"):
         settings[GGUF_CONTEXT] = settings["max_position_embeddings"]
     config = AutoConfig.for_model(known.model_type, **settings)
@@ -109,20 +109,40 @@ def _has(file: GgufFile, *parts: str) -> bool:
     return any(name.startswith("blk.") and name.endswith(parts) for name in file.tensors)
 
 
-def _query_scale(file: GgufFile) -> float:
+def _granite(file: GgufFile) -> dict[str, Any]:
+    width = _head_width(file)
+    return {
+        "attention_multiplier": file.own("attention.scale", 0.0) or width**-0.5,
+        "embedding_multiplier": file.own("embedding_scale", 0.0) or 1.0,
+        "residual_multiplier": file.own("residual_scale", 0.0) or 1.0,
+        "logits_scaling": file.own("logit_scale", 0.0) or 1.0,
+    }
+
+
+def _query_scale(file: GgufFile, *, large: int) -> float:
     """query_pre_attn_scalar; llama.cpp knows the largest model by its number of layers."""
-    if file.required("block_count") == 62:
+    if file.required("block_count") == large:
         return file.required("embedding_length") / file.required("attention.head_count")
     return _head_width(file)
 
 
-def _windows(file: GgufFile) -> list[str]:
-    """`layer_types`: the last of six layers reads the whole text."""
+def _windows(file: GgufFile, period: int) -> list[str]:
+    """`layer_types`: the last of `period` layers reads the whole text."""
     count = int(file.required("block_count"))
-    given = file.own("attention.sliding_window_pattern", 6)
+    given = file.own("attention.sliding_window_pattern", period)
     if not isinstance(given, list):
         given = [given == 0 or index % given < given - 1 for index in range(count)]
     return ["sliding_attention" if each else "full_attention" for each in given]
+
+
+def _gemma2(file: GgufFile) -> dict[str, Any]:
+    return {
+        "attn_logit_softcapping": file.own("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": file.own("final_logit_softcapping", 30.0),
+        "sliding_window": file.own("attention.sliding_window", 4096),
+        "layer_types": _windows(file, 2),
+        "query_pre_attn_scalar": _query_scale(file, large=46),
+    }
 
 
 def _gemma3(file: GgufFile) -> dict[str, Any]:
@@ -133,9 +153,20 @@ def _gemma3(file: GgufFile) -> dict[str, Any]:
     return {
         "final_logit_softcapping": file.own("final_logit_softcapping", 0.0) or None,
         "sliding_window": window or 4096,
-        "layer_types": _windows(file) if window else ["full_attention"] * count,
-        "query_pre_attn_scalar": _query_scale(file),
+        "layer_types": _windows(file, 6) if window else ["full_attention"] * count,
+        "query_pre_attn_scalar": _query_scale(file, large=62),
         "rope_parameters": {"full_attention": full, "sliding_attention": swa},
+    }
+
+
+def _phi3(file: GgufFile) -> dict[str, Any]:
+    context = int(file.required("context_length"))
+    original = file.own("rope.scaling.original_context_length", context)
+    window = int(file.own("attention.sliding_window", 0))
+    return {
+        "original_max_position_embeddings": original,
+        "sliding_window": window if 0 < window < context else None,
+        "pad_token_id": None,
     }
 
 
@@ -213,6 +244,9 @@ ARCHITECTURES = {
     "qwen3moe": Architecture(
         "qwen3_moe", _SIZES | _EXPERTS, fixed=_NO_WINDOW | {"norm_topk_prob": True}, flags=_QKV
     ),
-    "gemma3": Architecture("gemma3_text", fixed=_GELU),
+    "gemma2": Architecture("gemma2", fixed=_GELU, more=_gemma2),
+    "gemma3": Architecture("gemma3_text", fixed=_GELU, more=_gemma3),
+    "phi3": Architecture("phi3", more=_phi3),
+    "granite": Architecture("granite", flags=_BIASES, more=_granite),
 }
 """The families that are read and written, by llama.cpp's name."""

@@ -106,7 +106,11 @@ def _errors(path: Path) -> Iterator[None]:
 
 
 def _dtype_of(file: GgufFile) -> torch.dtype:
-    return _PLAIN_TYPES.get(file.get("general.file_type"), torch.bfloat16)
+    kind = file.get("general.file_type")
+    if kind is None:  # writers may leave it out
+        kinds = (each.tensor_type for each in file.tensors.values() if len(each.shape) > 1)
+        kind = max(kinds, default=0)
+    return _PLAIN_TYPES.get(int(kind), torch.bfloat16)
 
 
 def _without_weights(
@@ -190,7 +194,7 @@ def _read(file: GgufFile, labels: tuple[str, ...], name: str, config: Any, meta:
     parts = [torch.from_numpy(array) for array in arrays]
     weight = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
     # undo what llama.cpp's converter does
-    if file.arch == PAIRS:
+    if file.arch in PAIRS:
         weight = rotated_by_pairs(name, weight, config, parts=(-1, 2))
     elif file.arch.startswith("gemma") and name.endswith("norm.weight"):
         weight = weight - 1

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 _ADVICE = "use the model's safetensors directory instead"
 # Keys that change nothing if they have one of these values; of an architecture or a tokenizer.
 _ZERO = (
-    *("attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping"),
-    *("expert_count", "expert_feed_forward_length", "expert_used_count", "expert_shared_count"),
+    *("attention.clamp_kqv", "attention.max_alibi_bias", "attention.sliding_window"),
+    *("attn_logit_softcapping", "expert_count", "expert_feed_forward_length"),
+    *("expert_shared_count", "expert_shared_feed_forward_length", "expert_used_count"),
+    *("final_logit_softcapping", "leading_dense_block_count", "nextn_predict_layers"),
     *("rope.scaling.yarn_log_multiplier", "tokenizer.ggml.add_space_prefix"),
 )
 _ZERO_OR_ONE = ("embedding_scale", "expert_weights_scale", "logit_scale", "residual_scale")

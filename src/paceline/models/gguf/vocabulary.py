@@ -36,6 +36,7 @@ _INFILLING = {
     *("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<MID>", "\u2581<MID>"),
 }
 _ENDING = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+_PHI3_KEEPS = ("<unk>", "<s>", "<|endoftext|>")
 _DEFAULTS = {"llama": {"bos": 1, "eos": 2, "unknown": 0}}  # by the kind of tokenizer
 
 
@@ -52,9 +53,17 @@ def read_vocabulary(file: GgufFile) -> tuple[PreTrainedTokenizerBase, Roles]:
         raise file.error(
             f"has a tokenizer of the kind {model!r} (tokenizer.ggml.model), which is not supported"
         )
+    # llama.cpp, "set attributes by model name"
+    name = str(file.get("general.name", "")).lower()
+    strips = "phi-3" in name or "phi3" in name
     tokenizer.add_tokens(
         [
-            AddedToken(tokens[number], special=control, normalized=False)
+            AddedToken(
+                tokens[number],
+                special=control,
+                normalized=False,
+                rstrip=strips and tokens[number] not in _PHI3_KEEPS,
+            )
             for number, control in sorted(roles.special.items())
         ]
     )
@@ -248,7 +257,7 @@ RULES = {
     "gpt-2": Rule((_WORDS,)),
     "smollm": Rule((r"\p{N}", _WORDS)),
     "llama-bpe": Rule((_LLAMA3,), ignore_merges=True, add_bos=True),
-    "dbrx": Rule((_LLAMA3,)),
+    "dbrx": Rule((_LLAMA3,)),  # Phi-4, Granite 4
     "qwen2": Rule((_QWEN2,)),
     "tekken": Rule(  # Mistral
         (rf"{_CASES}|\p{{N}}|{_OTHERS}[\r\n/]*|{_LINES}|{_SPACES}",),
@@ -256,7 +265,8 @@ RULES = {
         add_bos=True,
     ),
 }
-# other names of the same
+# other names of the same; Granite's is refact
+RULES |= dict.fromkeys(("starcoder", "refact"), RULES["smollm"])
 RULES |= dict.fromkeys(("llama3", "llama-v3", "falcon3", "pixtral"), RULES["llama-bpe"])
 RULES |= {"smaug-bpe": RULES["dbrx"], "deepseek-r1-qwen": RULES["qwen2"]}
 
