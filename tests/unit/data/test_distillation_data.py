@@ -14,7 +14,7 @@ from pyarrow import parquet
 from paceline import processes
 from paceline.core.sampling import SamplingParams
 from paceline.data.answering import ShardStore
-from paceline.data.distillation_data import generate_data
+from paceline.data.distillation_data import generate_data, planned
 from paceline.data.examples import Lengths, build_examples
 from paceline.data.prompts import read_records
 from paceline.data.requests import GenerateDataConfig, plan_shards
@@ -73,6 +73,18 @@ def test_records_are_what_the_target_writes_with_the_seed_that_they_name(
     assert result["num_records"] == 22
     assert result["num_tokens"] == sum(len(answer.completion_tokens) for answer in found)
     assert result["temperatures"] == {"0": 11, "1": 11}
+
+
+def test_a_dry_run_says_texts_tokens_and_bytes(folder: Path, tmp_path: Path, written: Path):
+    num_read = sum(len(answer.prompt_tokens) for answer in answers(written))
+    width = load_model(folder / "target").head_weight.shape[1]
+    writer = {"kind": "model", "top_logprobs": 3, "hidden_states": True}
+    num_bytes = (num_read + 264) * 12 + 264 * (3 * 8 + 2 * width)  # 264: 22 answers of 12 tokens
+    assert planned(config(folder, tmp_path / "run", writer=writer)) == (
+        f"run: 22 answers to prompts of {num_read} tokens, at most 264 new tokens and about "
+        f"{num_bytes / 1e3:.1f} kB"
+    )
+    assert not (tmp_path / "run").exists()
 
 
 def test_tokens_are_counted_without_reading_the_hidden_states(

@@ -303,29 +303,6 @@ def test_a_draft_of_another_vocabulary_is_refused():
     assert "4" in message
 
 
-class FourWords:
-    def get_vocab(self) -> dict[str, int]:
-        return {"a": 0, "b": 1, "c": 2, "d": 3}
-
-
-class Named(TableModel):
-    tokenizer = FourWords()
-
-
-@pytest.mark.parametrize("padded", ["target", "draft"])
-def test_padding_that_one_model_alone_has_is_sliced_off(padded: str):
-    """The wider model puts half of its mass on two columns that no token names."""
-    wide = TableModel(torch.tensor([0.2, 0.1, 0.1, 0.1, 0.25, 0.25]).repeat(6, 1))
-    narrow = Named(torch.tensor([0.1, 0.4, 0.3, 0.2]).repeat(4, 1))
-    target, draft = (wide, narrow) if padded == "target" else (narrow, wide)
-    for penalty in (1.0, 1.2):
-        sampling = SamplingParams(repetition_penalty=penalty)
-        decoder = SpeculativeDecoder(target, draft, gamma=3, sampling=sampling)
-        for generation in decoder.generate([[1], [3, 2]], 40):
-            assert max(generation.tokens) <= 3
-            assert generation.stats.num_accepted > 0
-
-
 BAD = 58  # the only token behind which float16 overflows
 
 
