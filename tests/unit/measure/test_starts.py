@@ -175,14 +175,13 @@ def test_every_fault_of_a_server_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ):
     right = vllm_routes(*pair, GAMMA)
-    for status, said in ((429, "refuses more requests"), (500, "check the server log")):
+    for status, said in ((429, "answered 429"), (500, "check the server log")):
         faulty = right | {"/v1/completions": lambda _, s=status: (s, {"error": {"message": "no"}})}
         assert said in broken(folder, faulty)
     shapeless = right | {"/v1/completions": lambda _: (200, {"choices": None})}
     assert "with invalid choices" in broken(folder, shapeless)
     half = right | {"/v1/completions": lambda _: (200, '{"choices": [{"token_i')}
     assert "is not JSON" in broken(folder, half)
-    assert "serves served, not mine" in broken(folder, right, model="mine")
     assert "the API key is wrong or missing" in broken(folder, right, key="secret")
     monkeypatch.setenv("MY_KEY", "wrong")
     assert "the API key is wrong or missing" in broken(
@@ -213,12 +212,9 @@ def test_nobody_at_the_url_and_no_url_at_all(folder: Path, pair: tuple[CausalMod
         ("ftp://x", "is not the URL of a server"),
         ("http://x:abc", "is not the URL of a server"),
         ("http://[::1", "is not the URL of a server"),
-        ("http://me:secret@x", "holds a user name or a password"),
     ):
         with pytest.raises(UsageError, match=said) as caught:
             measure_served(config(folder, {"engine": "vllm", "url": url}))
         assert "secret" not in str(caught.value)
-    with pytest.raises(UsageError, match="may not hold an API key"):
-        measure_served(config(folder, {"engine": "vllm", "options": ["--api-key=abc"]}))
     with pytest.raises(UsageError, match="is not installed here"):
         measure_served(config(folder, {"engine": "vllm", "program": "no-such-program"}))
