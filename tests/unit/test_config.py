@@ -310,8 +310,8 @@ def test_a_key_below_nothing_makes_the_mapping_and_below_a_value_is_an_error():
     values: dict[str, object] = {"sampling": None, "task": "arithmetic"}
     set_key(values, ["sampling", "temperature"], 0.5, "option --temperature")
     assert values["sampling"] == {"temperature": 0.5}
-    with pytest.raises(ConfigError, match=r"option --task: task holds a value \('arithmetic'\)"):
-        set_key(values, ["task", "task"], "docstrings", "option --task")
+    with pytest.raises(ConfigError, match=r"option --k: k holds a value \(3\)"):
+        set_key({"k": 3}, ["k", "task"], "docstrings", "option --k")
 
 
 Wrong = tuple[str, Any]

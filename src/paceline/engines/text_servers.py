@@ -198,7 +198,7 @@ class _Asked:
         self._writer = writer
         self._tokenize = tokenize
         self._lock = threading.Lock()
-        self._form, self._warned = 0, False  # of neutral settings
+        self._form = 0  # of neutral settings
 
     def ask(self, request: Request) -> Written:
         """Answer a request. Raises AnswerError, if the answer is damaged, and as `identify`."""
@@ -214,16 +214,20 @@ class _Asked:
 
     def _sent(self, path: str, body: dict[str, Any], *, known: bool) -> str:
         """The answer; a server that is not `known` gets neutral settings as it accepts them."""
-        while not known and self._form < len(_NEUTRAL_FORMS):
+        for form in range(self._form, len(_NEUTRAL_FORMS) if not known else 0):
             try:
-                return self.client.ask("POST", path, _NEUTRAL_FORMS[self._form] | body)
+                answer = self.client.ask("POST", path, _NEUTRAL_FORMS[form] | body)
             except StatusError as error:
                 if error.status not in (400, 422):
                     raise
-            self._form += 1
+                continue
+            self._form = max(self._form, form)
+            return answer
         answer = self.client.ask("POST", path, body)
-        if not known and not self._warned:
-            self._warned = True
+        with self._lock:
+            is_first = not known and self._form < len(_NEUTRAL_FORMS)
+            self._form = len(_NEUTRAL_FORMS)
+        if is_first:
             warnings.warn(
                 f"{self.url} refuses top_k, min_p and repetition_penalty in requests, so they are "
                 "left out; check that it does not take its model's generation_config.json instead",

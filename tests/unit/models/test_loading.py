@@ -97,10 +97,6 @@ def config(**changes: Any) -> Callable[[Path], None]:
     return lambda folder: edit(folder / "config.json", **changes)
 
 
-def generation(**changes: Any) -> Callable[[Path], None]:
-    return lambda folder: edit(folder / "generation_config.json", **changes)
-
-
 WEIGHT = "model.layers.3.mlp.up_proj.weight"
 
 
@@ -133,11 +129,6 @@ WRONG: dict[str, tuple[Any, ...]] = {  # what is changed in a good directory, an
     "no kind": (file("config.json", lambda _: b'{"learning_rate": 0.1}'), "model_type"),
     "gptq": (config(quantization_config={"quant_method": "gptq", "bits": 4}), "pip install"),
     "awq": (config(quantization_config={"quant_method": "awq", "bits": 4}), "pip install"),
-    "an end in words": (generation(eos_token_id="</s>"), "eos_token_id='</s>', wanted"),
-    "an end between two": (generation(eos_token_id=2.0), "eos_token_id=2.0, wanted"),
-    "an end in a list of lists": (generation(eos_token_id=[[1]]), "eos_token_id=[[1]], wanted"),
-    "letters suppressed": (generation(suppress_tokens="abc"), "suppress_tokens='abc', wanted"),
-    "words that are no lists": (generation(bad_words_ids=[5, 6]), "bad_words_ids=[5, 6], wanted"),
     "not a number": (one(float("nan")), f"holds NaN in {WEIGHT} (1 of 1,536 values)"),
     "infinite": (one(float("inf"), torch.bfloat16), f"infinite values in {WEIGHT} (1 of 1,536"),
 }

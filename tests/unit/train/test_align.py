@@ -274,7 +274,11 @@ def test_bfloat16_autocast_trains_towards_the_same_loss(folder: Path, tmp_path: 
         ({"freeze_layers": 2}, UsageError, "freeze_layers is 2, but the draft has 2 layers"),
         ({"max_completion_tokens": 60}, ContextLengthError, "is 65, but the target's context"),
         ({"target": "no/such/place/at/all"}, ModelLoadError, "no/such/place/at/all"),
-        ({"data": {"train": "missing.jsonl"}}, PromptError, "no file at missing.jsonl"),
+        (
+            {"data": {"train": "missing.jsonl"}},
+            PromptError,
+            "no file or directory at missing.jsonl",
+        ),
         ({"draft_fraction": 0.0, "fixed_fraction": 0.5, "data": "prompts"}, PromptError, "line 1"),
     ],
 )
@@ -350,7 +354,7 @@ def test_pretraining_text_makes_up_its_part_of_every_step(folder: Path, tmp_path
         align(align_config(folder, tmp_path / "run", target_rounds=rounds, **changes))
     assert seen == [[True] * 3 + [False]] * 3
     missing = data | {"pretraining": str(tmp_path / "nothing.jsonl")}
-    with pytest.raises(PromptError, match=r"no file at .*nothing\.jsonl"):
+    with pytest.raises(PromptError, match=r"directory at .*nothing\.jsonl"):
         align(align_config(folder, tmp_path / "missing", data=missing))
     assert not has_begun(RunDirectory(tmp_path / "missing")), "it is said before the first step"
     with pytest.raises(ConfigError, match=r"0\.1 of batch_size 4 is 0 rows; wanted at least 1"):

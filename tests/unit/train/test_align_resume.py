@@ -151,7 +151,7 @@ def test_pretraining_text_goes_on_where_it_was(folder: Path, tmp_path: Path):
 def test_a_mistake_that_set_up_finds_leaves_the_directory_free(folder: Path, tmp_path: Path):
     corpus = str(folder / "corpus.jsonl")
     wrong = {"train": corpus, "held_out": str(folder / "nothing.jsonl")}
-    with pytest.raises(PromptError, match="no file at"):
+    with pytest.raises(PromptError, match="no file or directory at"):
         align(align_config(folder, tmp_path / "run", **held_out(folder) | {"data": wrong}))
     failure = patch("paceline.train.evaluation.AgreementEvaluator", side_effect=KeyboardInterrupt)
     with failure, pytest.raises(KeyboardInterrupt):

@@ -77,7 +77,9 @@ def _measured(hf: PreTrainedModel) -> LogitMap:
         seen["ramps"] = line_V * torch.tensor(_RAMPS, device=output.device)[:, None]
         return seen["ramps"].expand_as(output)
 
-    tokens = {"input_ids": torch.ones(1, len(_RAMPS), dtype=torch.int64, device=hf.device)}
+    # several tokens: the embedding of one, such as the padding, may be zero
+    ids = [token % head.weight.shape[0] for token in range(3, 3 + len(_RAMPS))]
+    tokens = {"input_ids": torch.tensor([ids], device=hf.device)}
     if is_encoder_decoder(hf.config):
         tokens["decoder_input_ids"] = tokens["input_ids"]
     hooks = decoder_body(hf).register_forward_hook(keep_states), head.register_forward_hook(replace)
