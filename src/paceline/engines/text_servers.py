@@ -66,6 +66,7 @@ class TextServers:
         self._key = api_key(writer.api_key_env, writer.urls)
         self._tokenize = tokenize
         self._failing: set[str] = set()  # URLs of servers whose last request failed
+        self._forms = Counter[str]()  # of neutral settings, by the URL of a server
         self._lock = threading.Lock()
 
     def write(self, requests: Sequence[Request], on_answer: OnAnswer) -> None:
@@ -76,7 +77,9 @@ class TextServers:
             EngineError: No server answered in time, or answers stay damaged.
         """
         writer = self._writer
-        servers = [_Asked(url, writer, self._key, self._tokenize) for url in writer.urls]
+        servers = [
+            _Asked(url, writer, self._key, self._tokenize, self._forms) for url in writer.urls
+        ]
         round_ = _Round(requests, servers)
         # Not of a pool, which would wait for requests in flight when Ctrl-C ends the run.
         threads = [
@@ -190,7 +193,14 @@ class _Asked:
         known: What it is; None: not known yet.
     """
 
-    def __init__(self, url: str, writer: OpenAIWriter, key: str | None, tokenize: Tokenize) -> None:
+    def __init__(
+        self,
+        url: str,
+        writer: OpenAIWriter,
+        key: str | None,
+        tokenize: Tokenize,
+        forms: Counter[str],
+    ) -> None:
         self.url = url
         self.known: _Known | None = None
         seconds = writer.timeout_s
@@ -198,7 +208,7 @@ class _Asked:
         self._writer = writer
         self._tokenize = tokenize
         self._lock = threading.Lock()
-        self._form = 0  # of neutral settings
+        self._forms = forms
 
     def ask(self, request: Request) -> Written:
         """Answer a request. Raises AnswerError, if the answer is damaged, and as `identify`."""
@@ -214,19 +224,20 @@ class _Asked:
 
     def _sent(self, path: str, body: dict[str, Any], *, known: bool) -> str:
         """The answer; a server that is not `known` gets neutral settings as it accepts them."""
-        for form in range(self._form, len(_NEUTRAL_FORMS) if not known else 0):
+        last = len(_NEUTRAL_FORMS)
+        for form in range(self._forms[self.url], 0 if known else last):
             try:
                 answer = self.client.ask("POST", path, _NEUTRAL_FORMS[form] | body)
             except StatusError as error:
                 if error.status not in (400, 422):
                     raise
                 continue
-            self._form = max(self._form, form)
+            self._forms[self.url] = max(self._forms[self.url], form)
             return answer
         answer = self.client.ask("POST", path, body)
         with self._lock:
-            is_first = not known and self._form < len(_NEUTRAL_FORMS)
-            self._form = len(_NEUTRAL_FORMS)
+            is_first = not known and self._forms[self.url] < last
+            self._forms[self.url] = last
         if is_first:
             warnings.warn(
                 f"{self.url} refuses top_k, min_p and repetition_penalty in requests, so they are "
