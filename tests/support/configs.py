@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli.main import schema_of
-from paceline.config import validate
 
 _FLOAT32 = {"dtype": "float32", "device": "cpu"}
 _FEW = {"num_prompts": 4, "max_prompt_tokens": 6, "max_new_tokens": 10}
@@ -55,4 +54,4 @@ def small(kind: str, folder: Path, output: Path, **changes: Any) -> Any:
         "trajectory": {"target": target, "runs": [str(folder / "run")]}
         | (written | _FEW | {"tasks": {"text": corpus}}),
     }
-    return validate(schema_of(kind), values[kind] | changes)
+    return schema_of(kind)(**values[kind] | changes)

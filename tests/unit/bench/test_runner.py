@@ -314,7 +314,7 @@ def test_places_and_rows_that_cannot_be_used_are_one_line(folder: Path, tmp_path
     torn = settings(folder, tmp_path / "torn")
     RunDirectory(torn.output).write_manifest(torn)
     (tmp_path / "torn" / "rows.jsonl").write_text('{"schema\n{"schema_version": 2}\n')
-    with pytest.raises(UsageError, match="is not a file of result rows"):
+    with pytest.raises(UsageError, match="is not a JSON object"):
         bench(torn)
     (tmp_path / "foreign").mkdir()
     foreign = Row(population="p", units=(), setting={}, totals={"x": 1}, source=Source(command="c"))
