@@ -50,11 +50,14 @@ def in_processes(
     """
     import torch  # the command line must answer --help without it
 
-    context = multiprocessing.get_context("spawn")
+    # processes are copied from one that has imported what they need, so that later ones start fast
+    context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+    context.set_forkserver_preload(["transformers.modeling_utils", type(work).__module__])
     threads = max(1, torch.get_num_threads() // workers)
     waiting, deaths = list(items), 0
     while waiting:
-        pool = ProcessPoolExecutor(workers, context, _begin, (work, context.Value("i"), threads))
+        start = work, context.Value("i"), threads, dict(os.environ)
+        pool = ProcessPoolExecutor(workers, context, _begin, start)
         try:
             with ignoring_working_directory():
                 running = {pool.submit(_work_on, item): item for item in waiting}
@@ -92,10 +95,14 @@ def _end(pool: ProcessPoolExecutor) -> None:
 _work: list[Callable[[Any], object]] = []  # of this worker process
 
 
-def _begin(work: Callable[[Any], object], count: Any, num_threads: int) -> None:
+def _begin(
+    work: Callable[[Any], object], count: Any, num_threads: int, environment: dict[str, str]
+) -> None:
     """Begin a worker. `count`: of the workers that have begun."""
     import torch
 
+    os.environ.clear()  # the process that this one was copied from may have an older one
+    os.environ.update(environment)
     # Only the main process handles Ctrl-C. Blocked, not ignored: work may install its own handler.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     _stop_with_main_process()
