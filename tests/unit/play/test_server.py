@@ -178,8 +178,7 @@ def test_decoding_ends_when_the_browser_leaves_and_the_next_request_is_served():
     pair = tiny_pair()
     gate = Gate(pair[0])
     with Client.of(pair) as client:
-        gate.is_open.release()
-        gate.is_open.release()
+        gate.is_open.release(4)
         events = client.decode(max_new_tokens=50)
         next(events)
         assert gate.waits.wait(60)
