@@ -84,6 +84,7 @@ MISTAKES = [
     ("decode --target '' --prompt x", "got '' as a model"),
     (f"measure --engine vllm --url ftp://x {GIVEN}", "'ftp://x' is not the"),
     ("decode --target t --prompt x --chat", "has no chat template; leave --chat out"),
+    (ALIGN.replace("--draft d", "--draft nan"), f"nan {NAN}"),
     # texts
     (f"measure {PAIR} --prompts nowhere.txt", "nowhere.txt"),
     (f"measure {PAIR} --prompts blank.txt", "no text"),
@@ -113,8 +114,22 @@ MISTAKES = [
     ),
     ("decode --target t --prompt a --draft-temperature 0", "--draft-temperature"),
     ("corpus --out new --package no_such_package", "no_such_package"),
-    (f"measure --url http://127.0.0.1:1 {GIVEN}", "--url needs --engine"),
-    (f"measure --engine vllm --costs x {GIVEN}", "--costs cannot be used with --engine"),
+    *(
+        (f"measure {GIVEN} {given}", said)
+        for given, said in (
+            ("--url http://127.0.0.1:9", "--url needs --engine"),
+            ("--write-costs costs.json", "--write-costs needs --engine"),
+            ("--engine llamacpp --costs x", "--costs cannot be used with --engine"),
+            ("--engine vllm --url http://x --write-costs c", "leave url out"),
+            (
+                "--engine transformers --set 'write_costs={file: c, batch_sizes: [2]}'",
+                "at [1]",
+            ),
+            ("--engine tgi", "'vllm'"),
+            ("--engine transformers --url http://x", "has no url"),
+            ("--engine llamacpp --set drafting=probabilistic", "is for vllm, not llamacpp"),
+        )
+    ),
     ("validate nothing", "'nothing' is not one of draft, "),
     # values
     (f"measure {GIVEN} --set gammas=[0]", "gammas"),
@@ -148,6 +163,10 @@ MISTAKES = [
     (
         f"decode {PAIR} --prompt 'the cat' --allow-import nowhere --rule nowhere:Rule",
         "nowhere cannot be imported",
+    ),
+    (
+        f"bench {PAIR} --output out --set task=arithmetic --set 'grid.rules=[{{rule: chow}}]'",
+        "alpha is missing; give its alpha, or the key in a file",
     ),
     # drafts
     ("draft --target t --layers 0,9 --out out", "0,9"),
@@ -215,16 +234,6 @@ def test_a_mistake_is_one_line_and_exit_code_two(
     line = refused(run, *shlex.split(arguments))
     assert all(part in line for part in said.split(" ... ")), line
     assert sorted(faults.rglob("*")) == before
-
-
-def test_a_weight_that_is_not_a_number_is_named_where_training_begins(
-    run: Run, faults: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.chdir(faults)
-    words = ALIGN.replace("--draft d", "--draft nan").split()
-    words[words.index("out")] = str(tmp_path / "run")
-    line = refused(run, *words)
-    assert f"nan {NAN}" in line
 
 
 SHORT = sets(max_prompt_tokens=8, max_new_tokens=8)

@@ -134,14 +134,6 @@ def test_one_file_has_the_rows_of_all_drafts(run: Run, folder: Path, tmp_path: P
     assert json.loads(read.model_dump_json()) == found
 
 
-def test_a_table_has_a_line_per_figure_and_draft_and_each_draft_a_verdict(run: Run, folder: Path):
-    _, out, _ = run(*arguments(folder, "draft", "other"))
-    for name in ("draft", "other"):
-        assert f"\n{folder / name}: TOO FEW: expected " in out
-    assert "tokens per target call" in out
-    assert "difference: less the figure of" in out
-
-
 def test_a_file_names_several_drafts(run: Run, folder: Path, tmp_path: Path):
     file = tmp_path / "drafts.yaml"
     file.write_text(

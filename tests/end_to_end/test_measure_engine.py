@@ -13,7 +13,6 @@ import torch
 from paceline.models import load_model
 from support.engines import Answer, llamacpp_routes, serving
 from support.runs import write_pair
-from support.texts import refused
 
 SERVER = Path(__file__).parents[1] / "support/fake_llama_server.py"
 SMALL = [
@@ -90,16 +89,6 @@ def test_an_engine_is_started_without_and_with_the_draft_and_its_costs_give_a_ve
     assert "expected speedup in llamacpp" in out
 
 
-def test_the_table_names_both_roads_and_the_verdict(run, pair_folder):
-    code, out, err = run(*given(pair_folder, "--engine", "transformers"))
-    word = {0: "GO", 1: "NO-GO", 3: "UNDECIDED"}[code]
-    assert any(line.startswith(f"{word}: measured ") for line in out.splitlines()), err
-    assert "served" in out
-    assert "predicted" in out
-    assert "acceptance at the position" in " ".join(out.split())
-    assert "counters: agrees: tokens per target call" in out
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -115,23 +104,3 @@ def test_a_server_that_ends_is_one_line_with_its_last_words(
     assert (code, out) == (3, "")
     line = err.strip().splitlines()[-1]
     assert all(part in line for part in said.split(" ... ")), line
-
-
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        (["--url", "http://127.0.0.1:9"], "--url needs --engine"),
-        (["--write-costs", "costs.json"], "--write-costs needs --engine"),
-        (["--engine", "llamacpp", "--costs", "costs.json"], "--costs cannot be used with --engine"),
-        (["--engine", "vllm", "--url", "http://x", "--write-costs", "c"], "leave url out"),
-        (
-            ["--engine", "transformers", "--set", "write_costs={file: c, batch_sizes: [2]}"],
-            "at [1]",
-        ),
-        (["--engine", "tgi"], "'vllm'"),
-        (["--engine", "transformers", "--url", "http://x"], "has no url"),
-        (["--engine", "llamacpp", "--set", "drafting=probabilistic"], "is for vllm, not llamacpp"),
-    ],
-)
-def test_what_does_not_fit_is_refused_in_one_line(run, pair_folder, more, said):
-    assert said in refused(run, *given(pair_folder, *more))

@@ -40,14 +40,6 @@ def test_untimed_examples_count_for_quality_and_rejection_but_not_for_speed():
     assert found.measure("rejection_rate", cell).value == pytest.approx(10 / 40)
 
 
-def test_the_target_alone_is_the_unit_of_speed_and_of_quality():
-    slow = row(ALONE, [example(0.5, 2.0), example(1.0, 3.0), example(0.0, 2.0)])
-    found = Frontier([slow])
-    assert found.measure("speedup", slow) == Interval(1.0, 1.0, 1.0)
-    assert found.measure("relative_quality", slow) == Interval(1.0, 1.0, 1.0)
-    assert math.isnan(found.measure("rejection_rate", slow).value)
-
-
 def test_the_mean_of_two_scores_is_hardly_known():
     """Right and wrong: the exact interval (Clopper and Pearson) is 0.013 to 0.987."""
     cell = row(Chow(0.2), [example(0.0), example(1.0)])
@@ -124,20 +116,27 @@ def test_the_finest_is_the_best_of_those_that_are_fast_enough():
     assert (faster.row, faster.value.value) == (cells[2], pytest.approx(0.4 / 0.5))
 
 
-def test_a_target_that_is_always_wrong_leaves_nothing_to_be_relative_to():
-    cells = [steady(ALONE, 0.0), steady(Chow(0.2), 0.0, 2.0)]
-    found = Frontier(cells)
-    assert found.fastest(cells[1:], 1.0) is None
-    assert found.finest(cells[1:], 1.0) is None
-
-
-def test_a_task_without_metric_has_speed_and_no_quality():
-    cells = [steady(ALONE, None, metric=None), steady(Chow(0.2), None, 2.0, metric=None)]
+@pytest.mark.parametrize(("quality", "metric"), [(0.0, "accuracy"), (None, None)])
+def test_without_quality_of_the_target_nothing_is_relative_to_it(
+    quality: float | None, metric: str | None
+):
+    """It is always wrong, or the task has no metric: the speed is there."""
+    settings = ((ALONE, 1.0), (Chow(0.2), 2.0))
+    cells = [steady(one, quality, speed, metric=metric) for one, speed in settings]
     found = Frontier(cells)
     assert found.measure("speedup", cells[1]).value == 2.0
-    assert math.isnan(found.measure("quality", cells[1]).value)
+    assert math.isnan(found.measure("quality", cells[1]).value) == (quality is None)
     assert found.fastest(cells[1:], 0.5) is None
     assert found.finest(cells[1:], 0.5) is None
+
+
+def test_the_target_alone_is_the_unit_of_speed_and_of_quality():
+    slow = row(ALONE, [example(0.5, 2.0), example(1.0, 3.0), example(0.0, 2.0)])
+    found = Frontier([slow])
+    assert found.measure("speedup", slow) == Interval(1.0, 1.0, 1.0)
+    assert found.measure("relative_quality", slow) == Interval(1.0, 1.0, 1.0)
+    assert math.isnan(found.measure("rejection_rate", slow).value)
+    assert Frontier([steady(ALONE, 1.0, 0.8)]).against_itself().value == pytest.approx(0.8)
 
 
 def test_a_lossless_cell_has_the_targets_quality_whatever_luck_its_samples_had():
@@ -149,13 +148,6 @@ def test_a_lossless_cell_has_the_targets_quality_whatever_luck_its_samples_had()
     assert reached is not None
     assert (reached.row, reached.value.value) == (unlucky, pytest.approx(1.4))
     assert found.fastest([unlucky], 1.01) is None, "nothing is proven of more than the target's own"
-
-
-def test_the_target_alone_is_timed_against_itself():
-    slow = steady(ALONE, 1.0, 0.8)
-    found = Frontier([slow])
-    assert found.against_itself().value == pytest.approx(0.8)
-    assert found.measure("speedup", slow).value == 1
 
 
 @pytest.mark.parametrize(
