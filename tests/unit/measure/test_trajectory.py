@@ -108,7 +108,7 @@ def test_figures_are_those_of_the_texts_that_are_kept(folder: Path, tmp_path: Pa
     assert gain.low <= gain.value <= gain.high
 
 
-TASK = {"a": {"task": "text", "corpus": "nowhere.jsonl"}}
+TASK = {"a": {"task": "text", "corpus": "corpus.jsonl"}}
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,13 @@ TASK = {"a": {"task": "text", "corpus": "nowhere.jsonl"}}
     ids=range(6),
 )
 def test_a_mistake_is_one_line_and_leaves_the_directory_free(
-    changes: dict[str, Any], said: str, folder: Path, tmp_path: Path
+    changes: dict[str, Any],
+    said: str,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
+    monkeypatch.chdir(folder)
     with pytest.raises(UsageError, match=said):
         trajectory(config(folder, tmp_path / "out", **changes))
     if "target" in changes:

@@ -278,27 +278,17 @@ class Clock:
         self.target, self.draft = (TableModel(table) for table in tables)
         monkeypatch.setattr(latency, "_now", self.now)
         self.draft_s = draft_s
-        self.costs = PassCosts(
-            10.0,
-            1.0,
-            {gamma: float(gamma) for gamma in range(1, 9)},
-            dict.fromkeys(range(1, 9), 10.0),
-        )
+        drafting = {gamma: float(gamma) for gamma in range(1, 9)}
+        self.costs = PassCosts(10.0, 1.0, drafting, dict.fromkeys(drafting, 10.0))
         monkeypatch.setattr(latency.PassTimer, "costs", lambda _: self.costs)
 
     def now(self, *_: object) -> float:
         return 10 * self.target.num_passes + self.draft_s * self.draft.num_passes
 
     def measure(self, timed_prompts: int = 32, seed: int = 0) -> Measurement:
+        counts = {"num_prompts": 64, "timed_prompts": timed_prompts, "max_new_tokens": 40}
         config = MeasureConfig(
-            target="t",
-            draft="d",
-            prompts="p.txt",
-            num_prompts=64,
-            timed_prompts=timed_prompts,
-            max_new_tokens=40,
-            pass_repeats=1,
-            seed=seed,
+            target="t", draft="d", prompts="p.txt", pass_repeats=1, seed=seed, **counts
         )
         return measure_models(self.target, self.draft, PROMPTS, config)
 

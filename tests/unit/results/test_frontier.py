@@ -1,6 +1,7 @@
 """Figures and choices of a frontier, against sums by hand and against what a resample can be."""
 
 import math
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,11 @@ from paceline.errors import UsageError
 from paceline.results.frontier import Frontier
 from paceline.results.row import Row
 from support.results import ALONE, example, row, steady
+
+
+def chow(policy: Any) -> Speculative:
+    return Speculative(rule=Chow(0.2), policy=policy)
+
 
 THREE = row(ALONE, [example(0.5), example(1.0), example(0.0)])
 
@@ -151,41 +157,26 @@ def test_a_lossless_cell_has_the_targets_quality_whatever_luck_its_samples_had()
 
 
 @pytest.mark.parametrize(
-    ("cell", "curve", "place"),
+    ("strategy", "curve", "place"),
     [
-        (steady(ALONE), "autoregressive", ""),
-        (steady(Lossless(), gamma=3), "lossless", "gamma 3"),
-        (steady(Lossy(0.2)), "lossy beta 1.0", "alpha 0.2, gamma 4"),
-        (steady(Lossy(0.2, "tuned")), "lossy beta tuned", "alpha 0.2, gamma 4"),
-        (steady(Lenient("square", 0.5)), "lenient square", "epsilon 0.5, gamma 4"),
-        (
-            steady(Speculative(rule=Chow(0.2), policy=Confident(0.5))),
-            "chow confident",
-            "alpha 0.2, gamma 4, threshold 0.5",
-        ),
-        (
-            steady(Speculative(rule=Chow(0.2), policy=Adaptive(0.1))),
-            "chow adaptive",
-            "alpha 0.2, gamma 4, cost ratio 0.1",
-        ),
-        (steady(TokenByToken(alpha=0.2)), "token_cascade", "alpha 0.2"),
-        (
-            steady(TokenByToken(alpha=0.2, most_drafted=3)),
-            "token_cascade",
-            "alpha 0.2, most drafted 3",
-        ),
-        (
-            steady(ResponseByResponse(alpha=0.2, normalise=True)),
-            "sequence_cascade normalised",
-            "alpha 0.2",
-        ),
+        (ALONE, "autoregressive", ""),
+        (Lossless(), "lossless", "gamma 4"),
+        (Lossy(0.2), "lossy beta 1.0", "alpha 0.2, gamma 4"),
+        (Lossy(0.2, "tuned"), "lossy beta tuned", "alpha 0.2, gamma 4"),
+        (Lenient("square", 0.5), "lenient square", "epsilon 0.5, gamma 4"),
+        (chow(Confident(0.5)), "chow confident", "alpha 0.2, gamma 4, threshold 0.5"),
+        (chow(Adaptive(0.1)), "chow adaptive", "alpha 0.2, gamma 4, cost ratio 0.1"),
+        (TokenByToken(alpha=0.2), "token_cascade", "alpha 0.2"),
+        (TokenByToken(alpha=0.2, most_drafted=3), "token_cascade", "alpha 0.2, most drafted 3"),
+        (ResponseByResponse(alpha=0.2, normalise=True), "sequence_cascade normalised", "alpha 0.2"),
         # the rule of an oracle was neither on its curve's name nor its threshold in the setting
-        (steady(Oracle(rule=Diff(0.2))), "oracle_cascade diff", "alpha 0.2"),
-        (steady(Oracle(rule=Opt(0.4))), "oracle_cascade opt", "alpha 0.4"),
+        (Oracle(rule=Diff(0.2)), "oracle_cascade diff", "alpha 0.2"),
+        (Oracle(rule=Opt(0.4)), "oracle_cascade opt", "alpha 0.4"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_cell_lies_on_the_curve_of_all_but_its_threshold(cell, curve, place):
+def test_a_cell_lies_on_the_curve_of_all_but_its_threshold(strategy, curve, place):
+    cell = steady(strategy)
     assert (cell.setting["family"], cell.setting.get("setting", "")) == (curve, place)
 
 
