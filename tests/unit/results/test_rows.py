@@ -106,5 +106,5 @@ def test_a_row_that_a_killed_process_did_not_finish_is_left_out(tmp_path: Path):
         file.write_bytes(whole[:-torn])
         assert len(read_rows(file)) == len(ROWS) - (torn > 1)
     file.write_bytes(whole[:20] + b"\n" + whole)
-    with pytest.raises(UsageError, match="a line that is not JSON"):
+    with pytest.raises(UsageError, match="line 1 is not a JSON object"):
         read_rows(file)
