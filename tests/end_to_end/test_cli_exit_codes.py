@@ -153,15 +153,6 @@ def test_output_that_a_full_disk_does_not_take_is_an_error_and_not_a_success():
         assert "No space left" in one_line(done.stderr)
 
 
-def test_a_reader_that_ends_is_an_error_and_no_verdict(monkeypatch: pytest.MonkeyPatch):
-    def write(_text: str) -> int:
-        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
-
-    monkeypatch.setattr(sys.stdout, "write", write)
-    with pytest.raises(errors.StorageError, match="the program that read the output ended"):
-        stdout.print("text")
-
-
 SHORT = ("--set", "max_prompt_tokens=8", "--set", "max_new_tokens=8")
 
 
@@ -255,3 +246,14 @@ def test_a_disk_without_room_for_checkpoints_is_said_first(
     assert code == 3
     assert "needs about" in one_line(err)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_reader_that_ends_is_an_error_and_no_verdict(monkeypatch: pytest.MonkeyPatch):
+    """The last one here: the console keeps the text."""
+
+    def write(_text: str) -> int:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr(sys.stdout, "write", write)
+    with pytest.raises(errors.StorageError, match="the program that read the output ended"):
+        stdout.print("text")

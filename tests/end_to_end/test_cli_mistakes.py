@@ -84,7 +84,6 @@ MISTAKES = [
     ("decode --target '' --prompt x", "got '' as a model"),
     (f"measure --engine vllm --url ftp://x {GIVEN}", "'ftp://x' is not the"),
     ("decode --target t --prompt x --chat", "has no chat template; leave --chat out"),
-    (ALIGN.replace("--draft d", "--draft nan"), f"nan {NAN}"),
     # texts
     (f"measure {PAIR} --prompts nowhere.txt", "nowhere.txt"),
     (f"measure {PAIR} --prompts blank.txt", "no text"),
@@ -234,6 +233,15 @@ def test_a_mistake_is_one_line_and_exit_code_two(
     line = refused(run, *shlex.split(arguments))
     assert all(part in line for part in said.split(" ... ")), line
     assert sorted(faults.rglob("*")) == before
+
+
+def test_a_weight_that_is_not_a_number_is_named_where_training_begins(
+    run: Run, faults: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(faults)
+    words = ALIGN.replace("--draft d", "--draft nan").split()
+    words[words.index("out")] = str(tmp_path / "run")
+    assert f"nan {NAN}" in refused(run, *words)
 
 
 SHORT = sets(max_prompt_tokens=8, max_new_tokens=8)

@@ -121,3 +121,13 @@ def test_a_trajectory_is_a_table_a_task_and_sampling():
     assert first[2:] == ["0.500", "3", "1.80", "(1.80-1.80)", "-", "1.12"]
     assert second == ["5", "1.80", "(1.80-1.80)", "-", "0.90"]
     assert end == ["5", "1.80", "(1.80-1.80)", "1.00", "(1.00-1.00)", "0.90"]
+
+
+def test_runs_of_one_name_are_told_apart_and_scored_answers_have_a_column():
+    names, scores = ("gkd/seed-0", "seq_kd/seed-0"), {"score": (0.25, 0.5) * 4}
+    rows = [trajectory_row(f"runs/{name}", "start", 0, 7) for name in names]
+    rows += [trajectory_row(f"runs/{name}", "end", 9, 7, draft=name) for name in names]
+    rows = [row.model_copy(update={"sums": row.sums | scores}) for row in rows]
+    (table,) = trajectory_tables(rows)
+    assert [line["draft"] for line in table.rows[2:]] == ["gkd/seed-0 end", "seq kd/seed-0 end"]
+    assert {line["quality"].value for line in table.rows} == {0.375}  # pyright: ignore

@@ -138,7 +138,9 @@ no_weights = pytest.mark.usefixtures("no_weights")
 def config_of(verb: str, folder: Path, output: Path, text: Path) -> Any:
     """A small configuration of the verb that reads this text."""
     if verb in ("bench", "tune"):
-        return small(verb, folder, output, task={"task": "text", "corpus": str(text)})
+        limits = {"quality_floor": None, "max_latency": 0.9, "num_timed": 8}
+        task = {"task": "text", "corpus": str(text)}
+        return small(verb, folder, output, task=task, **(limits if verb == "tune" else {}))
     if verb in ("align", "pretrain"):
         return small(verb, folder, output, data={"train": str(text)})
     return small(verb, folder, output, **{"text" if verb == "perplexity" else "prompts": str(text)})
