@@ -162,7 +162,7 @@ def test_drafts_that_cannot_be_compared_are_refused_in_one_line(run: Run, folder
         assert words in refused(run, *arguments(folder, "draft", second))
     engine = ("--engine", "transformers")
     engine_of_two = refused(run, *arguments(folder, "draft", "other"), *engine)
-    assert "draft: Input should be a valid string" in engine_of_two
+    assert "--engine serves one draft; give one --draft" in engine_of_two
     with pytest.raises(UsageError, match="use measure_drafts"):
         measure_draft(config(folder, ["a", "b"]))
 
