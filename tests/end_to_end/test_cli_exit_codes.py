@@ -1,10 +1,13 @@
 """A crash is no verdict: whatever a command raises, one line and an exit code say so."""
 
 import errno
+import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +16,7 @@ import typer.main
 from paceline import errors
 from paceline.cli.console import stdout
 from paceline.cli.main import app
-from support.texts import Run, one_line
+from support.texts import Run, one_line, refused
 
 # For each command, arguments that get it going and something that it then calls.
 BUILD = "paceline.cli.options.build"
@@ -150,10 +153,105 @@ def test_output_that_a_full_disk_does_not_take_is_an_error_and_not_a_success():
         assert "No space left" in one_line(done.stderr)
 
 
+SHORT = ("--set", "max_prompt_tokens=8", "--set", "max_new_tokens=8")
+
+
+def arguments(command: str, folder: Path, tmp_path: Path, **places: Any) -> list[Any]:
+    """A complete command line; a place that is given stands for the right one."""
+    corpus = places.get("text", folder / "corpus.jsonl")
+    if command == "tune" and "text" not in places:  # which confirms a setting on eight examples
+        corpus = folder / "many.txt"
+        corpus.write_text("".join(f"the cat number {number}\n" for number in range(40)))
+    target, draft = places.get("target", folder / "target"), places.get("draft", folder / "draft")
+    output = places.get("output", tmp_path / "out")
+    pair = ["--target", target, "--draft", draft]
+    run = ["--output", output]
+    smoke = ["--set", "num_steps=1", "--set", "batch_size=2", "--set", f"data.train={corpus}"]
+    few = ["--layers", "0,1", "--vocabulary", "20"]
+    bench = ["--set", f"task={{task: text, corpus: {corpus}}}", *run, *SHORT]
+    bench += ["--set", "num_examples=2"]
+    return {
+        **{name: [*pair, "--prompts", corpus, *SHORT] for name in ("measure", "analyze", "verify")},
+        "align": [*pair, *run, *smoke],
+        "pretrain": [*run, *smoke, "--set", f"model={target}"],
+        "generate-data": [*pair[:2], "--prompts", corpus, *run, *SHORT],
+        "bench": [*pair, *bench],
+        "tune": [*pair, *bench, "--max-latency", "0.9", "--set", "num_confirmed=8"],
+        "perplexity": ["--model", target, "--text", corpus],
+        "draft": [*pair[:2], "--out", output, *few, "--text", corpus],
+    }[command]
+
+
+LONG_RUNNING = (
+    *("measure", "analyze", "verify", "align", "pretrain", "generate-data", "bench", "tune"),
+    *("draft", "perplexity"),
+)
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize("command", LONG_RUNNING)
+def test_a_dry_run_reads_no_weights_and_leaves_nothing(
+    run: Run, pair_folder: Path, tmp_path: Path, command: str
+):
+    code, out, err = run(command, *arguments(command, pair_folder, tmp_path), "--dry-run")
+    assert code == 0, err
+    assert all(line.startswith("paceline: note: ") for line in err.splitlines())
+    assert "llama of 4 layers" in out
+    assert out.endswith("These checks passed. Nothing was run.\n")
+    assert not (tmp_path / "out").exists()
+    if command in ("measure", "perplexity"):
+        _, printed, _ = run(
+            command, *arguments(command, pair_folder, tmp_path), "--dry-run", "--json"
+        )
+        lines = out.splitlines()[:-1]
+        assert json.loads(printed) == {"dry_run": True, "checks": lines}
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize("command", LONG_RUNNING)
+def test_a_missing_text_and_weights_that_were_cut_off_are_said_before_weights_are_read(
+    run: Run, pair_folder: Path, tmp_path: Path, command: str
+):
+    missing, cut = tmp_path / "nowhere.jsonl", tmp_path / "cut"
+    shutil.copytree(pair_folder / "target", cut)
+    weights = cut / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    for faults in ({"text": missing}, {"target": cut}):
+        line = refused(run, command, *arguments(command, pair_folder, tmp_path, **faults))
+        assert str(*faults.values()) in line
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_a_prompt_that_does_not_fit_is_named_by_file_and_line(
+    run: Run, pair_folder: Path, tmp_path: Path
+):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("the cat\n\n" + "the cat " * 60 + "\nthe hen\n")
+    given = ("--target", pair_folder / "target", "--draft", pair_folder / "draft")
+    for command in ("measure", "analyze", "verify"):
+        short = ("--set", "max_new_tokens=4")
+        line = refused(run, command, *given, "--prompts", prompts, *short)
+        assert f"{prompts} line 3 has " in line
+        assert "holds 64; set max_prompt_tokens" in line
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_a_disk_without_room_for_checkpoints_is_said_first(
+    run: Run, pair_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(
+        "shutil.disk_usage", lambda _path: SimpleNamespace(total=10, used=9, free=1)
+    )
+    code, _, err = run("align", *arguments("align", pair_folder, tmp_path))
+    assert code == 3
+    assert "needs about" in one_line(err)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_reader_that_ends_is_an_error_and_no_verdict(monkeypatch: pytest.MonkeyPatch):
     def write(_text: str) -> int:
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
     monkeypatch.setattr(sys.stdout, "write", write)
     with pytest.raises(errors.StorageError, match="the program that read the output ended"):
-        stdout.print("text")
+        type(stdout)().print("text")  # ours keeps what it could not write

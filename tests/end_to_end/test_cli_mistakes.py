@@ -113,8 +113,22 @@ MISTAKES = [
     ),
     ("decode --target t --prompt a --draft-temperature 0", "--draft-temperature"),
     ("corpus --out new --package no_such_package", "no_such_package"),
-    (f"measure --url http://127.0.0.1:1 {GIVEN}", "--url needs --engine"),
-    (f"measure --engine vllm --costs x {GIVEN}", "--costs cannot be used with --engine"),
+    *(
+        (f"measure {GIVEN} {given}", said)
+        for given, said in (
+            ("--url http://127.0.0.1:9", "--url needs --engine"),
+            ("--write-costs costs.json", "--write-costs needs --engine"),
+            ("--engine llamacpp --costs x", "--costs cannot be used with --engine"),
+            ("--engine vllm --url http://x --write-costs c", "leave url out"),
+            (
+                "--engine transformers --set 'write_costs={file: c, batch_sizes: [2]}'",
+                "at [1]",
+            ),
+            ("--engine tgi", "'vllm'"),
+            ("--engine transformers --url http://x", "has no url"),
+            ("--engine llamacpp --set drafting=probabilistic", "is for vllm, not llamacpp"),
+        )
+    ),
     ("validate nothing", "'nothing' is not one of draft, "),
     # values
     (f"measure {GIVEN} --set gammas=[0]", "gammas"),
@@ -148,6 +162,10 @@ MISTAKES = [
     (
         f"decode {PAIR} --prompt 'the cat' --allow-import nowhere --rule nowhere:Rule",
         "nowhere cannot be imported",
+    ),
+    (
+        f"bench {PAIR} --output out --set task=arithmetic --set 'grid.rules=[{{rule: chow}}]'",
+        "alpha is missing; give its alpha, or the key in a file",
     ),
     # drafts
     ("draft --target t --layers 0,9 --out out", "0,9"),
@@ -223,8 +241,7 @@ def test_a_weight_that_is_not_a_number_is_named_where_training_begins(
     monkeypatch.chdir(faults)
     words = ALIGN.replace("--draft d", "--draft nan").split()
     words[words.index("out")] = str(tmp_path / "run")
-    line = refused(run, *words)
-    assert f"nan {NAN}" in line
+    assert f"nan {NAN}" in refused(run, *words)
 
 
 SHORT = sets(max_prompt_tokens=8, max_new_tokens=8)

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from paceline.models import load_model
 from paceline.records import read_jsonl
 from paceline.results import read_rows
+from paceline.train import pretrain
+from support.configs import small
 from support.runs import write_corpus
 from support.texts import refused, sets, succeeded
 
@@ -28,39 +29,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def pretraining(folder: Path, name: str, **model: int) -> Path:
-    values = {
-        "model": {"kind": "t5", "num_heads": 2, **model},
-        "tokenizer": {"vocab_size": 300} if name == "target" else str(folder / "target/model"),
-        "data": {
-            "train": str(folder / "pairs.jsonl"),
-            "held_out": str(folder / "pairs.jsonl"),
-            "pack_documents": False,
-        },
-        "output": str(folder / name),
-        "num_steps": 40,
-        "batch_size": 16,
-        "max_prompt_tokens": 24,
-        "max_completion_tokens": 24,
-        "optimizer": {"kind": "adamw", "learning_rate": 1e-2},
-        "stored_dtype": "float32",
-    }
-    file = folder / f"{name}.yaml"
-    file.write_text(yaml.safe_dump(values))
-    return file
-
-
 @pytest.fixture(scope="module")
 def pair(folder: Path) -> Path:
     """Target and draft, trained from nothing by `pretrain`."""
-    from paceline.config import load_config
-    from paceline.train import pretrain
-    from paceline.train.pretrain import PretrainConfig
-
     target = {"hidden_size": 32, "num_layers": 2}
     draft = {"hidden_size": 16, "num_layers": 1, "num_encoder_layers": 2}
+    texts, adamw = str(folder / "pairs.jsonl"), {"kind": "adamw", "learning_rate": 1e-2}
+    settings = {"num_steps": 40, "batch_size": 16, "optimizer": adamw, "stored_dtype": "float32"}
+    settings |= {"max_prompt_tokens": 24, "max_completion_tokens": 24}
+    settings |= {"data": {"train": texts, "held_out": texts, "pack_documents": False}}
     for name, sizes in (("target", target), ("draft", draft)):
-        run = pretrain(load_config(PretrainConfig, pretraining(folder, name, **sizes)))
+        of_target = str(folder / "target/model")
+        settings["tokenizer"] = {"vocab_size": 300} if name == "target" else of_target
+        model = {"kind": "t5", "num_heads": 2, **sizes}
+        run = pretrain(small("pretrain", folder, folder / name, model=model, **settings))
         result = json.loads((run / "result.json").read_text())
         assert result["after"]["loss"] < 0.8 * result["before"]["loss"]
     return folder
@@ -199,18 +181,13 @@ def test_a_tuned_setting_decodes(run, pair: Path, tmp_path: Path):
 
 
 def test_a_trajectory_and_an_export_run(run, pair: Path, tmp_path: Path):
-    settings = {
-        "data": {"train": str(pair / "pairs.jsonl"), "held_out": str(pair / "prompts.jsonl")},
-        "target": str(pair / "target/model"),
-        "draft": str(pair / "draft/model"),
-        "num_steps": 4,
-        "batch_size": 4,
-        "checkpoints": {"every_steps": 2},
-        "evaluation": {"num_prompts": 4, "max_new_tokens": 8},
-    }
-    file = tmp_path / "align.yaml"
-    file.write_text(yaml.safe_dump(settings | {"output": str(tmp_path / "kl")}))
-    succeeded(run, "align", "--config", file)
+    texts = {"data.train": pair / "pairs.jsonl", "data.held_out": pair / "prompts.jsonl"}
+    succeeded(
+        run,
+        *("align", *models(pair), "--output", tmp_path / "kl", *sets(**texts)),
+        *sets(**{"num_steps": 4, "batch_size": 4, "checkpoints.every_steps": 2}),
+        *sets(**{"evaluation.num_prompts": 4, "evaluation.max_new_tokens": 8}),
+    )
     aligned = tmp_path / "kl/draft"
     task = f"{{reversed: {pair / 'prompts.jsonl'}}}"
     succeeded(

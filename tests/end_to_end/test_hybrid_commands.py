@@ -12,7 +12,10 @@ import pytest
 import torch
 
 from paceline.measure import Measurement
-from support.models import tiny_hf, tiny_tokenizer
+from paceline.models import load_model
+from paceline.models.drafts.layers import subset_layers
+from paceline.models.drafts.save import save_draft
+from support.models import generated, tiny_hf, tiny_tokenizer
 from support.runs import write_corpus
 from support.texts import refused, sets, succeeded
 
@@ -40,12 +43,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def drafted(pair: Path) -> Path:
     """The draft, made by the library as `paceline draft --layers 0,3` does."""
-    from paceline.models import load_model
-    from paceline.models.drafts.layers import subset_layers
-    from paceline.models.drafts.save import save_draft
-
-    target = load_model(pair / "target")
-    save_draft(subset_layers(target, [0, 3]), str(pair / "target"), pair / "draft", torch.float32)
+    draft = subset_layers(load_model(pair / "target"), [0, 3])
+    save_draft(draft, str(pair / "target"), pair / "draft", torch.float32)
     return pair
 
 
@@ -68,15 +67,10 @@ def test_a_draft_of_its_layers_keeps_their_kinds_and_is_not_timed(run, pair: Pat
 
 
 def test_decode_gives_the_text_of_generate(run, pair: Path):
-    hf = hybrid()
-    tokenizer = tiny_tokenizer()
-    ids: Any = tokenizer(TEXT, return_tensors="pt")["input_ids"]
-    wanted = hf.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False
-    )
+    ids: Any = tiny_tokenizer()(TEXT)["input_ids"]
     given = ("--prompt", TEXT, "--temperature", "0", "--max-new-tokens", "12", "--json")
     out = succeeded(run, "decode", "--target", pair / "target", *given)
-    assert json.loads(out)["tokens"] == wanted[0, ids.shape[1] :].tolist()
+    assert json.loads(out)["tokens"] == generated(hybrid(), ids, 12)
 
 
 def test_perplexity_is_that_of_the_plain_pass(run, pair: Path):

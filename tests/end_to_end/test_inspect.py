@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, BertConfig, BertLMHeadModel, Qwen
 from support.models import tiny_hf, tiny_tokenizer
 from support.processes import finish, start
 from support.runs import write_corpus
-from support.texts import Run, refused, succeeded
+from support.texts import Run, succeeded
 
 CHATML = (
     "{% for m in messages %}<bos>{{ m.role }}\n{{ m.content }}<eos>\n{% endfor %}"
@@ -43,6 +43,8 @@ def test_sizes_and_stop_tokens_are_those_that_transformers_built(run: Run, tmp_p
     assert llama["stop tokens"] == "1 '<eos>'"
     assert llama["vocabulary"] == "266 tokens, 266 rows of logits"
     assert llama["context"] == "64 tokens"
+    t5 = facts_of(run, saved(tmp_path / "t5", "t5"))["facts"]
+    assert t5["decoder prompt"] == "2 '<pad>'"
 
 
 def test_the_trained_part_of_a_chat_is_marked(run: Run, tmp_path: Path):
@@ -53,11 +55,6 @@ def test_the_trained_part_of_a_chat_is_marked(run: Run, tmp_path: Path):
     assert example["trained"] == "the<eos>"
     out = succeeded(run, "inspect", model, "--chat", tmp_path / "chat.jsonl")
     assert "<bos>assistant\n[[the<eos>]]" in out
-
-
-def test_an_encoder_decoder_shows_its_decoder_prompt(run: Run, tmp_path: Path):
-    found = facts_of(run, saved(tmp_path / "t5", "t5"))
-    assert found["facts"]["decoder prompt"] == "2 '<pad>'"
 
 
 def test_a_model_that_cannot_roll_back_says_so(run: Run, tmp_path: Path):
@@ -83,12 +80,6 @@ def test_a_model_that_fails_its_check_ends_with_1(run: Run, tmp_path: Path):
     found = facts_of(run, tmp_path, code=1)
     (fault,) = found["faults"]
     assert "bert cannot be decoded" in fault
-
-
-def test_what_is_no_model_is_one_line(run: Run, tmp_path: Path):
-    file = tmp_path / "model.gguf"
-    file.write_text("no model")
-    assert "cannot be read as a GGUF file" in refused(run, "inspect", file)
 
 
 def test_a_type_of_16_bits_is_shown(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -10,7 +10,6 @@ from paceline.decode.strategies import DecodingConfig
 from paceline.records import read_jsonl
 from support.processes import run_command
 from support.runs import losses, write_corpus, write_pair
-from support.texts import refused
 
 SMOKE = Path(__file__).parents[2] / "configs" / "smoke"
 QUICK = Path(__file__).parents[2] / "configs" / "align" / "quick.yaml"
@@ -64,12 +63,6 @@ def test_a_tuned_setting_is_one_that_decode_reads(folder: Path):
     pair = ("--target", "runs/target/model", "--draft", "runs/draft/model")
     text = run_command(folder, "decode", *pair, "--config", path, "--prompt", "7 - 2 + 5 =")
     assert text.returncode == 0, text.stderr
-
-
-def test_a_rule_without_its_setting_is_one_line(run):
-    wrong = ("--config", SMOKE / "bench.yaml", "--set", "grid.rules=[{rule: chow}]")
-    said = "alpha is missing; give its alpha, or the key in a file"
-    assert said in refused(run, "bench", *wrong)
 
 
 @pytest.mark.parametrize(

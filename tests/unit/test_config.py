@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError
 
 from paceline.cli.main import SCHEMAS, schema_of
 from paceline.config import (
@@ -17,7 +17,6 @@ from paceline.config import (
     dump_yaml,
     load_config,
     parse_yaml,
-    set_key,
     to_yaml,
     validate,
 )
@@ -66,10 +65,6 @@ def fault(tmp_path: Path, text: str, *overrides: str) -> str:
     return str(caught.value)
 
 
-def test_without_a_file_the_defaults_hold():
-    assert load_config(Run) == Run()
-
-
 def test_a_file_sets_what_it_names_and_an_empty_one_nothing(tmp_path: Path):
     config = load(tmp_path, "steps: 3\noptim: {kind: adam, lr: 1e-4}\n")
     assert config == Run(steps=3, optim=Adam(lr=1e-4))
@@ -100,58 +95,14 @@ def test_overrides_win_over_the_file_and_the_last_one_over_the_others(tmp_path: 
         ("note=null", Run(note=None)),
         ("note=a=b", Run(note="a=b")),
         ("name='007'", Run(name="007")),
-        ("name=", None),
         ("optim={kind: adam}", Run(optim=Adam())),
         ("rule={rule: lossy, alpha: 0.3}", Run(rule=Lossy(0.3))),
+        ("rule.rule=lenient rule.epsilon=0.5", Run(rule=Lenient("linear", 0.5))),
     ],
 )
-def test_the_value_of_an_override_is_yaml(override: str, expected: Run | None):
-    if expected is None:
-        with pytest.raises(ConfigError, match="name: Input should be a valid string"):
-            load_config(Run, overrides=[override])
-    else:
-        assert load_config(Run, overrides=[override]) == expected
-
-
-def test_an_override_may_reach_into_what_the_file_does_not_mention():
-    config = load_config(Run, overrides=["rule.rule=lenient", "rule.epsilon=0.5"])
-    assert config.rule == Lenient("linear", 0.5)
-
-
-@pytest.mark.parametrize("override", ["steps", "=3", "optim..lr=3", ".steps=3", "steps.=3"])
-def test_a_malformed_override_is_named(tmp_path: Path, override: str):
-    assert f"override {override!r} is not of the form key.subkey=value" in fault(
-        tmp_path, "", override
-    )
-
-
-def test_an_override_below_a_plain_value_is_an_error(tmp_path: Path):
-    assert "steps holds a value (3), not further keys" in fault(
-        tmp_path, "steps: 3", "steps.more=1"
-    )
-
-
-def test_an_override_that_is_not_yaml_is_an_error(tmp_path: Path):
-    said = fault(tmp_path, "", "note=[1, 2")
-    assert "the value in override 'note=[1, 2' is not valid YAML" in said
-    assert said.endswith("; quote it")
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("steps: &a [*a]", "a value is nested in itself"),
-        ("steps: " + "[" * 3000, "not valid YAML (it is nested too deeply)"),
-        ("steps: " + "9" * 5000, "not valid YAML (a value that its type does not have)"),
-        ("note: !!bool x", "not valid YAML (a value that its type does not have)"),
-        ('note: !!int ""', "not valid YAML (a value that its type does not have)"),
-        ("note: !!python/object/apply:os.getpid []", "could not determine a constructor"),
-        ("steps: 1\nname: a\nsteps: 2", "steps is given twice in line 3"),
-    ],
-    ids=range(7),
-)
-def test_what_yaml_does_not_read_is_one_line(tmp_path: Path, text: str, said: str):
-    assert said in fault(tmp_path, text)
+def test_the_value_of_an_override_is_yaml(override: str, expected: Run):
+    keys = override.split() if "rule.rule" in override else [override]
+    assert load_config(Run, overrides=keys) == expected
 
 
 @pytest.mark.parametrize("secret", ["http://user:SECRET@host", "u:SEC RET@h", "http://u:SEC/RET@h"])
@@ -165,6 +116,9 @@ def test_no_error_shows_the_password_of_a_url(tmp_path: Path, override: str, sec
     assert not any(part in text for part in ("SEC", "RET", "user"))
 
 
+NO_VALUE = "(a value that its type does not have)"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -173,54 +127,54 @@ def test_no_error_shows_the_password_of_a_url(tmp_path: Path, override: str, sec
         ("optim: {kind: sgd, lr: -1}", "optim.sgd.lr: Input should be greater than 0 (got -1)"),
         ("optim: {kind: lion}", "optim: unknown kind 'lion'; wanted one of sgd, adam"),
         ("optim: {kind: adan}", "optim: unknown kind 'adan'; did you mean adam?"),
-        ("rule: {rule: lossy, alpha: 0.3, beta: 0.1}", "beta must be at least 1 - alpha = 0.7"),
         ("- 1\n- 2", "holds a list; a configuration is a mapping"),
         ("just text", "holds a str; a configuration is a mapping"),
-        ("steps: [1", "is not valid YAML"),
         ("a: b: c", "is not valid YAML"),
+        ("steps: many\nname: 3\nextra: 1", "steps: ... name: ... extra: "),
+        ("steps: &a [*a]", "a value is nested in itself"),
+        ("steps: " + "[" * 3000, "not valid YAML (it is nested too deeply)"),
+        ("steps: " + "9" * 5000, f"not valid YAML {NO_VALUE}"),
+        ("note: !!bool x", f"not valid YAML {NO_VALUE}"),
+        ('note: !!int ""', f"not valid YAML {NO_VALUE}"),
+        ("note: !!python/object/apply:os.getpid []", "could not determine a constructor"),
+        ("steps: 1\nname: a\nsteps: 2", "steps is given twice in line 3"),
     ],
+    ids=range(16),
 )
 def test_a_wrong_file_is_one_line_that_says_where_and_what(tmp_path: Path, text: str, said: str):
-    assert said in fault(tmp_path, text)
+    line = fault(tmp_path, text)
+    assert all(part in line for part in said.split(" ... "))
 
 
-def test_all_faults_are_told_at_once(tmp_path: Path):
-    message = fault(tmp_path, "steps: many\nname: 3\nextra: 1")
-    assert all(word in message for word in ("steps:", "name:", "extra:"))
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        *(
+            (wrong, f"override {wrong!r} is not of the form key.subkey=value")
+            for wrong in ("steps", "=3", "optim..lr=3", ".steps=3", "steps.=3")
+        ),
+        ("steps.more=1", "steps holds a value (3), not further keys"),
+        ("note=[1, 2", "the value in override 'note=[1, 2' is not valid YAML ... ; quote it"),
+        ("name=", "name: Input should be a valid string"),
+        ("rule={rule: lossy, alpha: 0.3, beta: 0.1}", "beta must be at least 1 - alpha = 0.7"),
+    ],
+)
+def test_a_wrong_override_is_named(tmp_path: Path, override: str, said: str):
+    line = fault(tmp_path, "steps: 3", override)
+    assert all(part in line for part in said.split(" ... "))
 
 
-def test_a_fault_of_the_whole_does_not_repeat_the_whole():
-    class Both(StrictModel):
-        low: int = 0
-        high: int = 1
-
-        @model_validator(mode="after")
-        def _ordered(self) -> Self:
-            if self.low > self.high:
-                raise ValueError(f"low {self.low} is above high {self.high}")
-            return self
-
-    with pytest.raises(ConfigError, match=r"^low 3 is above high 1$"):
-        load_config(Both, overrides=["low=3"])
-
-
-def test_a_missing_value_is_named():
-    with pytest.raises(ConfigError, match=r"^target and optim are missing; give them$"):
-        load_config(Needy)
-    with pytest.raises(ConfigError, match=r"no variant is selected; set optim.kind"):
-        load_config(Needy, None, ["target=a", "optim.lr=1"])
-
-
-def test_places_that_cannot_be_read_are_one_line(tmp_path: Path):
-    with pytest.raises(
-        ConfigError, match=r"no configuration file at .*absent.yaml; check the path"
-    ):
-        load_config(Run, tmp_path / "absent.yaml")
-    with pytest.raises(ConfigError, match="cannot read the configuration"):
-        load_config(Run, tmp_path)
+def test_what_is_missing_or_cannot_be_read_is_named(tmp_path: Path):
     (tmp_path / "latin.yaml").write_bytes("name: caf\xe9".encode("latin-1"))
-    with pytest.raises(ConfigError, match="cannot read the configuration"):
-        load_config(Run, tmp_path / "latin.yaml")
+    for schema, name, overrides, said in (
+        (Needy, None, (), r"^target and optim are missing; give them$"),
+        (Needy, None, ("target=a", "optim.lr=1"), "no variant is selected; set optim.kind"),
+        (Run, "absent.yaml", (), r"no configuration file at .*absent.yaml; check the path"),
+        (Run, "", (), "cannot read the configuration"),
+        (Run, "latin.yaml", (), "cannot read the configuration"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            load_config(schema, None if name is None else tmp_path / name, overrides)
 
 
 @pytest.mark.parametrize(
@@ -269,11 +223,15 @@ def test_what_is_written_is_read_back_equal(tmp_path_factory: pytest.TempPathFac
     assert load_config(Run, path) == config
 
 
-def test_a_key_below_that_of_a_text_completes_its_path():
-    values: dict[str, object] = {"data": {"train": "c.jsonl"}}
+def test_a_key_below_that_of_a_text_completes_its_path_and_below_nothing_makes_a_mapping():
+    values: dict[str, object] = {"data": {"train": "c.jsonl"}, "sampling": None}
     apply_override(values, "data.train.chat_template_kwargs.enable_thinking=false")
     thinking = {"enable_thinking": False}
-    assert values == {"data": {"train": {"path": "c.jsonl", "chat_template_kwargs": thinking}}}
+    apply_override(values, "sampling.temperature=0.5")
+    assert values == {
+        "data": {"train": {"path": "c.jsonl", "chat_template_kwargs": thinking}},
+        "sampling": {"temperature": 0.5},
+    }
 
 
 @pytest.mark.parametrize("text", ["1e-2", "1E5", "1.5e3", ".5e-1", "-2e+3", "1_0e2"])
@@ -281,37 +239,24 @@ def test_a_number_needs_no_dot(text: str):
     assert parse_yaml(text, "it") == float(text)
 
 
-def test_a_key_is_a_text():
-    assert parse_yaml("{1e-4: 1e-4, 0.5: 0.5}", "it") == {"1e-4": 1e-4, "0.5": 0.5}
-
-
 @pytest.mark.parametrize("text", ["1e", "e5", "1e-2x", "1e2e3", "'1e-2'"])
 def test_what_only_looks_like_a_number_is_a_text(text: str):
+    """And so is every key."""
+    assert parse_yaml("{1e-4: 1e-4, 0.5: 0.5}", "it") == {"1e-4": 1e-4, "0.5": 0.5}
     assert parse_yaml(text, "it") == text.strip("'")
     assert parse_yaml(dump_yaml({"key": text}), "it") == {"key": text}
 
 
-class Places(StrictModel):
-    output: HomePath
-    runs: tuple[HomePath, ...] = ()
-    costs: HomePath | None = None
-
-
 def test_home_is_found_in_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    class Places(StrictModel):
+        output: HomePath
+        runs: tuple[HomePath, ...] = ()
+
     monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "c.yaml").write_text("output: ~/run\nruns: [~/a, b]\ncosts: ~/costs.json\n")
-    assert load_config(Places, tmp_path / "c.yaml") == Places(
-        output=tmp_path / "run", runs=(tmp_path / "a", Path("b")), costs=tmp_path / "costs.json"
-    )
+    (tmp_path / "c.yaml").write_text("output: ~/run\nruns: [~/a, b]\n")
+    found = load_config(Places, tmp_path / "c.yaml")
+    assert found == Places(output=tmp_path / "run", runs=(tmp_path / "a", Path("b")))
     assert CorpusConfig.model_validate("~/text.jsonl").path == f"{tmp_path}/text.jsonl"
-
-
-def test_a_key_below_nothing_makes_the_mapping_and_below_a_value_is_an_error():
-    values: dict[str, object] = {"sampling": None, "task": "arithmetic"}
-    set_key(values, ["sampling", "temperature"], 0.5, "option --temperature")
-    assert values["sampling"] == {"temperature": 0.5}
-    with pytest.raises(ConfigError, match=r"option --k: k holds a value \(3\)"):
-        set_key({"k": 3}, ["k", "task"], "docstrings", "option --k")
 
 
 Wrong = tuple[str, Any]

@@ -1,6 +1,8 @@
 """What the file says, what an option says, and which of them holds."""
 
+import itertools
 import os
+import shlex
 import subprocess
 import sys
 from operator import attrgetter
@@ -13,8 +15,10 @@ from typer.testing import CliRunner
 
 from paceline.cli.main import SCHEMAS, app, schema_of
 from paceline.cli.options import build, make_settings, settings_of
+from paceline.config import apply_override
 from paceline.core.rules import Lossless, Opt, Rule
 from paceline.decode.strategies import DecodingConfig, Speculative
+from paceline.tasks import build_task
 
 COMMANDS = typer.main.get_command(app).commands  # pyright: ignore
 
@@ -60,16 +64,11 @@ def test_an_option_sets_its_key(
 
 
 @pytest.mark.parametrize(
-    ("words", "rule"),
-    [
-        (("--rule", "lossless"), Lossless()),
-        (("--rule", "{rule: opt, alpha: 0.2}"), Opt(0.2)),
-    ],
-    ids=str,
+    ("word", "rule"), [("lossless", Lossless()), ("{rule: opt, alpha: 0.2}", Opt(0.2))], ids=str
 )
-def test_a_variant_is_named_or_written_as_yaml(words: tuple[str, ...], rule: Rule):
+def test_a_variant_is_named_or_written_as_yaml(word: str, rule: Rule):
     (setting,) = [s for s in make_settings(DecodingConfig) if s.names == ["--rule"]]
-    built = build(DecodingConfig, None, None, chosen={setting.key: setting.value(words[1])})
+    built = build(DecodingConfig, None, None, chosen={setting.key: setting.value(word)})
     assert isinstance(built.strategy, Speculative)
     assert built.strategy.rule == rule
 
@@ -111,3 +110,17 @@ def test_help_and_completion_of_a_command_load_pytorch_once(
 def test_every_path_of_a_configuration_may_be_at_home(kind: str):
     fields = schema_of(kind).model_fields
     assert not [n for n, one in fields.items() if one.annotation is Path and not one.metadata]
+
+
+def test_a_task_of_the_guide_can_be_made():
+    """surface/test_site.py builds the configurations of the other commands."""
+    text = (Path(__file__).parents[3] / "docs/guides/tasks.md").read_text().replace("\\\n", " ")
+    lines = [line for block in text.split("```")[1::2] for line in block.splitlines()]
+    made = [shlex.split(line) for line in lines if line.startswith("paceline task ")]
+    assert made
+    for words in made:
+        values: dict[str, Any] = {"task": words[2]}
+        for name, value in itertools.pairwise(words):
+            if name == "--set":
+                apply_override(values, value)
+        assert build_task(values).task == words[2]

@@ -1,6 +1,5 @@
 """An engine's costs: timed as differences, read back, and in the place of our own decoder's."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ import pytest
 import torch
 
 from paceline.bench.tune import in_engine_seconds
-from paceline.config import validate
 from paceline.core.sampling import SamplingParams
 from paceline.decode.strategies import Autoregressive, Speculative
 from paceline.engines.contract import BlockCounts, Engine, Request, Served
@@ -21,6 +19,8 @@ from paceline.models import CausalModel, load_model
 from paceline.models.drafts.save import save_draft
 from paceline.progress import silent
 from paceline.results import FIGURES
+from support.configs import small
+from support.data import write_rows
 from support.engines import costs_of, step, write_costs
 from support.results import example
 from support.results import row as cell_row
@@ -130,20 +130,11 @@ STEPS = (step(0, 0.010), step(1, 0.012), step(3, 0.015))
 
 
 def config(folder: Path, **changes: Any) -> MeasureConfig:
-    prompts = folder / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": f"Say {n}"}) + "\n" for n in range(12)))
-    values = {
-        "target": str(folder / "target"),
-        "draft": str(folder / "draft"),
-        "prompts": str(prompts),
-        "num_prompts": 10,
-        "max_new_tokens": 24,
-        "dtype": "float32",
-        "device": "cpu",
-    }
+    prompts = write_rows(folder / "prompts.jsonl", *({"prompt": f"Say {n}"} for n in range(12)))
     if "costs" not in changes:
         changes["costs"] = str(write_costs(folder, *STEPS))
-    return validate(MeasureConfig, values | changes)
+    sizes = {"num_prompts": 10, "max_new_tokens": 24, "max_prompt_tokens": None}
+    return small("measure", folder, folder, prompts=str(prompts), **sizes | changes)
 
 
 def test_measure_takes_an_engines_costs_and_its_way_of_drafting(folder: Path):
@@ -190,29 +181,27 @@ def test_an_engine_that_ignores_a_drafts_list_is_measured_with_all_tokens(folder
     assert found[False] < 0.5
 
 
-def test_drafts_that_the_engine_does_not_draw_are_refused(folder: Path):
-    with pytest.raises(PacelineError, match="leave --draft-temperature out"):
-        measure(config(folder, draft_sampling={"temperature": 0.7}))
-
-
-def test_costs_of_other_models_are_refused(folder: Path):
-    wanted = config(folder)
-    write_costs(folder, *STEPS, target_parameters=5)
-    with pytest.raises(PacelineError, match="was measured with 5 and"):
-        measure(wanted)
+@pytest.mark.parametrize(
+    ("changes", "written", "said"),
+    [
+        ({"draft_sampling": {"temperature": 0.7}}, {}, "leave --draft-temperature out"),
+        ({}, {"target_parameters": 5}, "was measured with 5 and"),
+        ({"costs": None, "concurrency": 4}, {}, "concurrency needs the costs of an engine"),
+    ],
+)
+def test_what_does_not_fit_the_costs_is_refused(
+    changes: dict[str, Any], written: dict[str, int], said: str, folder: Path
+):
+    costs = {"costs": str(write_costs(folder, *STEPS, **written))}
+    with pytest.raises(PacelineError, match=said):
+        measure(config(folder, **costs | changes))
 
 
 @pytest.mark.parametrize("text", ["{}", "no JSON", '{"schema_version": 2}'])
 def test_a_file_that_holds_no_costs_is_one_line(tmp_path: Path, text: str):
-    path = tmp_path / "other.json"
-    path.write_text(text)
+    (tmp_path / "other.json").write_text(text)
     with pytest.raises(PacelineError, match=r"--write-costs FILE. (writes|wrote)"):
-        read_costs(path)
-
-
-def test_concurrency_without_an_engine_is_refused(folder: Path):
-    with pytest.raises(PacelineError, match="concurrency needs the costs of an engine"):
-        config(folder, costs=None, concurrency=4)
+        read_costs(tmp_path / "other.json")
 
 
 def test_rows_of_a_bench_take_the_engines_seconds():

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.config import validate
 from paceline.core.sampling import SamplingParams
 from paceline.core.speed import mbsu, tokens_and_blocks
 from paceline.data.tokens import encode
@@ -26,6 +25,7 @@ from paceline.results.figures import as_values
 from paceline.results.row import Row
 from paceline.tasks import build_task
 from paceline.train import align
+from support.configs import small
 from support.models import tiny_hf, tiny_pair
 from support.runs import align_config, write_corpus
 
@@ -41,19 +41,9 @@ def folder(folder: Path) -> Path:
 
 
 def config(folder: Path, output: Path, **changes: Any) -> TrajectoryConfig:
-    corpus = str(folder / "corpus.jsonl")
-    values: dict[str, Any] = {
-        "target": str(folder / "target"),
-        "runs": [str(folder / "first"), str(folder / "second")],
-        "tasks": {"text": corpus},
-        "samplings": [{"temperature": 0}, {"temperature": 0.6, "top_p": 0.9}],
-        "gammas": [1, 3],
-        "num_prompts": 4,
-        "max_prompt_tokens": 6,
-        "max_new_tokens": 10,
-        "output": str(output),
-    }
-    return validate(TrajectoryConfig, values | changes)
+    given = {"runs": [str(folder / "first"), str(folder / "second")], "gammas": [1, 3]}
+    given["samplings"] = [{"temperature": 0}, {"temperature": 0.6, "top_p": 0.9}]
+    return small("trajectory", folder, output, **given | changes)
 
 
 SMALL: dict[str, Any] = {"samplings": [{"temperature": 0}], "gammas": [1]}
@@ -118,29 +108,43 @@ def test_figures_are_those_of_the_texts_that_are_kept(folder: Path, tmp_path: Pa
     assert gain.low <= gain.value <= gain.high
 
 
-def test_an_output_of_other_settings_and_what_is_no_run_are_refused(
-    folder: Path, tmp_path: Path, begun: Measured
+TASK = {"a": {"task": "text", "corpus": "corpus.jsonl"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"target": "nowhere"}, "nowhere"),
+        ({"tasks": {"a": "nowhere.jsonl"}}, "nowhere"),
+        ({"runs": ["."]}, "is not a training run"),
+        ({"scored_tasks": TASK}, "the task a has no metric; move it to tasks"),
+        ({"scored_tasks": {"text": TASK["a"]}}, "tasks and scored_tasks both have text; rename"),
+        ({"tasks": {}}, "name tasks or scored_tasks"),
+    ],
+    ids=range(6),
+)
+def test_a_mistake_is_one_line_and_leaves_the_directory_free(
+    changes: dict[str, Any],
+    said: str,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
+    monkeypatch.chdir(folder)
+    with pytest.raises(UsageError, match=said):
+        trajectory(config(folder, tmp_path / "out", **changes))
+    if "target" in changes:
+        assert trajectory(config(folder, tmp_path / "out", **SMALL))
+
+
+def test_an_output_of_other_settings_or_another_version_is_refused(begun: Measured, tmp_path: Path):
     with pytest.raises(UsageError, match="holds a run with another num_prompts"):
         trajectory(begun.config.model_copy(update={"num_prompts": 2}))
-    with pytest.raises(UsageError, match="is not a training run"):
-        trajectory(config(folder, tmp_path / "new", runs=[str(tmp_path)]))
-
-
-def test_rows_of_another_version_are_refused_in_one_line(begun: Measured, tmp_path: Path):
     made = begun.continued(tmp_path / "out")
     kept = tmp_path / "out" / "rows.jsonl"
     kept.write_text(kept.read_text("utf-8").replace('"schema_version": ', '"schema_version": 9'))
     with pytest.raises(UsageError, match=r"rows.jsonl row 1 has schema_version 91"):
         trajectory(made)
-
-
-def test_a_mistake_leaves_the_directory_free(folder: Path, tmp_path: Path):
-    out = tmp_path / "out"
-    for changes in ({"target": str(tmp_path / "nowhere")}, {"tasks": {"a": "nowhere.jsonl"}}):
-        with pytest.raises(UsageError, match="nowhere"):
-            trajectory(config(folder, out, **changes))
-    assert trajectory(config(folder, out, **SMALL))
 
 
 def test_texts_of_another_target_at_the_same_place_are_not_mixed_in(folder: Path, tmp_path: Path):
@@ -238,17 +242,6 @@ def test_own_answers_of_drafts_are_scored_on_the_examples_of_a_task(folder: Path
     corpus.write_text(corpus.read_text("utf-8").replace("and", "or"), "utf-8")
     with pytest.raises(ConfigError, match="another task questions"):
         trajectory(made)
-
-
-def test_tasks_that_cannot_be_scored_or_are_named_twice_are_one_line(folder: Path, tmp_path: Path):
-    corpus = str(folder / "corpus.jsonl")
-    plain = {"a": {"task": "text", "corpus": corpus}}
-    with pytest.raises(UsageError, match="the task a has no metric; move it to tasks"):
-        trajectory(config(folder, tmp_path / "out", scored_tasks=plain))
-    with pytest.raises(ConfigError, match="tasks and scored_tasks both have text; rename one"):
-        config(folder, tmp_path / "out", scored_tasks={"text": plain["a"]})
-    with pytest.raises(ConfigError, match="name tasks or scored_tasks"):
-        config(folder, tmp_path / "out", tasks={})
 
 
 PROMPTS = [[5], [7, 8, 9, 4], [11, 12], [6, 6, 5], [9, 10, 11, 12, 13]]

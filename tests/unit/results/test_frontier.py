@@ -1,6 +1,7 @@
 """Figures and choices of a frontier, against sums by hand and against what a resample can be."""
 
 import math
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,11 @@ from paceline.errors import UsageError
 from paceline.results.frontier import Frontier
 from paceline.results.row import Row
 from support.results import ALONE, example, row, steady
+
+
+def chow(policy: Any) -> Speculative:
+    return Speculative(rule=Chow(0.2), policy=policy)
+
 
 THREE = row(ALONE, [example(0.5), example(1.0), example(0.0)])
 
@@ -38,14 +44,6 @@ def test_untimed_examples_count_for_quality_and_rejection_but_not_for_speed():
     assert found.measure("speedup", cell) == Interval(2.0, 2.0, 2.0)
     assert found.measure("quality", cell).value == pytest.approx(2 / 3)
     assert found.measure("rejection_rate", cell).value == pytest.approx(10 / 40)
-
-
-def test_the_target_alone_is_the_unit_of_speed_and_of_quality():
-    slow = row(ALONE, [example(0.5, 2.0), example(1.0, 3.0), example(0.0, 2.0)])
-    found = Frontier([slow])
-    assert found.measure("speedup", slow) == Interval(1.0, 1.0, 1.0)
-    assert found.measure("relative_quality", slow) == Interval(1.0, 1.0, 1.0)
-    assert math.isnan(found.measure("rejection_rate", slow).value)
 
 
 def test_the_mean_of_two_scores_is_hardly_known():
@@ -124,20 +122,27 @@ def test_the_finest_is_the_best_of_those_that_are_fast_enough():
     assert (faster.row, faster.value.value) == (cells[2], pytest.approx(0.4 / 0.5))
 
 
-def test_a_target_that_is_always_wrong_leaves_nothing_to_be_relative_to():
-    cells = [steady(ALONE, 0.0), steady(Chow(0.2), 0.0, 2.0)]
-    found = Frontier(cells)
-    assert found.fastest(cells[1:], 1.0) is None
-    assert found.finest(cells[1:], 1.0) is None
-
-
-def test_a_task_without_metric_has_speed_and_no_quality():
-    cells = [steady(ALONE, None, metric=None), steady(Chow(0.2), None, 2.0, metric=None)]
+@pytest.mark.parametrize(("quality", "metric"), [(0.0, "accuracy"), (None, None)])
+def test_without_quality_of_the_target_nothing_is_relative_to_it(
+    quality: float | None, metric: str | None
+):
+    """It is always wrong, or the task has no metric: the speed is there."""
+    settings = ((ALONE, 1.0), (Chow(0.2), 2.0))
+    cells = [steady(one, quality, speed, metric=metric) for one, speed in settings]
     found = Frontier(cells)
     assert found.measure("speedup", cells[1]).value == 2.0
-    assert math.isnan(found.measure("quality", cells[1]).value)
+    assert math.isnan(found.measure("quality", cells[1]).value) == (quality is None)
     assert found.fastest(cells[1:], 0.5) is None
     assert found.finest(cells[1:], 0.5) is None
+
+
+def test_the_target_alone_is_the_unit_of_speed_and_of_quality():
+    slow = row(ALONE, [example(0.5, 2.0), example(1.0, 3.0), example(0.0, 2.0)])
+    found = Frontier([slow])
+    assert found.measure("speedup", slow) == Interval(1.0, 1.0, 1.0)
+    assert found.measure("relative_quality", slow) == Interval(1.0, 1.0, 1.0)
+    assert math.isnan(found.measure("rejection_rate", slow).value)
+    assert Frontier([steady(ALONE, 1.0, 0.8)]).against_itself().value == pytest.approx(0.8)
 
 
 def test_a_lossless_cell_has_the_targets_quality_whatever_luck_its_samples_had():
@@ -151,49 +156,27 @@ def test_a_lossless_cell_has_the_targets_quality_whatever_luck_its_samples_had()
     assert found.fastest([unlucky], 1.01) is None, "nothing is proven of more than the target's own"
 
 
-def test_the_target_alone_is_timed_against_itself():
-    slow = steady(ALONE, 1.0, 0.8)
-    found = Frontier([slow])
-    assert found.against_itself().value == pytest.approx(0.8)
-    assert found.measure("speedup", slow).value == 1
-
-
 @pytest.mark.parametrize(
-    ("cell", "curve", "place"),
+    ("strategy", "curve", "place"),
     [
-        (steady(ALONE), "autoregressive", ""),
-        (steady(Lossless(), gamma=3), "lossless", "gamma 3"),
-        (steady(Lossy(0.2)), "lossy beta 1.0", "alpha 0.2, gamma 4"),
-        (steady(Lossy(0.2, "tuned")), "lossy beta tuned", "alpha 0.2, gamma 4"),
-        (steady(Lenient("square", 0.5)), "lenient square", "epsilon 0.5, gamma 4"),
-        (
-            steady(Speculative(rule=Chow(0.2), policy=Confident(0.5))),
-            "chow confident",
-            "alpha 0.2, gamma 4, threshold 0.5",
-        ),
-        (
-            steady(Speculative(rule=Chow(0.2), policy=Adaptive(0.1))),
-            "chow adaptive",
-            "alpha 0.2, gamma 4, cost ratio 0.1",
-        ),
-        (steady(TokenByToken(alpha=0.2)), "token_cascade", "alpha 0.2"),
-        (
-            steady(TokenByToken(alpha=0.2, most_drafted=3)),
-            "token_cascade",
-            "alpha 0.2, most drafted 3",
-        ),
-        (
-            steady(ResponseByResponse(alpha=0.2, normalise=True)),
-            "sequence_cascade normalised",
-            "alpha 0.2",
-        ),
+        (ALONE, "autoregressive", ""),
+        (Lossless(), "lossless", "gamma 4"),
+        (Lossy(0.2), "lossy beta 1.0", "alpha 0.2, gamma 4"),
+        (Lossy(0.2, "tuned"), "lossy beta tuned", "alpha 0.2, gamma 4"),
+        (Lenient("square", 0.5), "lenient square", "epsilon 0.5, gamma 4"),
+        (chow(Confident(0.5)), "chow confident", "alpha 0.2, gamma 4, threshold 0.5"),
+        (chow(Adaptive(0.1)), "chow adaptive", "alpha 0.2, gamma 4, cost ratio 0.1"),
+        (TokenByToken(alpha=0.2), "token_cascade", "alpha 0.2"),
+        (TokenByToken(alpha=0.2, most_drafted=3), "token_cascade", "alpha 0.2, most drafted 3"),
+        (ResponseByResponse(alpha=0.2, normalise=True), "sequence_cascade normalised", "alpha 0.2"),
         # the rule of an oracle was neither on its curve's name nor its threshold in the setting
-        (steady(Oracle(rule=Diff(0.2))), "oracle_cascade diff", "alpha 0.2"),
-        (steady(Oracle(rule=Opt(0.4))), "oracle_cascade opt", "alpha 0.4"),
+        (Oracle(rule=Diff(0.2)), "oracle_cascade diff", "alpha 0.2"),
+        (Oracle(rule=Opt(0.4)), "oracle_cascade opt", "alpha 0.4"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_cell_lies_on_the_curve_of_all_but_its_threshold(cell, curve, place):
+def test_a_cell_lies_on_the_curve_of_all_but_its_threshold(strategy, curve, place):
+    cell = steady(strategy)
     assert (cell.setting["family"], cell.setting.get("setting", "")) == (curve, place)
 
 
