@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +89,6 @@ def test_a_draft_has_its_own_weights_and_leaves_the_target_alone():
     assert draft.num_parameters < target.num_parameters
 
 
-def test_the_kinds_of_gemma_layers_follow_the_layers_that_are_kept():
-    draft = subset_layers(tiny_model("gemma3_text"), [1, 2, 3])
-    wanted = ["full_attention", "sliding_attention", "full_attention"]
-    assert draft.hf.config.layer_types == wanted
-
-
 def test_a_draft_decodes():
     draft = subset_layers(tiny_model("gemma3_text"), [0, 1, 3])
     session = draft.start_session()
@@ -109,70 +104,60 @@ def test_bad_indices_are_refused_with_the_range(layers: list[int]):
         subset_layers(tiny_model("llama"), layers)
 
 
-def test_a_model_without_one_list_of_layers_is_refused():
+def test_layers_in_two_lists_or_of_several_kinds_are_refused():
     hf = tiny_hf("llama")
+    mlp = hf.model.layers[3].mlp
+    hf.model.layers[3].mlp = nn.Linear(32, 32)
+    with pytest.raises(UnsupportedModelError, match="llama has layers of several kinds"):
+        subset_layers(CausalModel(hf), [0, 3])
+    hf.model.layers[3].mlp = mlp
     hf.model.more_layers = nn.ModuleList(nn.Identity() for _ in range(4))
     with pytest.raises(UnsupportedModelError, match="4 layers in 2 lists"):
         subset_layers(wrap_model(hf), [0])
 
 
-def test_weights_are_stored_in_the_asked_dtype_and_the_draft_keeps_its_own(
+def test_weights_are_stored_in_the_asked_dtype_and_tokenizer_files_come_along(
     model_directory: Path, tmp_path: Path
 ):
+    kept = ("source.spm", "target.spm", "target_vocab.json", "sentencepiece.bpe.model")
+    for name in kept:  # of Marian and mBART
+        (model_directory / name).write_bytes(name.encode())
     draft = subset_layers(load_model(model_directory, dtype="float32"), [0, 1])
     save_draft(draft, model_directory, tmp_path / "draft", dtype=torch.bfloat16)
+    assert all((tmp_path / "draft" / name).read_bytes() == name.encode() for name in kept)
     assert draft.dtype == torch.float32
     assert json.loads((tmp_path / "draft" / "config.json").read_text())["dtype"] == "bfloat16"
     again = load_model(tmp_path / "draft", dtype="float32")
     assert torch.equal(again.head_weight, draft.head_weight.bfloat16().float())
-
-
-def test_a_source_without_a_tokenizer_is_refused(model_directory: Path, tmp_path: Path):
-    draft = subset_layers(load_model(model_directory), [0])
-    for path in model_directory.glob("tokenizer*"):
-        path.unlink()
+    for name in ("tokenizer.json", "tokenizer_config.json", *kept):
+        (model_directory / name).unlink()
     with pytest.raises(ModelLoadError, match="no tokenizer files to copy"):
         save_draft(draft, model_directory, tmp_path / "draft")
 
 
-def glm_moe() -> CausalModel:
-    """Its config says how many layers come first that are of another kind."""
-    experts = {"moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2}
-    config = Glm4MoeConfig(
-        **LLAMA_LIKE, **experts, first_k_dense_replace=2, vocab_size=61, pad_token_id=2
-    )
-    return CausalModel(AutoModelForCausalLM.from_config(config).eval())
-
-
-def qwen_moe() -> CausalModel:
-    """Every layer has experts, unless it is listed."""
-    experts = {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
-    config = Qwen3MoeConfig(**LLAMA_LIKE, **experts, mlp_only_layers=[1], vocab_size=61)
-    return CausalModel(AutoModelForCausalLM.from_config(config).eval())
-
-
-def gpt_neo() -> CausalModel:
-    """Its config repeats a pattern of global and local layers."""
-    config = GPTNeoConfig(
-        vocab_size=61,
-        hidden_size=32,
-        num_layers=4,
-        num_heads=4,
-        attention_types=[[["global", "local"], 2]],
-        window_size=3,
-        max_position_embeddings=64,
-        bos_token_id=0,
-        eos_token_id=1,
-    )
-    return CausalModel(AutoModelForCausalLM.from_config(config).eval())
+_EXPERTS = {"moe_intermediate_size": 16, "num_experts_per_tok": 2}
+_NEO = {"hidden_size": 32, "num_layers": 4, "num_heads": 4, "window_size": 3}
+_NEO |= {"max_position_embeddings": 64, "bos_token_id": 0, "eos_token_id": 1}
+NUMBERED: dict[str, Callable[..., Any]] = {  # by what their configs say of layers
+    "how many come first that are of another kind": partial(
+        Glm4MoeConfig, **LLAMA_LIKE, **_EXPERTS, n_routed_experts=4, first_k_dense_replace=2
+    ),
+    "a list of those without experts": partial(
+        Qwen3MoeConfig, **LLAMA_LIKE, **_EXPERTS, num_experts=4, mlp_only_layers=[1]
+    ),
+    "a pattern of global and local ones": partial(
+        GPTNeoConfig, **_NEO, attention_types=[[["global", "local"], 2]]
+    ),
+}
 
 
 @pytest.mark.parametrize("kept", [[0, 3], [1, 2], [1, 3], [0, 2]])
-@pytest.mark.parametrize("make", [glm_moe, qwen_moe, gpt_neo])
+@pytest.mark.parametrize("kind", NUMBERED)
 def test_layers_that_a_config_describes_by_number_compute_the_same_on_disk(
-    make: Callable[[], CausalModel], kept: list[int], tmp_path: Path
+    kind: str, kept: list[int], tmp_path: Path
 ):
-    target = make()
+    config = NUMBERED[kind](vocab_size=61, pad_token_id=2)
+    target = CausalModel(AutoModelForCausalLM.from_config(config).eval())
     draft = subset_layers(target, kept)
     draft.hf.save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -188,13 +173,6 @@ def test_layers_that_compute_by_their_number_are_refused():
     draft = subset_layers(target, [0, 1])
     wanted = skip_layers(target.hf, [0, 1])
     torch.testing.assert_close(logits_of(draft.hf), wanted, rtol=1e-5, atol=1e-5)
-
-
-def test_layers_of_other_shapes_than_the_config_says_are_refused():
-    hf = tiny_hf("llama")
-    hf.model.layers[3].mlp = nn.Linear(32, 32)
-    with pytest.raises(UnsupportedModelError, match="llama has layers of several kinds"):
-        subset_layers(CausalModel(hf), [0, 3])
 
 
 def pair_logits(hf: Any) -> torch.Tensor:
@@ -233,14 +211,3 @@ def test_the_decoder_prompt_of_a_saved_model_is_that_of_the_loaded_one(stated: s
     file.write_text(json.dumps(known | {"forced_bos_token_id": 17}))
     assert load_model(tmp_path).decoder_prompt == (2, 17)
     assert inspect_model(tmp_path).decoder_prompt == (2, 17)
-
-
-def test_tokenizer_files_of_marian_and_mbart_are_kept(tmp_path: Path):
-    target = tmp_path / "target"
-    tiny_hf("marian", vocab_size=266).save_pretrained(target)
-    tiny_tokenizer().save_pretrained(target)
-    kept = ("source.spm", "target.spm", "target_vocab.json", "sentencepiece.bpe.model")
-    for name in kept:
-        (target / name).write_bytes(name.encode())
-    save_draft(subset_layers(load_model(target), [0]), target, tmp_path / "draft")
-    assert all((tmp_path / "draft" / name).read_bytes() == name.encode() for name in kept)
