@@ -1,4 +1,7 @@
-"""Which sessions a model gets: those that give transformers' logits, whatever its name says."""
+"""Which sessions and faster passes a model gets: those that give transformers' logits.
+
+Whatever its name says; a pass that reads wrong is dropped with one warning.
+"""
 
 import json
 from pathlib import Path
@@ -15,45 +18,28 @@ from transformers import (
     DogeConfig,
     LEDConfig,
     M2M100Config,
-    PreTrainedConfig,
 )
 
 from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
-from paceline.errors import UnsupportedModelError
+from paceline.errors import SlowerWarning, UnsupportedModelError
 from paceline.models import prepare_for_decoding, wrap_model
 from paceline.models.admission import model as results
 from paceline.models.admission.model import admit, twin_of
 from paceline.models.admission.trial import Comparison, play
 from paceline.models.admission.twin import tiny_twin
 from paceline.models.hf.seq2seq import Seq2SeqModel
-from support.models import BART_LIKE, HYBRIDS, generated, tiny_hf, tiny_model
+from paceline.models.llama.cpu import NativeLlama
+from paceline.models.prepare import training_writer, with_cuda_graphs
+from paceline.models.recorded.fixed_pass import FixedPass
+from paceline.models.recorded.session import GraphSession
+from paceline.native import compiled
+from support.models import BART_LIKE, HYBRIDS, LLAMA_LIKE, generated, tiny_hf, tiny_model
 
 GREEDY = SamplingParams(temperature=0)
-SMALL: dict[str, Any] = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "pad_token_id": 2,
-}
+IDS = {"vocab_size": 61, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
 # Mamba and Jamba start again from an empty state if they read several tokens behind others
 KINDS = dict.fromkeys(HYBRIDS, "recurrent") | {"mamba": "stateful", "jamba": "stateful"}
-
-
-def random_model(config: PreTrainedConfig) -> Any:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        hf = AutoModelForCausalLM.from_config(config).eval()
-        for weight in hf.parameters():
-            if weight.ndim > 1:
-                weight.data.mul_(4.0)
-    return hf
 
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [12, 13], list(range(20, 32))]
@@ -91,14 +77,15 @@ def test_a_model_that_mixes_up_rows_of_a_batch_reads_them_one_by_one():
 
 def test_a_model_whose_cache_gives_other_logits_is_refused():
     """Doge, in transformers 5.23: generate() gives other texts with its cache than without."""
-    hf = random_model(DogeConfig(**SMALL, keep_window_size=4))
+    torch.manual_seed(0)
+    config = DogeConfig(**LLAMA_LIKE, **IDS, keep_window_size=4)
     with pytest.raises(UnsupportedModelError, match="doge cannot be decoded"):
-        wrap_model(hf)
+        wrap_model(AutoModelForCausalLM.from_config(config).eval())
 
 
 def test_a_model_whose_tokens_see_later_ones_is_refused():
-    sizes = {name: SMALL[name] for name in SMALL if name != "num_key_value_heads"}
-    hf = BertLMHeadModel(BertConfig(**sizes)).eval()
+    sizes = {name: LLAMA_LIKE[name] for name in LLAMA_LIKE if name != "num_key_value_heads"}
+    hf = BertLMHeadModel(BertConfig(**sizes, **IDS)).eval()
     with pytest.raises(UnsupportedModelError, match=r"bert cannot be decoded.*causal"):
         wrap_model(hf)
 
@@ -186,3 +173,85 @@ def test_a_token_that_a_session_excludes_for_no_reason_is_a_difference():
     banned = Comparison(allowed_V=torch.tensor([True, True, False, True, True]))
     banned.add(wanted, got, "here")
     assert banned.largest == 0
+
+
+has_compiler = pytest.mark.skipif(compiled() is None, reason="no C compiler with OpenMP")
+
+
+def in_16_bits(architecture: str, dtype: torch.dtype = torch.float32) -> Any:
+    return wrap_model(tiny_hf(architecture).bfloat16().to(dtype))
+
+
+def difference(wanted: torch.Tensor, got: torch.Tensor) -> float:
+    comparison = Comparison()
+    comparison.add(wanted, got, "here")
+    return comparison.largest
+
+
+def test_the_difference_is_counted_in_deviations_of_the_logits():
+    wanted = torch.tensor([[1.0, -1.0, 1.0, -1.0]])
+    deviation = (4 / 3) ** 0.5
+    assert difference(wanted, wanted + 0.25) == pytest.approx(0.25 / deviation, rel=1e-5)
+    limited = torch.tensor([[1.0, -torch.inf, 1.5, -1.0]])
+    assert difference(wanted, limited) == pytest.approx(0.5 / deviation, rel=1e-5)
+    assert difference(wanted, torch.full_like(wanted, torch.nan)) == torch.inf
+
+
+@has_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_compiled_pass_that_reads_wrong_is_not_used(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+):
+    model = in_16_bits("llama", dtype)
+    assert prepare_for_decoding(model) is not model
+    read = NativeLlama.__call__
+    monkeypatch.setattr(NativeLlama, "__call__", lambda *a: read(*a).flip(-1))
+    with pytest.warns(SlowerWarning, match="the compiled pass gives logits that differ"):
+        assert prepare_for_decoding(model) is model
+
+
+def test_recorded_passes_that_read_wrong_or_fail_are_not_used(monkeypatch: pytest.MonkeyPatch):
+    model = in_16_bits("llama")
+    assert isinstance(with_cuda_graphs(model).start_session(), GraphSession)
+    logits = FixedPass.logits
+    monkeypatch.setattr(FixedPass, "logits", lambda *a, **k: logits(*a, **k).flip(-1))
+    with pytest.warns(SlowerWarning, match="the recorded pass gives logits that differ"):
+        assert with_cuda_graphs(model) is model
+    monkeypatch.setattr(FixedPass, "logits", None)
+    with pytest.warns(SlowerWarning, match="the recorded pass failed .*callable"):
+        assert with_cuda_graphs(model) is model
+
+
+@has_compiler
+def test_a_copy_of_a_model_in_training_that_reads_wrong_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    model = wrap_model(tiny_hf("llama"))
+    wanted = model.start_session().prefill([[5]])
+    assert not torch.equal(training_writer(model).start_session().prefill([[5]]), wanted), "rounded"
+    read = NativeLlama.__call__
+    monkeypatch.setattr(NativeLlama, "__call__", lambda *a: read(*a).flip(-1))
+    writing = training_writer(model)
+    with pytest.warns(SlowerWarning, match="copy of a model in training gives logits that differ"):
+        session = writing.start_session()
+    assert torch.equal(session.prefill([[5]]), wanted)
+    assert torch.equal(writing.start_session().prefill([[5]]), wanted), "checked once, not again"
+
+
+@has_compiler
+def test_a_stale_window_in_the_configuration_is_caught_by_the_twin(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """Llama ignores `sliding_window`; texts of the model itself are too short to show it."""
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    hf = tiny_hf("llama", max_position_embeddings=8192).bfloat16().float()
+    hf.config.sliding_window = 4096
+    model = wrap_model(hf)
+    assert prepare_for_decoding(model) is not model
+    monkeypatch.setattr(results, "_known", {})
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "again"))
+    monkeypatch.setattr(
+        "paceline.models.llama.cpu_weights.window_of", lambda each: each.config.sliding_window
+    )
+    with pytest.warns(SlowerWarning, match="the compiled pass gives logits that differ"):
+        assert prepare_for_decoding(model) is model
