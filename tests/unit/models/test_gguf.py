@@ -62,6 +62,8 @@ def test_a_gguf_file_gives_the_model_it_was_made_from(gguf_file: Path, hf: PreTr
     text = "the theatre in Zürich"
     assert model.tokenizer.encode(text) == tiny_tokenizer().encode(text)
     assert load_tokenizer(gguf_file).encode(text) == tiny_tokenizer().encode(text)
+    # transformers adds an <|endoftext|> that has no logit to every tokenizer it takes from GGUF
+    assert check_same_vocabulary(model, wrap_model(hf, tiny_tokenizer())) == 266
 
 
 def angles(path: Path) -> torch.Tensor:
@@ -128,23 +130,20 @@ def test_a_key_that_is_not_used_is_refused_by_name(key: str, value: Any, tmp_pat
     assert entries(tmp_path) == []
 
 
-def test_notes_of_an_author_are_no_settings_of_the_model(tmp_path: Path, hf: Any):
+def test_notes_of_an_author_and_values_that_change_nothing_are_read(tmp_path: Path, hf: Any):
+    neutral = {"logit_scale": 1.0, "attention__sliding_window": 4096, "expert_count": 0}
+    neutral |= {"rope__scaling__finetuned": 0}
+
     def noted(key: str) -> Path:
         def add(writer: gguf.GGUFWriter) -> None:
             tiny_vocabulary(writer)
             writer.add_string(key, "x")
 
-        return write_gguf(tmp_path / f"{key}.gguf", hf, vocabulary=add)
+        return write_gguf(tmp_path / f"{key}.gguf", hf, vocabulary=add, **neutral)
 
     found = load_model(noted("mradermacher.quantized_by"), dtype="float32").hf
     torch.testing.assert_close(logits_of(found), logits_of(hf), rtol=1e-4, atol=1e-4)
     fails(noted("tokenizer.ggml.banana"), "tokenizer.ggml.banana")
-
-
-def test_keys_with_values_that_change_nothing_are_read(tmp_path: Path, hf: Any):
-    neutral = {"logit_scale": 1.0, "attention__sliding_window": 4096, "expert_count": 0}
-    path = write_gguf(tmp_path / "a.gguf", hf, **neutral, rope__scaling__finetuned=0)
-    torch.testing.assert_close(logits_of(load_model(path, dtype="float32").hf), logits_of(hf))
 
 
 @pytest.mark.parametrize("name", ["blk.0.attn_q_norm.weight", "rope_other.weight"])
@@ -166,13 +165,6 @@ def test_biases_are_read_and_a_bias_that_is_not_there_is_zero(tmp_path: Path, hf
         assert not state[f"model.layers.{name}.bias"].any()
 
 
-def test_a_model_from_gguf_may_speculate_with_one_from_a_directory(
-    gguf_file: Path, hf: PreTrainedModel
-):
-    # transformers adds an <|endoftext|> that has no logit to every tokenizer it takes from GGUF
-    assert check_same_vocabulary(load_model(gguf_file), wrap_model(hf, tiny_tokenizer())) == 266
-
-
 @pytest.mark.parametrize(
     ("file_type", "stored"), [(F32, "float32"), (F16, "float16"), (Q8_0, "bfloat16")]
 )
@@ -188,15 +180,14 @@ def test_plain_files_keep_their_precision_and_quantised_ones_become_bfloat16(
     assert "quantization_config" not in config
 
 
-def test_the_second_load_reads_no_gguf(gguf_file: Path, monkeypatch: pytest.MonkeyPatch):
-    first = load_model(gguf_file, dtype="float32")
-    monkeypatch.setattr("paceline.models.gguf.conversion.convert_gguf", None)
-    second = load_model(gguf_file, dtype="float32")
+def test_a_file_is_converted_once_and_again_if_it_changes(
+    gguf_file: Path, hf: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+):
+    first, before = load_model(gguf_file, dtype="float32"), converted_gguf(gguf_file)
+    with monkeypatch.context() as patch:
+        patch.setattr("paceline.models.gguf.conversion.convert_gguf", None)
+        second = load_model(gguf_file, dtype="float32")
     assert torch.equal(first.head_weight, second.head_weight)
-
-
-def test_a_changed_file_is_converted_anew(gguf_file: Path, hf: PreTrainedModel):
-    before = converted_gguf(gguf_file)
     with torch.no_grad():
         hf.lm_head.weight.add_(1.0)
     write_gguf(gguf_file, hf)
@@ -245,11 +236,8 @@ def test_without_the_gguf_package_one_line_says_what_to_install(
     gguf_file: Path, monkeypatch: pytest.MonkeyPatch
 ):
     find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util,
-        "find_spec",
-        lambda name, *rest: None if name == "gguf" else find(name, *rest),
-    )
+    without = {"gguf": lambda *_: None}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n, *a: without.get(n, find)(n, *a))
     fails(gguf_file, "pip install -e '.[gguf]'")
 
 

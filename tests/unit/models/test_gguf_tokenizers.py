@@ -7,7 +7,6 @@ llama.cpp gave all ids and stop tokens below, for these very files: the server o
 from pathlib import Path
 from typing import Any
 
-import gguf
 import pytest
 from tokenizers import Tokenizer
 
@@ -15,8 +14,7 @@ from paceline.models import load_model
 from paceline.models.gguf.conversion import converted_gguf
 from paceline.models.loading import load_tokenizer
 from support.checkpoints import fails
-from support.gguf_files import MERGES, TEXTS, TOKENS, byte_level_vocabulary, write_gguf, written
-from support.models import tiny_hf
+from support.gguf_files import TEXTS, TOKENS, written
 
 SPLITS = (  # by text: the ids that any rule gives
     (
@@ -101,15 +99,17 @@ def test_rules_that_differ_split_differently():
     assert len(set(RULES.values())) == len(RULES)
 
 
-@pytest.mark.parametrize("pre", ["kimi-k2", "deepseek-v3", "falcon", "new"])
-def test_a_pre_tokenizer_without_a_rule_is_refused_by_its_name(pre: str, tmp_path: Path):
-    fails(written(tmp_path / "a.gguf", pre=pre), f"pre-tokenizer '{pre}'")
-
-
-@pytest.mark.parametrize("kind", ["t5", "plamo2"])
-def test_another_kind_of_tokenizer_is_refused_by_its_name(kind: str, tmp_path: Path):
-    path = written(tmp_path / "a.gguf", tokenizer_model=kind)
-    fails(path, f"tokenizer of the kind '{kind}'")
+@pytest.mark.parametrize(
+    ("key", "name", "said"),
+    [
+        *(("pre", name, "pre-tokenizer") for name in ("kimi-k2", "deepseek-v3", "falcon", "new")),
+        *(("tokenizer_model", name, "tokenizer of the kind") for name in ("t5", "plamo2")),
+    ],
+)
+def test_a_tokenizer_without_a_rule_is_refused_by_its_name(
+    key: str, name: str, said: str, tmp_path: Path
+):
+    fails(written(tmp_path / "a.gguf", **{key: name}), f"{said} '{name}'")
 
 
 SPECIAL = {
@@ -204,15 +204,6 @@ def test_named_chat_templates_come_along(tmp_path: Path):
     single = load_model(written(tmp_path / "b.gguf", chat_template="A")).tokenizer
     assert single is not None
     assert single.chat_template == "A"
-
-
-def test_a_key_of_the_tokenizer_that_is_not_known_is_refused(tmp_path: Path):
-    def add(writer: gguf.GGUFWriter) -> None:
-        byte_level_vocabulary(TOKENS, MERGES)(writer)
-        writer.add_string("tokenizer.ggml.shuffle", "yes")
-
-    hf = tiny_hf("llama", vocab_size=len(TOKENS), intermediate_size=64)
-    fails(write_gguf(tmp_path / "a.gguf", hf, vocabulary=add), "tokenizer.ggml.shuffle")
 
 
 def test_an_id_beyond_the_tokens_is_none_as_in_llama_cpp(tmp_path: Path):
