@@ -13,19 +13,14 @@ from huggingface_hub import ModelCard
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, GPTJConfig
 
-from paceline.config import validate
-from paceline.errors import (
-    ConfigError,
-    ExportError,
-    UsageError,
-    VocabularyMismatchError,
-)
-from paceline.export import ExportConfig, Exported, directory, export
+from paceline.errors import ConfigError, ExportError, UsageError, VocabularyMismatchError
+from paceline.export import Exported, directory, export
 from paceline.export.directory import set_rows
-from paceline.measure import MeasureConfig, measure
+from paceline.measure import measure
 from paceline.models import load_model, wrap_model
 from paceline.models.drafts.save import save_draft
 from paceline.train import align
+from support.configs import small
 from support.models import tiny_hf, tiny_tokenizer
 from support.runs import align_config, write_pair
 
@@ -49,10 +44,9 @@ def models(folder: Path, architecture: str = "llama") -> Path:
 
 
 def run(folder: Path, to: str = "vllm", **values: Any) -> Exported:
-    given: dict[str, Any] = {"model": folder / "draft", "target": folder / "target"}
-    given |= {"out": folder / "out", "to": to}
-    texts = {key: str(value) for key, value in (given | values).items() if value is not None}
-    return export(validate(ExportConfig, texts))
+    given = {"model": folder / "draft", "target": folder / "target", "to": to} | values
+    texts = {key: str(value) for key, value in given.items() if value is not None}
+    return export(small("export", folder, folder / "out", **texts))
 
 
 def logits(path: Path) -> torch.Tensor:
@@ -365,28 +359,12 @@ def test_a_head_with_a_bias_gets_the_targets_rows(tmp_path: Path, *, bake: bool)
     torch.testing.assert_close(after[:, others], mean, atol=1e-4, rtol=1e-4)
 
 
-SMALL = {
-    "num_prompts": 4,
-    "max_prompt_tokens": 6,
-    "max_new_tokens": 8,
-    "gammas": [2, 1],
-    "pass_repeats": 1,
-    "timed_prompts": 0,
-    "dtype": "float32",
-}
-
-
 def measured(folder: Path, place: Path, draft_temperature: float | None, **changes: Any) -> Path:
     """A measurement of the pair at temperature 1."""
-    values = SMALL | {
-        "target": str(folder / "target"),
-        "draft": str(folder / "draft"),
-        "prompts": str(folder / "corpus.jsonl"),
-    }
+    changes |= {"max_new_tokens": 8, "gammas": [2, 1], "pass_repeats": 1, "timed_prompts": 0}
     if draft_temperature is not None:
-        values["draft_sampling"] = {"temperature": draft_temperature}
-    found = measure(validate(MeasureConfig, values | changes))
-    place.write_text(found.model_dump_json())
+        changes["draft_sampling"] = {"temperature": draft_temperature}
+    place.write_text(measure(small("measure", folder, place, **changes)).model_dump_json())
     return place
 
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from tokenizers import Regex, pre_tokenizers
 
-from paceline.config import validate
 from paceline.errors import ExportError, UsageError
-from paceline.export import ExportConfig, export
+from paceline.export import export
 from paceline.models import load_model
 from paceline.models.gguf.vocabulary import RULES, name_of
+from support.configs import small
 from support.models import tiny_hf
 from support.runs import write_pair
 
@@ -38,8 +38,8 @@ def exported(folder: Path, architecture: str = "llama", **changes: Any) -> tuple
         if name.endswith("bias"):
             torch.nn.init.normal_(weight, std=0.5, generator=torch.Generator().manual_seed(1))
     hf.save_pretrained(folder / "draft")
-    values = {"model": folder / "draft", "out": folder / "out", "to": "llamacpp"}
-    path = export(validate(ExportConfig, {key: str(value) for key, value in values.items()})).path
+    changed = {"model": str(folder / "draft"), "to": "llamacpp"}
+    path = export(small("export", folder, folder / "out", **changed)).path
     return hf, load_model(path, dtype="float32"), path
 
 
