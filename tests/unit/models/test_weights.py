@@ -24,6 +24,8 @@ from support.models import LLAMA_LIKE, tiny_hf
 
 _GPT = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 _GPT |= {"bos_token_id": 0, "eos_token_id": 1}
+_NEO = {"vocab_size": 61, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "window_size": 4}
+_NEO |= {"max_position_embeddings": 64, "attention_types": [[["global", "local"], 1]]}
 _CAUSAL = torch.ones(1, 1, 64, 64, dtype=torch.bool).tril()
 
 
@@ -39,20 +41,10 @@ def made(config: Any) -> PreTrainedModel:
     return AutoModelForCausalLM.from_config(config).eval()
 
 
-def neo() -> PreTrainedModel:
-    local = [[["global", "local"], 1]]
-    return made(
-        GPTNeoConfig(
-            vocab_size=61, hidden_size=32, num_layers=2, num_heads=4, attention_types=local,
-            window_size=4, max_position_embeddings=64, eos_token_id=1,
-        )
-    )  # fmt: skip
-
-
 OLD: dict[str, tuple[Any, dict[str, torch.Tensor]]] = {
     "GPT-2": (lambda: tiny_hf("gpt2"), {"h.0.attn.masked_bias": torch.tensor(-1e4)}),
     "GPT-Neo": (
-        neo,
+        lambda: made(GPTNeoConfig(**_NEO, eos_token_id=1)),
         {
             "transformer.h.0.attn.attention.bias": _CAUSAL,
             "transformer.h.1.attn.attention.bias": _CAUSAL & ~_CAUSAL.tril(-4),  # of a local layer
@@ -115,24 +107,18 @@ def by_hand(vocab: int = 61, *, heads: int = 2) -> int:
     return heads * vocab * 32 + 4 * layer + 32
 
 
-def test_parameters_of_shards_are_those_that_the_index_names(tmp_path: Path):
-    """A file of an earlier save lies beside them."""
-    hf = tiny_hf("llama")
-    hf.save_pretrained(tmp_path, max_shard_size="40KB")
-    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
-    tiny_hf("llama").save_pretrained(tmp_path / "older")
-    (tmp_path / "older" / "model.safetensors").rename(tmp_path / "model-00001-of-00009.safetensors")
-    assert inspect_model(tmp_path).num_parameters == by_hand()
-    assert load_model(tmp_path).num_parameters == by_hand()
-
-
-def test_a_snapshot_of_the_hubs_cache_is_links_and_loads(tmp_path: Path):
+def test_parameters_of_shards_in_a_snapshot_are_those_that_the_index_names(tmp_path: Path):
+    """A file of an earlier save lies beside them; files of the hub's cache are links."""
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots/1"
     snapshot.mkdir(parents=True)
     tiny_hf("llama").save_pretrained(blobs, max_shard_size="40KB")
+    assert len(list(blobs.glob("model-*.safetensors"))) > 1
+    tiny_hf("llama").save_pretrained(tmp_path / "older")
+    (tmp_path / "older" / "model.safetensors").rename(blobs / "model-00001-of-00009.safetensors")
     for number, file in enumerate(sorted(blobs.iterdir())):
         file.rename(blobs / str(number))
         (snapshot / file.name).symlink_to(f"../../blobs/{number}")
+    assert inspect_model(snapshot).num_parameters == by_hand()
     assert load_model(snapshot).num_parameters == by_hand()
 
 
@@ -152,11 +138,9 @@ def test_a_stored_head_counts_if_it_is_not_the_embedding(tmp_path: Path, *, own_
 def test_parameters_of_a_bin_file_and_buffers_are_counted_right(tmp_path: Path):
     hf = tiny_hf("llama")
     hf.save_pretrained(tmp_path)
-    torch.save(
-        hf.state_dict() | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)},
-        tmp_path / "pytorch_model.bin",
-    )
     (tmp_path / "model.safetensors").unlink()
+    weights = hf.state_dict() | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+    torch.save(weights, tmp_path / "pytorch_model.bin")
     counts = [read(tmp_path).num_parameters for read in (inspect_model, load_model)]
     assert counts == [by_hand()] * 2
 
