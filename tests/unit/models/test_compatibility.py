@@ -13,7 +13,7 @@ from paceline.data.prompts import Record
 from paceline.data.tokens import turns
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import PromptError, UsageError, VocabularyMismatchError
-from paceline.models import HfModel, load_model, wrap_model
+from paceline.models import load_model, wrap_model
 from paceline.models.compatibility import check_same_tokenizer, check_same_vocabulary
 from paceline.models.loading import load_tokenizer
 from support.checkpoints import edit
@@ -79,43 +79,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def model(folder: Path) -> HfModel:
-    return load_model(folder / "model", dtype="float32")
-
-
-@pytest.fixture
-def other(folder: Path) -> HfModel:
-    return load_model(folder / "other", dtype="float32")
-
-
-def test_texts_are_those_of_generate_with_tokens_beyond_the_source_vocabulary(model: HfModel):
-    assert model.vocab_size == 38 > len(model.tokenizer or ())
-    check_greedy(model, [5, 6, 7, 8, 0])
-
-
-def test_sources_have_tokens_beyond_the_target_vocabulary(other: HfModel):
-    assert other.vocab_size == 34
-    check_greedy(other, [36, 5, 37, 0])
-
-
-def test_tokens_that_a_table_lacks_are_refused(model: HfModel, other: HfModel):
-    with pytest.raises(PromptError, match="from 0 to 34, the vocabulary goes from 0 to 33"):
-        AutoregressiveDecoder(model).generate([[34, 5, 0]], 4)
-    with pytest.raises(UsageError, match=r"decoder_prompt \[35\]; wanted at least one .* below 34"):
-        wrap_model(other.hf, decoder_prompt=[35])
-
-
-def check_greedy(model: HfModel, source: list[int]) -> None:
-    """The text of this source is that of transformers."""
+@pytest.mark.parametrize(
+    ("name", "size", "source"), [("model", 38, [5, 6, 7, 8, 0]), ("other", 34, [36, 5, 37, 0])]
+)
+def test_texts_are_those_of_generate_with_tokens_that_one_of_the_vocabularies_lacks(
+    name: str, size: int, source: list[int], folder: Path
+):
+    model = load_model(folder / name, dtype="float32")
+    assert model.vocab_size == size
     wanted = generated(model.hf, source, 12, num_beams=1, eos_token_id=None)
     decoder = SpeculativeDecoder(model, model, gamma=3, sampling=SamplingParams(temperature=0))
     (text,) = decoder.generate([source], 12, eos_token_ids=[])
     assert list(text.tokens) == wanted
 
 
-def test_completions_have_tokens_of_the_target_language(model: HfModel):
-    tokenizer: Any = model.tokenizer
+def test_tokens_that_a_table_lacks_are_refused(folder: Path):
+    model, other = (load_model(folder / name, dtype="float32") for name in ("model", "other"))
+    assert model.vocab_size > len(model.tokenizer or ())
+    with pytest.raises(PromptError, match="from 0 to 34, the vocabulary goes from 0 to 33"):
+        AutoregressiveDecoder(model).generate([[34, 5, 0]], 4)
+    with pytest.raises(UsageError, match=r"decoder_prompt \[35\]; wanted at least one .* below 34"):
+        wrap_model(other.hf, decoder_prompt=[35])
+
+
+def test_completions_have_tokens_of_the_target_language(folder: Path):
+    tokenizer: Any = load_tokenizer(folder / "model")
     record = Record("a row", "prompt", "the cat", "der hund")
     (turn,) = turns(record, tokenizer, encoder=True)
     assert turn.prompt == tokenizer("the cat")["input_ids"]
@@ -141,9 +129,8 @@ def test_token_ids_of_a_record_are_of_the_table_that_reads_them(folder: Path, na
 
 
 @pytest.mark.parametrize("file", ["vocab.json", "target_vocab.json"])
-def test_a_draft_with_another_vocabulary_is_refused(
-    model: HfModel, folder: Path, tmp_path: Path, file: str
-):
+def test_a_draft_with_another_vocabulary_is_refused(folder: Path, tmp_path: Path, file: str):
+    model = load_model(folder / "model", dtype="float32")
     assert model.tokenizer is not None
     assert check_same_vocabulary(model, model) == 38
     assert check_same_tokenizer(model.tokenizer, model) == 38
@@ -158,16 +145,10 @@ def test_a_draft_with_another_vocabulary_is_refused(
         check_same_tokenizer(model.tokenizer, draft)
 
 
-def test_one_tokenizer_and_one_width_pass():
-    tokenizer = tiny_tokenizer()
-    models = [wrap_model(tiny_hf(vocab_size=266, seed=seed), tokenizer) for seed in (0, 1)]
+@pytest.mark.parametrize("sizes", [(266, 266), (320, 288)])
+def test_one_tokenizer_passes_and_padded_logits_are_sliced_to_what_it_names(sizes: tuple[int, int]):
+    models = [wrap_model(tiny_hf(vocab_size=size), tiny_tokenizer()) for size in sizes]
     assert check_same_vocabulary(*models) == 266
-
-
-def test_padded_logits_pass_and_are_sliced_to_what_the_tokenizer_names():
-    target = wrap_model(tiny_hf(vocab_size=320), tiny_tokenizer())
-    draft = wrap_model(tiny_hf(vocab_size=288), tiny_tokenizer())
-    assert check_same_vocabulary(target, draft) == 266
 
 
 def test_other_numbers_for_the_same_tokens_are_counted_and_shown():

@@ -11,10 +11,7 @@ import pytest
 import torch
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
     AutoModelForImageTextToText,
-    Gemma3Config,
-    Gemma4Config,
     GenerationConfig,
     PreTrainedModel,
 )
@@ -32,11 +29,15 @@ from support.models import LLAMA_LIKE, generated, tiny_tokenizer
 PROMPTS = [[5, 6, 7, 9], [11, 4], [8, 5, 9, 30, 21, 7]]
 _TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 _TOWER |= {"num_attention_heads": 4, "image_size": 28, "patch_size": 14}
-_TOWER |= {"num_heads": 4, "depth": 2, "embed_dim": 32, "out_hidden_size": 32}  # of Qwen
+_GEMMA = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
+_GEMMA |= {"query_pre_attn_scalar": 8, "tie_word_embeddings": True}
+_GEMMA |= {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 266}  # of Gemma 4
+_GEMMA |= {"num_kv_shared_layers": 0, "global_head_dim": 8, "enable_moe_block": False}
 _SECTIONS = {"qwen2_5_vl": [1, 1, 2], "qwen3_vl": [2, 1, 1]}
 DRAFTS = {"mistral3": "mistral", "llava": "llama", "internvl": "qwen2", "smolvlm": "llama"}
 """The type of the language model alone, by that of the whole model."""
 KINDS = [*DRAFTS, *_SECTIONS]
+_OTHERS = ("vision", "audio", "multi_modal")  # in the names that transformers gives
 
 
 def saved(kind: str, folder: Path) -> PreTrainedModel:
@@ -47,12 +48,17 @@ def saved(kind: str, folder: Path) -> PreTrainedModel:
     if kind in _SECTIONS:
         rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": _SECTIONS[kind]}
         text["rope_parameters"] = rope
+        tower |= {"num_heads": 4, "depth": 2, "embed_dim": 32, "out_hidden_size": 32}
         tower |= {"fullatt_block_indexes": [1], "deepstack_visual_indexes": [0]}
-    types = default.get_text_config(decoder=True).model_type, default.vision_config.model_type
+    if kind.startswith("gemma"):
+        text |= _GEMMA
+    types = [default.get_text_config(decoder=True).model_type]
+    types += [getattr(default.vision_config, "model_type", f"{kind}_vision")]
     config: Any = AutoConfig.for_model(
         kind,
         text_config=text | {"model_type": types[0]},
         vision_config=tower | {"model_type": types[1]},
+        mm_tokens_per_image=4,
     )
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -103,55 +109,22 @@ def test_what_has_no_language_model_alone_gives_no_draft(kind: str, tmp_path: Pa
         make_draft(DraftConfig(target="t", out=tmp_path / "draft", layers=[0, 3]), target)
 
 
-TEXT = [5, 6, 7, 9, 11, 4, 8, 5]
-_TEXT_PART = {**LLAMA_LIKE, "vocab_size": 266, "sliding_window": 4, "eos_token_id": 1}
-_GEMMA_TOWER = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 3}
-_GEMMA_TOWER |= {"num_attention_heads": 2}
-_OTHERS = ("vision", "audio", "multi_modal")  # in the names that transformers gives
-
-
-def gemma(kind: str) -> PreTrainedModel:
-    """A tiny random model with a tower for images."""
-    types = ["sliding_attention", "full_attention"] * 2
-    text: dict[str, Any] = {**_TEXT_PART, "layer_types": types, "tie_word_embeddings": True}
-    if kind == "gemma3":
-        config: Any = Gemma3Config(
-            text_config=text | {"query_pre_attn_scalar": 8},
-            vision_config={**_GEMMA_TOWER, "image_size": 28, "patch_size": 14},
-            mm_tokens_per_image=4,
-            eos_token_id=[1],
-        )
-    else:
-        few = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 266}
-        more = {"num_kv_shared_layers": 0, "global_head_dim": 8, "enable_moe_block": False}
-        config = Gemma4Config(
-            text_config=text | few | more, vision_config=_GEMMA_TOWER, eos_token_id=1
-        )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        hf = AutoModelForCausalLM.from_config(config)
-    hf.generation_config = GenerationConfig(eos_token_id=1)
-    return hf.float().eval()
-
-
 def logits_of(hf: Any) -> torch.Tensor:
     with torch.inference_mode():
-        return hf(input_ids=torch.tensor([TEXT]), use_cache=False).logits[0]
+        return hf(input_ids=torch.tensor([PROMPTS[2] + PROMPTS[0]]), use_cache=False).logits[0]
 
 
 @pytest.mark.parametrize("kind", ["gemma3", "gemma4"])
 def test_a_draft_of_all_layers_is_the_text_part_alone(kind: str, tmp_path: Path):
-    hf, tokenizer = gemma(kind), tiny_tokenizer()
+    hf = saved(kind, tmp_path / "target")
     read = sum(
         weight.numel()
         for name, weight in hf.named_parameters()
         if not any(other in name for other in _OTHERS)
     )
     assert read < hf.num_parameters()
-    target = wrap_model(hf, tokenizer)
+    target = wrap_model(hf, tiny_tokenizer())
     assert target.num_parameters == read
-    hf.save_pretrained(tmp_path / "target")
-    tokenizer.save_pretrained(tmp_path / "target")
     assert inspect_model(tmp_path / "target").num_parameters == read
     every = DraftConfig(target="t", out=tmp_path / "draft", layers=[0, 1, 2, 3])
     draft = make_draft(every, target)

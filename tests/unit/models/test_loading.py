@@ -16,14 +16,16 @@ import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import WhisperConfig
 
-from paceline.errors import ModelLoadError, UnsupportedModelError, UsageError
-from paceline.models import load_model, wrap_model
+from paceline.errors import ModelLoadError, UsageError
+from paceline.models import load_model, precision, wrap_model
 from paceline.models.inspection import inspect_model
 from paceline.models.loading import fingerprint, load_tokenizer
+from paceline.models.precision import choose_precision
+from paceline.train import align
 from support.checkpoints import edit, fails
 from support.models import tiny_hf, tiny_tokenizer
+from support.runs import align_config, write_pair
 
 
 def test_a_directory_gives_the_model_and_its_tokenizer(model_directory: Path):
@@ -59,16 +61,13 @@ def test_tied_embeddings_are_no_missing_weights(tmp_path: Path):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_the_asked_dtype_is_the_dtype(model_directory: Path, dtype: str):
-    assert load_model(model_directory, dtype=dtype).dtype == getattr(torch, dtype)  # pyright: ignore
-
-
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_auto_dtype_is_the_precision_that_was_chosen(
-    model_directory: Path, precision: str, monkeypatch: pytest.MonkeyPatch
+def test_the_dtype_is_the_asked_one_or_the_precision_that_was_chosen(
+    model_directory: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setenv("PACELINE_PRECISION", precision)
-    assert load_model(model_directory, device="cpu").dtype == getattr(torch, precision)
+    assert load_model(model_directory, dtype=dtype).dtype == getattr(torch, dtype)  # pyright: ignore
+    if dtype != "float16":
+        monkeypatch.setenv("PACELINE_PRECISION", dtype)
+        assert load_model(model_directory, device="cpu").dtype == getattr(torch, dtype)
 
 
 def lie_about_a_shape(data: bytes) -> bytes:
@@ -142,21 +141,9 @@ def test_what_is_wrong_with_a_directory_is_said(model_directory: Path, case: str
     fails(model_directory, *words)
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("nothing/at/all", ("does not exist", "hub id")),
-        ("nobody/nothing", ("is not a local path or a hub id", "check the spelling")),
-    ],
-)
-def test_a_name_of_nothing_says_what_to_name(name: str, words: tuple[str, ...]):
-    fails(name, *words)
-
-
-def test_encoders_of_something_else_than_text_are_refused_by_name(tmp_path: Path):
-    WhisperConfig().save_pretrained(tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    fails(tmp_path, "whisper is no language model", error=UnsupportedModelError)
+def test_a_name_of_nothing_says_what_to_name():
+    fails("nothing/at/all", "does not exist", "hub id")
+    fails("nobody/nothing", "is not a local path or a hub id", "check the spelling")
 
 
 @pytest.mark.parametrize("architecture", ["t5_v1_1", "marian"])
@@ -170,21 +157,6 @@ def test_an_encoder_decoder_comes_back_from_its_directory(tmp_path: Path, archit
     batch = model.trial_batch([5, 6], source=[7, 8, 9])
     with torch.inference_mode():
         torch.testing.assert_close(model.plain_logits(batch), wrap_model(hf).plain_logits(batch))
-
-
-def test_rope_that_moves_old_positions_stops_at_its_first_context(model_directory: Path):
-    rope: dict[str, Any] = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-    edit(model_directory / "config.json", rope_parameters=rope)
-    assert load_model(model_directory).max_length == 64
-    rope = {
-        "rope_type": "longrope",
-        "rope_theta": 1e4,
-        "short_factor": [1.0] * 4,
-        "long_factor": [2.0] * 4,
-        "original_max_position_embeddings": 16,
-    }
-    edit(model_directory / "config.json", rope_parameters=rope)
-    assert load_model(model_directory).max_length == 16
 
 
 @pytest.mark.slow
@@ -245,14 +217,11 @@ def test_a_hub_model_without_its_weights_is_known_by_its_configuration(
     (hub_cache / "model.safetensors").unlink()
     hf = tiny_hf("llama", vocab_size=266)
     hf.save_pretrained(hub_cache, max_shard_size="40KB")
-    shards = sorted(hub_cache.glob("*.safetensors"))
-    assert len(shards) > 1
-    assert inspect_model("someone/tiny").num_layers == hf.config.num_hidden_layers
-    shards[-1].unlink()  # a download that was interrupted
-    assert inspect_model("someone/tiny").num_layers == hf.config.num_hidden_layers
-    for shard in shards[:-1]:
-        shard.unlink()
-    assert inspect_model("someone/tiny").num_layers == hf.config.num_hidden_layers
+    first, *others = sorted(hub_cache.glob("*.safetensors"))
+    for gone in ([], others, [first]):  # others: a download that was interrupted
+        for shard in gone:
+            shard.unlink()
+        assert inspect_model("someone/tiny").num_layers == hf.config.num_hidden_layers
 
 
 def test_a_model_of_the_hub_is_known_by_its_commit_whatever_has_come_of_it(tmp_path: Path):
@@ -277,19 +246,61 @@ def test_a_device_that_does_not_work_is_named(model_directory: Path, device: str
     fails(model_directory, *said, error=UsageError, load=load)
 
 
-def test_large_weights_whose_sum_overflows_are_finite(model_directory: Path):
+@pytest.mark.parametrize("dtype", ["float8", "int8", torch.float8_e4m3fn, torch.int8])
+def test_a_type_that_no_model_computes_in_is_named(model_directory: Path, dtype: Any):
+    load = partial(load_model, dtype=dtype)
+    fails(model_directory, "got dtype ", ", wanted auto, float32", error=UsageError, load=load)
+
+
+def test_a_model_whose_logits_overflow_is_refused_and_one_of_large_finite_weights_is_not(
+    model_directory: Path,
+):
     path = model_directory / "model.safetensors"
     weights = {name: weight.half() for name, weight in load_file(path).items()}
-    weights["model.embed_tokens.weight"][:, 0] = 60000.0
-    save_file(weights, path, metadata={"format": "pt"})
+    rows = weights["model.embed_tokens.weight"]
+    large = rows.clone().index_fill_(1, torch.tensor([0]), 60000.0)  # their sum overflows
+    save_file(weights | {"model.embed_tokens.weight": large}, path, {"format": "pt"})
     assert load_model(model_directory, dtype="float16").dtype == torch.float16
-
-
-def test_a_model_whose_logits_overflow_is_refused(model_directory: Path):
-    path = model_directory / "model.safetensors"
-    weights = {name: weight.half() for name, weight in load_file(path).items()}
     weights["model.layers.3.mlp.up_proj.weight"].fill_(60000.0)
-    save_file(weights, path, metadata={"format": "pt"})
-    with pytest.raises(ModelLoadError, match="logits of this llama are NaN or infinite in float16"):
-        load_model(model_directory, dtype="float16")
+    save_file(weights, path, {"format": "pt"})
+    said = "logits of this llama are NaN or infinite in float16"
+    fails(model_directory, said, load=partial(load_model, dtype="float16"))
     assert load_model(model_directory, dtype="float32").dtype == torch.float32
+
+
+CPU = torch.device("cpu")
+
+
+def test_bfloat16_needs_amx_or_a_card_with_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv(precision.VARIABLE)
+    for level, wanted in (("avx2", "float32"), ("avx512_bf16", "float32"), ("amx", "bfloat16")):
+        monkeypatch.setattr(precision, "level", lambda level=level: level)
+        assert choose_precision(CPU) == (wanted, f"the faster precision of processor level {level}")
+    for native, wanted in ((False, "float32"), (True, "bfloat16")):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda native=native, **_: native)
+        assert choose_precision(torch.device("cuda")).precision == wanted
+
+
+def test_the_variable_overrides_and_a_wrong_one_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(precision.VARIABLE, "float32")
+    assert choose_precision(CPU) == ("float32", "PACELINE_PRECISION is set")
+    monkeypatch.setenv(precision.VARIABLE, "int4")
+    with pytest.raises(UsageError, match="'int4', wanted float32 or bfloat16"):
+        choose_precision(CPU)
+
+
+def test_a_run_says_what_it_chose_and_keeps_it_when_it_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = write_pair(tmp_path / "pair")
+    monkeypatch.setenv(precision.VARIABLE, "bfloat16")
+    recipe = {"draft_fraction": 1.0, "fixed_fraction": 0.0, "precision": "auto"}
+    config = align_config(folder, tmp_path / "run", **recipe)
+    run = align(config)
+    chosen = {"precision": "bfloat16", "reason": "PACELINE_PRECISION is set"}
+    choices = json.loads((run / "manifest.json").read_text())["choices"]
+    assert choices == {"precision": chosen}
+    monkeypatch.setenv(precision.VARIABLE, "float32")
+    longer = config.model_copy(update={"num_steps": (config.num_steps or 0) + 1})
+    align(longer, resume=True)
+    assert json.loads((run / "manifest.json").read_text())["choices"] == choices

@@ -138,11 +138,13 @@ def check(model: HfModel, plain: Any, first: str = "cuda:0") -> None:
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "gpt2", "gemma2", "t5", "bart"])
-def test_a_spread_model_gives_the_logits_of_a_plain_one(architecture: str):
+def test_a_spread_model_gives_the_logits_of_a_plain_one_and_no_faster_pass(architecture: str):
     hf = tiny_hf(architecture)
     plain = copy.deepcopy(hf)
     with NamedDevices():
-        check(wrap_model(spread(hf, halves(hf))), plain)
+        model = wrap_model(spread(hf, halves(hf)))
+        check(model, plain)
+        check_unprepared(model)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "t5"])
@@ -178,13 +180,6 @@ def test_a_draft_decodes_with_a_spread_target():
     with NamedDevices():
         got = texts(wrap_model(spread(hf, halves(hf))))
     assert got == texts(tiny_model("llama"))
-
-
-@pytest.mark.parametrize("architecture", ["llama", "gpt2", "t5"])
-def test_no_faster_pass_is_made_of_a_spread_model(architecture: str):
-    hf = tiny_hf(architecture)
-    with NamedDevices():
-        check_unprepared(wrap_model(spread(hf, halves(hf))))
 
 
 @pytest.mark.parametrize("part", ["model.layers", "lm_head"])

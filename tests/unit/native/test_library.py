@@ -18,7 +18,6 @@ from paceline import compilation
 from paceline.errors import SlowerWarning
 from paceline.native import library
 from paceline.native.library import library_with
-from paceline.native.structures import DivergenceKind
 from paceline.processor import level
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
@@ -138,10 +137,3 @@ def test_a_library_of_these_sources_is_used_and_no_other(
         file.write("/* changed */\n")
     monkeypatch.setattr(compilation, "SOURCES", tmp_path / "sources")
     assert in_use() == 7
-
-
-def test_the_kinds_of_divergences_have_the_order_of_the_header():
-    header = (compilation.SOURCES / "divergences.h").read_text()
-    (names,) = re.findall(r"enum \{ (.*) \};", header)
-    assert names.split(", ") == [kind.name for kind in DivergenceKind]
-    assert list(DivergenceKind) == [*range(len(DivergenceKind))]

@@ -221,26 +221,35 @@ def compiled_calls(rule: Rule) -> set[str]:
     return {"draw", "verify"} if rule == Lossless() else {"draw"}
 
 
+NUCLEUS = SamplingParams(temperature=0.8, top_p=0.7)
+
+
 @pytest.mark.parametrize(
-    ("rule", "sampling", "expected"),
+    ("rule", "sampling", "drafts", "expected"),
     [
-        (Lossless(), SamplingParams(), {"draw", "verify"}),
-        (Lenient("linear", 0.5), SamplingParams(), {"draw"}),
-        (OwnRule(), SamplingParams(), {"draw"}),
-        (Chow(0.5), SamplingParams(temperature=0, top_k=5), {"draw"}),
-        (with_bonus(Chow(0.5), "target"), SamplingParams(), {"draw"}),
-        (Lossless(), SamplingParams(top_k=5), set()),
-        (Chow(0.5), SamplingParams(top_p=0.9), set()),
-        (Lossless(), SamplingParams(repetition_penalty=1.3), set()),
-        (Chow(0.5), SamplingParams(temperature=0, repetition_penalty=1.3), set()),
+        (Lossless(), SamplingParams(), None, {"draw", "verify"}),
+        (Lenient("linear", 0.5), SamplingParams(), None, {"draw"}),
+        (OwnRule(), SamplingParams(), None, {"draw"}),
+        (Chow(0.5), SamplingParams(temperature=0, top_k=5), None, {"draw"}),
+        (with_bonus(Chow(0.5), "target"), SamplingParams(), None, {"draw"}),
+        (Lossless(), SamplingParams(top_k=5), None, set()),
+        (Chow(0.5), SamplingParams(top_p=0.9), None, set()),
+        (Lossless(), SamplingParams(repetition_penalty=1.3), None, set()),
+        (Chow(0.5), SamplingParams(temperature=0, repetition_penalty=1.3), None, set()),
+        (Lossless(), SamplingParams(), NUCLEUS, {"verify"}),
+        (Lossless(), NUCLEUS, SamplingParams(temperature=0), {"draw"}),
     ],
 )
 def test_only_what_the_compiled_calls_know_is_given_to_them(
-    rule: Rule, sampling: SamplingParams, expected: set[str], calls: list[str]
+    rule: Rule,
+    sampling: SamplingParams,
+    drafts: SamplingParams | None,
+    expected: set[str],
+    calls: list[str],
 ):
     """And the text is that of the plain sessions, whoever makes it."""
     target, draft = prepared_pair(1)
-    decoder = SpeculativeDecoder(target, draft, rule, gamma=3, sampling=sampling)
+    decoder = SpeculativeDecoder(target, draft, rule, 3, sampling, draft_sampling=drafts)
     got = texts_of(decoder, [TEXT[:4]])
     assert set(calls) == expected
     assert got == plain_texts_of(decoder, [TEXT[:4]])
@@ -288,20 +297,6 @@ def test_of_tokens_that_are_as_likely_temperature_0_takes_the_first(rule: Rule, 
     assert [got] == plain_texts_of(decoder, [TEXT[:4]])
 
 
-@pytest.mark.parametrize("rule", [Lossless(), Lossy(0.4, "tuned"), Diff(0.05)], ids=str)
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_a_draft_that_stops_where_it_is_unsure_is_compiled_too(
-    rule: Rule, temperature: float, calls: list[str]
-):
-    target, draft = prepared_pair()
-    sampling, policy = SamplingParams(temperature=temperature), Confident(0.3)
-    for prompts in ([TEXT[:4]], [TEXT[:4], TEXT[5:6]]):
-        decoder = SpeculativeDecoder(target, draft, rule, 3, sampling, policy)
-        got = texts_of(decoder, prompts)
-        assert set(calls) == compiled_calls(rule)
-        assert got == plain_texts_of(decoder, prompts)
-
-
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -344,31 +339,19 @@ def test_without_a_compiler_models_read_through_transformers(
 
 @pytest.mark.parametrize("rule", [Lossless(), Lossy(0.4), Lossy(0.4, "tuned"), Diff(0.05)], ids=str)
 @pytest.mark.parametrize(
-    ("temperature", "drafts_at"), [(1.0, 0.0), (0.0, 1.0), (0.6, 1.0), (1.0, 0.6), (0.6, 1.3)]
+    ("temperature", "drafts_at"),
+    [(0.0, None), (0.7, None), (1.0, 0.0), (0.0, 1.0), (0.6, 1.0), (1.0, 0.6), (0.6, 1.3)],
 )
-def test_each_half_of_a_block_has_its_own_temperature(
-    rule: Rule, temperature: float, drafts_at: float, calls: list[str]
+def test_a_draft_that_stops_where_it_is_unsure_is_compiled_at_its_own_temperature_too(
+    rule: Rule, temperature: float, drafts_at: float | None, calls: list[str]
 ):
     target, draft = prepared_pair()
-    sampling, drafts = (SamplingParams(temperature=one) for one in (temperature, drafts_at))
+    sampling, policy = SamplingParams(temperature=temperature), Confident(0.2)
+    drafts = None if drafts_at is None else SamplingParams(temperature=drafts_at)
     for prompts in ([TEXT[:4]], [TEXT[:4], TEXT[2:9], TEXT[5:6]]):
         decoder = SpeculativeDecoder(
-            target, draft, rule, 3, sampling, policy=Confident(0.2), draft_sampling=drafts
+            target, draft, rule, 3, sampling, policy, draft_sampling=drafts
         )
         got = texts_of(decoder, prompts)
-        assert set(calls) == ({"draw", "verify"} if rule == Lossless() else {"draw"})
+        assert set(calls) == compiled_calls(rule)
         assert got == plain_texts_of(decoder, prompts)
-
-
-def test_a_half_that_the_compiled_calls_do_not_know_is_left_to_torch_alone(calls: list[str]):
-    target, draft = prepared_pair()
-    nucleus = SamplingParams(temperature=0.8, top_p=0.7)
-    for sampling, drafts, expected in (
-        (SamplingParams(), nucleus, {"verify"}),
-        (nucleus, SamplingParams(temperature=0), {"draw"}),
-    ):
-        calls.clear()
-        decoder = SpeculativeDecoder(target, draft, None, 3, sampling, draft_sampling=drafts)
-        got = texts_of(decoder, [TEXT[:4]])
-        assert set(calls) == expected
-        assert got == plain_texts_of(decoder, [TEXT[:4]])

@@ -115,6 +115,33 @@ def late(mask_of: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     return lambda *a, **named: mask_of(*a, **{**named, "q_offset": named["q_offset"] + 1})
 
 
+def spoiled(read: Callable[..., Any]) -> Callable[..., Any]:
+    """The first column is overwritten."""
+
+    def spoil(layer: FixedLayer, keys: torch.Tensor, values: torch.Tensor, *a: Any) -> Any:
+        visible = read(layer, keys, values, *a)
+        if layer.columns_BN is not None:
+            layer.values[:, :, 0] = 0
+        return visible
+
+    return spoil
+
+
+def stale(read: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, cache, new, ends, **named: read(self, cache, new, ends - 1, **named)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "mutant"), [(FixedPass, "logits", stale), (FixedLayer, "update", spoiled)]
+)
+def test_a_stale_length_and_an_overwritten_column_are_caught(
+    kind: type, name: str, mutant: Any, monkeypatch: pytest.MonkeyPatch
+):
+    model = with_cuda_graphs(tiny_model())
+    monkeypatch.setattr(kind, name, mutant(getattr(kind, name)))
+    assert play(model).largest > 10 * EXACT
+
+
 def test_a_mask_off_by_one_is_caught():
     model = with_cuda_graphs(tiny_model())
     assert play(model).largest < EXACT
@@ -141,26 +168,3 @@ def test_a_bfloat16_model_is_compared_as_closely_as_its_twin_allows():
             assert with_cuda_graphs(model) is model
     finally:
         AttentionMaskInterface.register(attention.NAME, attention.mask_of)
-
-
-def test_a_stale_length_is_caught(monkeypatch: pytest.MonkeyPatch):
-    model = with_cuda_graphs(tiny_model())
-    read = FixedPass.logits
-    monkeypatch.setattr(
-        FixedPass, "logits", lambda self, cache, new, ends, **k: read(self, cache, new, ends - 1)
-    )
-    assert play(model).largest > 10 * EXACT
-
-
-def test_an_overwritten_column_is_caught(monkeypatch: pytest.MonkeyPatch):
-    model = with_cuda_graphs(tiny_model())
-    update = FixedLayer.update
-
-    def spoil(layer: FixedLayer, keys: torch.Tensor, values: torch.Tensor, *a: Any) -> Any:
-        visible = update(layer, keys, values, *a)
-        if layer.columns_BN is not None:
-            layer.values[:, :, 0] = 0
-        return visible
-
-    monkeypatch.setattr(FixedLayer, "update", spoil)
-    assert play(model).largest > 10 * EXACT
