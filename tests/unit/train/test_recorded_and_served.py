@@ -186,10 +186,10 @@ def test_a_stopped_run_continues_with_the_same_texts(
     whole = losses(align(align_config(place, tmp_path / "whole", **given)))
     generate = ServedRounds._generate
 
-    def fail(self: ServedRounds, number: int, count: int) -> Any:
+    def fail(self: ServedRounds, number: int) -> Any:
         if number == 1:
             raise EngineError("the server is gone")
-        return generate(self, number, count)
+        return generate(self, number)
 
     monkeypatch.setattr(ServedRounds, "_generate", fail)
     config = align_config(place, tmp_path / "run", **given)
