@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,13 @@ def test_every_answer_is_trained_behind_its_prompt_up_to_the_end_of_the_turn(
     row = {"messages": family.messages, "chat_template_kwargs": dict(family.arguments)}
     examples = build(read(tmp_path / "a.jsonl", row), tokenizer, family.stops)
     assert [marked(example, tokenizer) for example in examples] == turns_of(family.talk)
+    for index, example in zip((2, 4), examples, strict=True):
+        before, until = (family.messages[:count] for count in (index, index + 1))
+        made = partial(tokenizer.apply_chat_template, return_dict=False, **family.arguments)
+        prompt, whole = made(before, add_generation_prompt=True), made(until)
+        assert example.prompt == prompt
+        if whole[: len(prompt)] == prompt:
+            assert list(example.tokens) == whole[: len(example.tokens)]
 
 
 @pytest.mark.parametrize("family", CHAT_FAMILIES, ids=CHAT_FAMILY_NAMES)
@@ -80,26 +88,6 @@ def test_the_end_of_an_answer_is_that_of_the_family_s_chats(family: Family):
     assert end.behind(prompt) == whole[-1]
     plain = tokenizer("hi", add_special_tokens=False)["input_ids"]
     assert end.behind(plain) == tokenizer.convert_tokens_to_ids(family.special.split()[1])
-
-
-@pytest.mark.parametrize("family", CHAT_FAMILIES, ids=CHAT_FAMILY_NAMES)
-def test_prompts_are_what_transformers_makes_of_the_messages_before(tmp_path: Path, family: Family):
-    tokenizer = tokenizer_of(family)
-    row = {"messages": family.messages, "chat_template_kwargs": dict(family.arguments)}
-    examples = build(read(tmp_path / "a.jsonl", row), tokenizer, family.stops)
-    for index, example in zip((2, 4), examples, strict=True):
-        prompt = tokenizer.apply_chat_template(
-            family.messages[:index],
-            add_generation_prompt=True,
-            return_dict=False,
-            **family.arguments,
-        )
-        assert example.prompt == prompt
-        whole = tokenizer.apply_chat_template(
-            family.messages[: index + 1], return_dict=False, **family.arguments
-        )
-        if whole[: len(prompt)] == prompt:
-            assert list(example.tokens) == whole[: len(example.tokens)]
 
 
 @pytest.mark.parametrize("family", [f for f in CHAT_FAMILIES if f.weather], ids=lambda f: f.name)

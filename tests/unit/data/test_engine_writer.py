@@ -73,17 +73,26 @@ def is_there(pid: int) -> bool:
     return True
 
 
+def all_end(pids: list[int]) -> bool:
+    """Within ten seconds; else they are killed."""
+    left = pids
+    for _ in range(100):
+        left = [pid for pid in left if is_there(pid)]
+        if not left:
+            return True
+        time.sleep(0.1)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    return False
+
+
 def test_each_worker_starts_a_server_and_ends_it(folder: Path, tmp_path: Path):
     earlier = started(folder)
     run = generate_data(config(folder, tmp_path / "run", workers=2))
     servers = [file for file in started(folder) if file not in earlier]
     pids = [int(file.name.rpartition("-")[2]) for file in servers]
     assert len(pids) == 2
-    for _ in range(100):
-        if not any(map(is_there, pids)):
-            break
-        time.sleep(0.1)
-    assert not any(map(is_there, pids)), "the servers end with their workers"
+    assert all_end(pids), "the servers end with their workers"
     settings = servers[0].read_text()
     assert '"--max-logprobs": "3"' in settings
     assert '"--max-num-seqs": "2"' in settings
@@ -155,10 +164,4 @@ def test_servers_end_with_their_client_even_if_that_is_killed(tmp_path: Path):
         finally:
             process.kill()
     pids = [int(file.read_text()) for file in files]
-    for _ in range(100):
-        if not any(map(is_there, pids)):
-            return
-        time.sleep(0.1)
-    for pid in filter(is_there, pids):
-        os.kill(pid, signal.SIGKILL)
-    pytest.fail("a server is still there")
+    assert all_end(pids)

@@ -80,9 +80,7 @@ def test_code_has_no_documentation_that_may_have_been_trained_on(tasks: PythonTa
     assert len(set(texts)) == len(texts)
     assert all(len(text) >= 300 for text in texts)
     assert all(text.startswith(("def ", "async def ", "@")) for text in texts)
-
-
-def test_functions_to_train_on_are_others_than_those_of_the_prompts(tasks: PythonTasks):
+    # functions to train on are others than those of the prompts
     prompts, trained = (set(_texts(path)) for path in tasks[1:])
     assert len(trained) > len(prompts)
     assert not trained & prompts

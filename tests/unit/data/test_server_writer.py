@@ -1,13 +1,11 @@
 """generate-data with servers as writers: every answer once, whatever servers and client do."""
 
-import json
 import math
 import threading
 import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -129,29 +127,19 @@ def test_a_token_that_ends_within_a_character_has_no_candidates(folder: Path, tm
         assert [len(each) for each in top] == [0] + [TOP] * (len(answer.completion_tokens) - 1)
 
 
-@contextmanager
-def stopping(served: Served) -> Iterator[str]:
-    """The URL of a server that refuses all requests after the sixth; it refuses none at the end."""
-    complete = served.complete
-
-    def stop_at_the_seventh(body: dict[str, Any]) -> Answer:
-        if len(served.bodies) == 6:
-            return 400, {"error": {"message": "no more today"}}
-        return complete(body)
-
-    served.complete = stop_at_the_seventh  # pyright: ignore[reportAttributeAccessIssue]
-    with serving(served.routes) as url:
-        yield url
-    served.complete = complete
-
-
 def test_a_failed_run_keeps_its_files_and_asks_for_the_others_only(
     folder: Path, tmp_path: Path, served: Served, url: str
 ):
     whole = answers(generate_data(config(folder, tmp_path / "whole", url)))
     served.bodies.clear()
     one = {"concurrency": 1}
-    with stopping(served) as other, pytest.raises(UsageError, match="no more today"):
+
+    def complete(body: dict[str, Any]) -> Answer:
+        refused = len(served.bodies) == 6
+        return (400, {"error": {"message": "no more today"}}) if refused else served.complete(body)
+
+    stopping = served.routes | {"/v1/completions": complete}
+    with serving(stopping) as other, pytest.raises(UsageError, match="no more today"):
         generate_data(config(folder, tmp_path / "run", other, writer=one))
     assert len(served.bodies) == 6
     # at another address
@@ -357,7 +345,7 @@ def test_another_tokenizer_another_model_and_no_server_are_one_line(
 ):
     number = iter(range(99))
 
-    def refused(match: str, address: str, kind: type[PacelineError], **writer: Any) -> None:
+    def refused(match: str, address: Any, kind: type[PacelineError], **writer: Any) -> None:
         made = config(folder, tmp_path / f"run-{next(number)}", address, writer=writer)
         with pytest.raises(kind, match=match):
             generate_data(made)
@@ -366,35 +354,16 @@ def test_another_tokenizer_another_model_and_no_server_are_one_line(
     with serving(served.routes) as closed:
         pass
     refused("cannot be reached .* no server answered for", closed, EngineError)
+    named = served.routes | {"/v1/models": lambda _: (200, {"data": [{"id": "other"}]})}
+    said = "answers of different models do not belong together"
+    with serving(named) as other:
+        refused(said, [url, other], UsageError, concurrency=1)
     served.tokens_of = lambda text, **_: {"input_ids": [1, 2]}
     refused("has another tokenizer than the prompts: 2 tokens instead of", url, UsageError)
     with pytest.raises(ConfigError, match="names a server twice"):
         config(folder, tmp_path / "run", [url, f"{url}/v1"])
     with pytest.raises(ConfigError, match="draft is for a target that is loaded here"):
         config(folder, tmp_path / "run", url, draft="d")
-
-
-def test_a_tokenizer_without_a_model_is_enough(
-    folder: Path, tmp_path: Path, served: Served, url: str
-):
-    alone = tmp_path / "tokenizer"
-    served.tokens_of.save_pretrained(alone)
-    assert not (alone / "config.json").exists()
-    run = generate_data(config(folder, tmp_path / "run", url, target=str(alone)))
-    manifest = json.loads((run / "manifest.json").read_text())
-    assert manifest["config"]["writer"]["kind"] == "openai"
-    assert len(answers(run)) == 22
-
-
-def test_servers_of_two_models_are_refused(folder: Path, tmp_path: Path):
-    first, second = Served(folder), Served(folder)
-    other = second.routes | {"/v1/models": lambda _: (200, {"data": [{"id": "other"}]})}
-    with (
-        serving(first.routes) as one,
-        serving(other) as two,
-        pytest.raises(UsageError, match="answers of different models do not belong together"),
-    ):
-        generate_data(config(folder, tmp_path / "run", [one, two], writer={"concurrency": 1}))
 
 
 def test_a_server_that_is_not_there_is_named_once(folder: Path, tmp_path: Path, url: str):

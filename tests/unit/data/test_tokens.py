@@ -1,6 +1,5 @@
 """Completions have the tokens that `tokenizers` gives to prompt and completion together."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,44 +12,24 @@ from paceline.data import read_prompts, read_records
 from paceline.data.prompts import Record
 from paceline.data.tokens import encode, following_tokens, truncated
 from paceline.errors import PromptError
+from support.data import write_rows
 from support.models import tiny_tokenizer
 from support.texts import TOKENIZER_FAMILIES, wrapped
 
-# In the manner of ChatML: a line break follows the token that ends an answer.
-TEMPLATE = (
-    "{% for m in messages %}<bos>{{ m['role'] }}\n{{ m['content'] }}<eos>\n{% endfor %}"
-    "{% if add_generation_prompt %}<bos>assistant\n{% endif %}"
-)
 BOS, EOS = 0, 1
 
 
-@pytest.fixture
-def chatty() -> PreTrainedTokenizerFast:
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = TEMPLATE
-    return tokenizer
-
-
-def write(path: Path, *rows: dict[str, Any]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
 def test_a_document_keeps_its_head_and_a_prompt_its_tail(tmp_path: Path, tokenizer: Any):
-    path = write(tmp_path / "a.jsonl", {"text": "abcdef"}, {"prompt": "abcdef"}, {"tokens": [7, 8]})
+    rows = {"text": "abcdef"}, {"prompt": "abcdef"}, {"tokens": [7, 8]}
+    path = write_rows(tmp_path / "a.jsonl", *rows)
     with pytest.warns(UserWarning, match="1 of 3 prompts are longer than 4 tokens"):
         prompts = read_prompts(path, tokenizer, max_tokens=4)
     assert [tokenizer.decode(prompt) for prompt in prompts[:2]] == ["abcd", "cdef"]
     assert prompts[2] == [7, 8]
 
 
-def test_prompts_that_fit_are_whole_and_silent(tmp_path: Path, tokenizer: Any):
-    path = write(tmp_path / "a.jsonl", {"prompt": "xyz", "completion": "never read"})
-    assert read_prompts(path, tokenizer) == [tokenizer("xyz")["input_ids"]]
-
-
 def test_a_token_that_the_tokenizer_does_not_have_is_refused(tmp_path: Path, tokenizer: Any):
-    path = write(tmp_path / "a.jsonl", {"tokens": [1, 266]})
+    path = write_rows(tmp_path / "a.jsonl", {"tokens": [1, 266]})
     with pytest.raises(PromptError, match="has the token 266, but the tokenizer's last is 265"):
         read_prompts(path, tokenizer)
 
@@ -58,51 +37,35 @@ def test_a_token_that_the_tokenizer_does_not_have_is_refused(tmp_path: Path, tok
 def test_given_tokens_may_be_any_of_a_vocabulary_with_gaps(tmp_path: Path):
     vocabulary = {"a": 0, "b": 1, "z": 9}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(vocabulary)))
-    path = write(tmp_path / "a.jsonl", {"tokens": [1, max(vocabulary.values())]})
+    path = write_rows(tmp_path / "a.jsonl", {"tokens": [1, max(vocabulary.values())]})
     assert read_prompts(path, tokenizer) == [[1, 9]]
 
 
 def test_given_tokens_are_taken_without_asking_for_the_vocabulary(
     tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    path = write(tmp_path / "a.jsonl", *[{"tokens": [1, 265]}] * 3)
+    path = write_rows(tmp_path / "a.jsonl", *[{"tokens": [1, 265]}] * 3)
     # it takes 25 ms for 49,152 tokens, and a run reads thousands of texts
     monkeypatch.setattr(type(tokenizer), "get_vocab", lambda _: pytest.fail("asked"))
     assert read_prompts(path, tokenizer) == [[1, 265]] * 3
 
 
-def test_an_open_chat_becomes_a_prompt_that_asks_for_the_answer(tmp_path: Path, chatty: Any):
-    path = write(tmp_path / "a.jsonl", {"messages": [{"role": "user", "content": "hi"}]})
-    prompt, completion = encode(read_records(path)[0], chatty)
-    assert chatty.decode(prompt) == "<bos>user\nhi<eos>\n<bos>assistant\n"
-    assert prompt[0] == BOS
-    assert completion is None
-
-
-def test_a_closing_answer_is_the_completion_and_ends_with_its_end_token(
-    tmp_path: Path, chatty: Any
-):
-    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
-    path = write(tmp_path / "a.jsonl", {"messages": messages})
-    prompt, completion = encode(read_records(path)[0], chatty)
-    assert chatty.decode(prompt) == "<bos>user\nhi<eos>\n<bos>assistant\n"
-    assert completion == [*chatty("yo")["input_ids"], EOS]
-
-
-def test_a_template_that_rewrites_earlier_turns_still_gives_the_answer(tmp_path: Path, chatty: Any):
+def test_a_template_that_rewrites_earlier_turns_still_gives_the_answer(tmp_path: Path):
+    chatty = tiny_tokenizer()
     chatty.chat_template = "{{ messages | length }}{{ messages[-1]['content'] }}"
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
-    record = read_records(write(tmp_path / "a.jsonl", {"messages": messages}))[0]
+    record = read_records(write_rows(tmp_path / "a.jsonl", {"messages": messages}))[0]
     prompt, completion = encode(record, chatty)
     assert (chatty.decode(prompt), chatty.decode(completion)) == ("1hi", "yo")
 
 
-def test_messages_without_a_template_or_against_it_are_refused(tmp_path: Path, chatty: Any):
+def test_messages_without_a_template_or_against_it_are_refused(tmp_path: Path):
+    chatty = tiny_tokenizer()
     record = read_records(
-        write(tmp_path / "a.jsonl", {"messages": [{"role": "user", "content": "hi"}]})
+        write_rows(tmp_path / "a.jsonl", {"messages": [{"role": "user", "content": "hi"}]})
     )[0]
     with pytest.raises(PromptError, match="line 1 is a chat, but the tokenizer has no chat"):
-        encode(record, tiny_tokenizer())
+        encode(record, chatty)
     chatty.chat_template = "{{ raise_exception('roles must alternate') }}"
     with pytest.raises(PromptError, match=r"line 1 does not fit the chat template: roles must"):
         encode(record, chatty)
@@ -138,7 +101,7 @@ def with_bos(*, template: str | None = None) -> PreTrainedTokenizerFast:
 
 def test_a_prompt_that_is_cut_keeps_the_bos_that_its_tokenizer_adds(tmp_path: Path):
     tokenizer = with_bos()
-    path = write(tmp_path / "a.jsonl", {"prompt": "abcdef"}, {"text": "abcdef"})
+    path = write_rows(tmp_path / "a.jsonl", {"prompt": "abcdef"}, {"text": "abcdef"})
     with pytest.warns(UserWarning, match=r"raise max_prompt_tokens .* \(the longest has 7\)"):
         prompts = read_prompts(path, tokenizer, max_tokens=3)
     assert [tokenizer.decode(prompt) for prompt in prompts] == ["<bos>ef", "<bos>ab"]
@@ -161,15 +124,15 @@ def test_a_chat_that_is_cut_keeps_the_bos_that_starts_the_text(
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = template
     messages = [{"role": "user", "content": text} for text in ("abc", "def")]
-    path = write(tmp_path / "a.jsonl", {"messages": messages})
+    path = write_rows(tmp_path / "a.jsonl", {"messages": messages})
     assert tokenizer.decode(read_prompts(path, tokenizer, max_tokens=3)[0]) == cut
 
 
 def test_a_text_has_one_bos(tmp_path: Path):
     tokenizer = with_bos(template="{{ bos_token }}{{ messages[0].content }}")
     messages = [{"role": "user", "content": "hi"}]
-    path = write(tmp_path / "a.jsonl", {"prompt": "<bos>hi"}, {"prompt": "hi"})
-    chat = write(tmp_path / "b.jsonl", {"messages": messages})
+    path = write_rows(tmp_path / "a.jsonl", {"prompt": "<bos>hi"}, {"prompt": "hi"})
+    chat = write_rows(tmp_path / "b.jsonl", {"messages": messages})
     (prompt,) = read_prompts(chat, tokenizer)
     assert tokenizer.decode(prompt) == "<bos>hi"
     assert read_prompts(path, tokenizer) == [prompt, prompt]

@@ -1,6 +1,5 @@
 """Where a text ends: stop tokens, budgets and contexts, inside blocks and at their edges."""
 
-import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -46,14 +45,14 @@ DRAFT_CYCLE = [1, 2, 3, 4, 1, 0]
 
 # transformers#28508: nothing may follow an accepted stop token.
 @pytest.mark.parametrize(
-    ("stop", "tokens", "stats"),
+    ("stop", "gamma", "stats"),
     [
         # the first token, from the pass over the prompt
-        (1, [1], DecodeStats(num_prefill_tokens=1)),
+        (1, 3, DecodeStats(num_prefill_tokens=1)),
         # accepted in the middle of the block 2 3 4: the 4 behind it is drafted and judged, not kept
         (
             3,
-            [1, 2, 3],
+            3,
             DecodeStats(
                 *(1, 3, 2),
                 num_prefill_tokens=1,
@@ -62,36 +61,21 @@ DRAFT_CYCLE = [1, 2, 3, 4, 1, 0]
             ),
         ),
         # accepted as the last drafted token: no bonus behind it
-        (
-            4,
-            [1, 2, 3, 4],
-            DecodeStats(1, 3, 3, num_prefill_tokens=1, accepted_histogram=(0, 0, 0, 1)),
-        ),
+        (4, 3, DecodeStats(1, 3, 3, num_prefill_tokens=1, accepted_histogram=(0, 0, 0, 1))),
         # the bonus token
-        (
-            5,
-            [1, 2, 3, 4, 5],
-            DecodeStats(1, 3, 3, 0, 1, num_prefill_tokens=1, accepted_histogram=(0, 0, 0, 1)),
-        ),
+        (5, 3, DecodeStats(1, 3, 3, 0, 1, num_prefill_tokens=1, accepted_histogram=(0, 0, 0, 1))),
+        # recovered
+        (5, 4, DecodeStats(1, 4, 3, 1, num_prefill_tokens=1, accepted_histogram=(0, 0, 0, 1))),
     ],
 )
 def test_a_stop_token_ends_its_block_wherever_it_comes_from(
-    stop: int, tokens: list[int], stats: DecodeStats
+    stop: int, gamma: int, stats: DecodeStats
 ):
     target, draft = chain(CYCLE, eos_token_ids=(stop,)), chain(DRAFT_CYCLE)
-    (generation,) = SpeculativeDecoder(target, draft, gamma=3, sampling=GREEDY).generate([[0]])
-    assert generation.tokens == tokens
+    (generation,) = SpeculativeDecoder(target, draft, gamma=gamma, sampling=GREEDY).generate([[0]])
+    assert generation.tokens == [*range(1, stop + 1)]
     assert generation.stop_reason == "eos"
     assert generation.stats == stats
-
-
-def test_a_recovered_stop_token_ends_the_text():
-    target, draft = chain(CYCLE, eos_token_ids=(5,)), chain(DRAFT_CYCLE)
-    (generation,) = SpeculativeDecoder(target, draft, gamma=4, sampling=GREEDY).generate([[0]])
-    assert generation.tokens == [1, 2, 3, 4, 5]
-    assert generation.stats == DecodeStats(
-        1, 4, 3, 1, num_prefill_tokens=1, accepted_histogram=(0, 0, 0, 1)
-    )
 
 
 def test_draft_acceptance_counts_what_is_drafted_behind_a_stop_token_as_vllm_does():
@@ -107,13 +91,6 @@ def test_draft_acceptance_counts_what_is_drafted_behind_a_stop_token_as_vllm_doe
     # of the text's own tokens, every examined one was accepted
     assert (generation.stats.num_accepted, generation.stats.acceptance_rate) == (2, 1.0)
     assert generation.stats.block_efficiency == 2
-
-
-def test_the_block_event_ends_with_the_stop_token_too():
-    model = chain(CYCLE, eos_token_ids=(3,))
-    blocks = list(SpeculativeDecoder(model, model, gamma=5).stream([0]))
-    assert [block.tokens for block in blocks] == [(1,), (2, 3)]
-    assert [block.sources for block in blocks] == [("prefill",), ("accepted", "accepted")]
 
 
 def test_the_stop_tokens_are_the_targets_unless_others_are_given():
@@ -145,18 +122,21 @@ def test_a_text_has_exactly_the_tokens_that_were_asked_for(budget: int, draft: l
     assert stats.num_accepted <= stats.num_drafted <= budget
 
 
-def test_a_stop_token_on_the_last_place_is_the_reason_given():
-    model = chain(CYCLE, eos_token_ids=(5,))
+@pytest.mark.parametrize(
+    ("prompt", "budget", "settings", "tokens", "reason"),
+    [
+        ([0], 5, {"eos_token_ids": (5,)}, [1, 2, 3, 4, 5], "eos"),  # on the last place
+        ([0, 1], 8, {"max_length": 12}, [2, 3, 4, 5, 0, 1, 2, 3], "length"),
+        ([4, 5, 0], 99, {"max_length": 12}, [1, 2, 3, 4, 5, 0, 1, 2, 3], "context"),
+    ],
+)
+def test_what_ended_a_text_is_said(
+    prompt: list[int], budget: int, settings: Any, tokens: list[int], reason: str
+):
+    model = chain(CYCLE, **settings)
     for decoder in (AutoregressiveDecoder(model), SpeculativeDecoder(model, model, gamma=2)):
-        (generation,) = decoder.generate([[0]], 5)
-        assert (generation.tokens, generation.stop_reason) == ([1, 2, 3, 4, 5], "eos")
-
-
-def test_the_baseline_fills_the_context_to_its_end():
-    model = chain(CYCLE, max_length=12)
-    (generation,) = AutoregressiveDecoder(model).generate([[4, 5, 0]], 100)
-    assert len(generation.tokens) == 9
-    assert generation.stop_reason == "context"
+        (generation,) = decoder.generate([prompt], budget)
+        assert (generation.tokens, generation.stop_reason) == (tokens, reason)
 
 
 @pytest.mark.parametrize("gamma", [1, 3, 5])
@@ -229,33 +209,6 @@ def test_greedy_text_beyond_the_drafts_context_is_that_of_generate(
         assert generation.tokens == generated(hf, prompt, min(62, room or 62))
 
 
-def test_a_budget_within_the_context_is_not_cut():
-    model = chain(CYCLE, max_length=12)
-    for decoder in (AutoregressiveDecoder(model), SpeculativeDecoder(model, model, gamma=2)):
-        (generation,) = decoder.generate([[0, 1]], 8)
-        assert (len(generation.tokens), generation.stop_reason) == (8, "length")
-
-
-def test_without_a_limit_there_is_room_for_anything():
-    assert AutoregressiveDecoder(chain(CYCLE)).remaining_context([0]) is None
-
-
-def one_line(error: type[Exception], call) -> str:
-    with pytest.raises(error) as caught:
-        call()
-    message = str(caught.value)
-    assert isinstance(caught.value, UsageError)
-    assert caught.value.exit_code == 2
-    return message
-
-
-@pytest.mark.parametrize("gamma", [0, -3])
-def test_gamma_below_one_is_refused_with_the_name_of_what_is_wanted(gamma: int):
-    model = chain(CYCLE)
-    message = one_line(UsageError, lambda: SpeculativeDecoder(model, model, gamma=gamma))
-    assert message == f"gamma must be 1 or more, got {gamma}"
-
-
 @pytest.mark.parametrize("speculative", [True, False])
 def test_what_cannot_be_decoded_is_refused_in_one_line(*, speculative: bool):
     model = chain(CYCLE, max_length=9)
@@ -268,6 +221,7 @@ def test_what_cannot_be_decoded_is_refused_in_one_line(*, speculative: bool):
         (PromptError, "token ids from -1 to 2", lambda: decoder.generate([[0], [2, -1]])),
         (PromptError, "goes from 0 to 5", lambda: decoder.generate([[6]])),
         (UsageError, "max_new_tokens must be 1 or more, got 0", lambda: decoder.generate([[1]], 0)),
+        (UsageError, "batch_size must be 1", lambda: decoder.generate([[1]], batch_size=0)),
         (UsageError, "got 2 seeds for 1 prompts", lambda: decoder.generate([[1]], seed=[1, 2])),
         (
             ContextLengthError,
@@ -275,14 +229,26 @@ def test_what_cannot_be_decoded_is_refused_in_one_line(*, speculative: bool):
             lambda: decoder.generate([[1] * 9]),
         ),
         (PromptError, "the prompt is empty", lambda: decoder.stream([])),
+        *(
+            (PromptError, "token ids|input_ids", lambda wrong=wrong: decoder.generate(wrong))
+            for wrong in ("text", ["text"], [1, 2], [[1.5]], [[[1]]], {"input_ids": []})
+        ),
+        # SGLang#24051: another vocabulary would decode garbage
+        (
+            VocabularyMismatchError,
+            "6 tokens.*4",
+            lambda: SpeculativeDecoder(model, chain([1, 2, 3, 0])),
+        ),
+        (
+            UsageError,
+            "^gamma must be 1 or more, got 0$",
+            lambda: SpeculativeDecoder(model, model, gamma=0),
+        ),
     ]:
-        assert said in one_line(error, call)
-
-
-@pytest.mark.parametrize("wrong", ["text", ["text"], [1, 2], [[1.5]], [[[1]]], {"input_ids": []}])
-def test_prompts_that_are_no_lists_of_token_ids_are_refused(wrong: Any):
-    decoder = AutoregressiveDecoder(chain(CYCLE))
-    assert re.search("token ids|input_ids", one_line(PromptError, lambda: decoder.generate(wrong)))
+        with pytest.raises(error, match=said) as caught:
+            call()
+        assert isinstance(caught.value, UsageError)
+        assert caught.value.exit_code == 2
 
 
 def test_token_ids_of_numpy_and_torch_are_integers_too():
@@ -291,16 +257,6 @@ def test_token_ids_of_numpy_and_torch_are_integers_too():
     for prompts in ([np.array([0, 1])], torch.tensor([[0, 1]]), [(np.int64(0), torch.tensor(1))]):
         found: Any = prompts
         assert decoder.generate(found, 3) == [wanted]
-
-
-# SGLang#24051: another vocabulary would decode garbage.
-def test_a_draft_of_another_vocabulary_is_refused():
-    message = one_line(
-        VocabularyMismatchError,
-        lambda: SpeculativeDecoder(chain(CYCLE), chain([1, 2, 3, 0])),
-    )
-    assert "6 tokens" in message
-    assert "4" in message
 
 
 BAD = 58  # the only token behind which float16 overflows
@@ -340,14 +296,11 @@ def test_logits_that_are_not_finite_are_one_line(sampling: SamplingParams):
             decoder.generate(prompts, 8, eos_token_ids=[], batch_size=1)
 
 
-def test_an_encoder_that_overflows_is_named():
+def test_an_encoder_and_a_text_that_is_scored_may_overflow_too():
     model = overflowing("t5_v1_1")
     AutoregressiveDecoder(model).generate([[5, 6, 7]], 4)
     with refused():
         AutoregressiveDecoder(model).generate([[5, BAD, 7]], 4)
-
-
-def test_text_that_is_scored_and_overflows_is_refused():
     model = overflowing()
     with refused():
         document_nats(model, [8, BAD, 9])

@@ -6,14 +6,10 @@ from typing import Any
 import pytest
 
 from paceline.core.sampling import SamplingParams
-from paceline.core.stats import DecodeStats
 from paceline.decode import (
     AutoregressiveDecoder,
-    Block,
     Generation,
-    Piece,
     SpeculativeDecoder,
-    TextGeneration,
 )
 from paceline.errors import PromptError
 from paceline.models import HfModel
@@ -135,22 +131,3 @@ def test_a_model_without_a_tokenizer_takes_no_text():
     for call in (decoder.generate, decoder.stream):
         with pytest.raises(PromptError, match=r"^the prompt is 'Once', but the target has no"):
             call("Once")
-
-
-STATS = DecodeStats(num_blocks=2, num_drafted=4, num_accepted=3, num_recovered=1, num_bonus=1)
-BLOCK = Block((7, 8), ("accepted", "recovered"), 2)
-PIECES = (Piece("<b> & ", "accepted", 7, BLOCK), Piece("so\n", "recovered", 8, BLOCK))
-
-
-def test_a_generation_is_one_short_line():
-    """5 tokens of 2 blocks, by hand."""
-    assert (
-        repr(Generation([1, 2, 3, 4, 5], "eos", STATS))
-        == "<Generation of 5 tokens, stopped by eos, 2.50 tokens per target call: [1, 2, 3, 4, 5]>"
-    )
-    assert (
-        repr(TextGeneration([7, 8], "length", DecodeStats(), "<b> & so\n", PIECES))
-        == r"<TextGeneration of 2 tokens, stopped by length: '<b> & so\n'>"
-    )
-    long = TextGeneration([1] * 900, "length", STATS, "word " * 900, ())
-    assert len(repr(long)) < 160

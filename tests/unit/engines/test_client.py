@@ -18,10 +18,10 @@ from paceline.core.sampling import SamplingParams
 from paceline.engines import client
 from paceline.engines.client import Client, connection, root_of
 from paceline.engines.commands import EngineChoice, server_environment
-from paceline.engines.contract import BlockCounts, Engine, Request, Setup
-from paceline.engines.kinds import KINDS, EngineName, RuleServer, names_of
+from paceline.engines.contract import BlockCounts, Request, Setup
+from paceline.engines.kinds import KINDS, EngineName, RuleServer
 from paceline.engines.process import ServerProcess
-from paceline.engines.servers import Server, block_counts
+from paceline.engines.servers import block_counts
 from paceline.engines.text_servers import TextServers
 from paceline.engines.texts import OpenAIWriter
 from paceline.errors import EngineError, PacelineError
@@ -192,14 +192,6 @@ def test_ctrl_c_ends_the_wait_for_a_server_in_one_line():
     assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
 
 
-kinds = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-
-
-@kinds
-def test_an_engine_is_a_server_with_a_program_or_runs_in_this_process(kind: type[Engine]):
-    assert kind.in_process or (issubclass(kind, Server) and kind.program)
-
-
 def test_configurations_accept_these_engines_alone():
     for name in KINDS:
         TypeAdapter(EngineName).validate_python(name)
@@ -208,11 +200,6 @@ def test_configurations_accept_these_engines_alone():
         TypeAdapter(EngineName).validate_python("paceline")
     with pytest.raises(ValidationError, match="'paceline' or 'vllm'"):
         TypeAdapter(RuleServer).validate_python("sglang")
-
-
-def test_sentences_name_the_engines_with_a_property():
-    assert names_of(lambda kind: not kind.in_process) == "vllm, sglang or llamacpp"
-    assert names_of(lambda kind: kind.loads_gguf) == "llamacpp"
 
 
 def test_an_engine_may_be_given_by_its_name():

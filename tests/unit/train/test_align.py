@@ -2,6 +2,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,6 +11,8 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from paceline.config import load_config, to_yaml
+from paceline.core.rules import Opt
 from paceline.errors import (
     ConfigError,
     ContextLengthError,
@@ -18,18 +21,30 @@ from paceline.errors import (
     TrainingError,
     UsageError,
 )
-from paceline.models import HfModel, load_model
+from paceline.models import HfModel, load_model, wrap_model
 from paceline.models.drafts.restricted_head import limit_vocabulary
 from paceline.models.drafts.save import save_draft
 from paceline.native.kernels import losses_and_slopes
 from paceline.records import RunDirectory, read_jsonl
-from paceline.train import align, loop
+from paceline.train import AlignConfig, align, loop
+from paceline.train.align import _load_target
 from paceline.train.checkpoint import TrainingState, has_begun
 from paceline.train.loop import TrainingLoop
 from paceline.train.loss import VocabularySample
-from paceline.train.objectives import token_losses
-from paceline.train.step import StepFigures, Stepper
+from paceline.train.objectives import (
+    JSD,
+    TVD,
+    CrossEntropy,
+    ForwardKL,
+    ReverseKL,
+    UnderRule,
+    token_losses,
+)
+from paceline.train.step import Stepper
+from support.devices import NamedDevices, device_of, halves, spread
 from support.runs import align_config, held_out, losses, write_corpus, write_pair
+
+STEADY = {"kind": "adamw", "warmup_fraction": 0, "schedule": {"kind": "constant"}}
 
 
 def test_a_run_leaves_a_draft_its_figures_and_its_records(folder: Path, tmp_path: Path):
@@ -151,7 +166,6 @@ def test_the_embedding_of_a_token_that_is_also_the_padding_is_trained_where_it_i
     folder = write_pair(tmp_path, pad_token_id=1, tie_word_embeddings=tied)
     rows = [{"prompt_tokens": [5, 1, 6, 7], "completion_tokens": [8, 9]}]
     data = {"train": str(write_corpus(tmp_path / "pairs.jsonl", rows))}
-    steady = {"kind": "adamw", "warmup_fraction": 0, "schedule": {"kind": "constant"}}
     update = Stepper._update
 
     grads: list[torch.Tensor] = []
@@ -161,7 +175,7 @@ def test_the_embedding_of_a_token_that_is_also_the_padding_is_trained_where_it_i
         return update(stepper, rate)
 
     with patch.object(Stepper, "_update", spy):
-        changes = {"data": data, "num_steps": 1, "batch_size": 1, "optimizer": steady}
+        changes = {"data": data, "num_steps": 1, "batch_size": 1, "optimizer": STEADY}
         changes["max_gradient_norm"] = None
         align(align_config(folder, tmp_path / "run", **changes))
     (grad_VD,) = grads
@@ -196,6 +210,10 @@ def test_a_loss_that_is_no_number_names_step_and_last_good_checkpoint(
     config = align_config(folder, tmp_path / "run", checkpoints={"every_steps": 2})
     with pytest.raises(TrainingError, match=r"nan at step 6; .*step-00000004/model;"):
         align(config)
+    text = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1]
+    row = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert row["step"] == 6
+    assert "loss" not in row
 
 
 def test_weights_that_are_no_numbers_are_never_saved(folder: Path, tmp_path: Path):
@@ -277,7 +295,7 @@ def test_bfloat16_autocast_trains_towards_the_same_loss(folder: Path, tmp_path: 
         (
             {"data": {"train": "missing.jsonl"}},
             PromptError,
-            "no file or directory at missing.jsonl",
+            "no file or directory at missing",
         ),
         ({"draft_fraction": 0.0, "fixed_fraction": 0.5, "data": "prompts"}, PromptError, "line 1"),
     ],
@@ -315,18 +333,16 @@ def test_processes_agree_on_clock_schedule_and_stop():
     ids=lambda objective: objective.get("estimator") or objective["rule"]["rule"],
 )
 def test_policy_gradients_and_rules_teach(objective: dict[str, Any], folder: Path, tmp_path: Path):
-    steady = {"learning_rate": 3e-3, "warmup_fraction": 0, "schedule": {"kind": "constant"}}
     changes = {"objective": objective, "num_steps": 40, "mean": "token"}
-    changes["optimizer"] = {"kind": "adamw"} | steady
+    changes["optimizer"] = STEADY | {"learning_rate": 3e-3}
     whole = losses(align(align_config(folder, tmp_path / "run", **changes)))
     assert sum(whole[-8:]) < sum(whole[:8])
 
 
 def test_a_resumed_run_draws_what_it_would_have_drawn(folder: Path, tmp_path: Path):
     """Tokens of the draft, the only draws of an objective."""
-    steady = {"kind": "adamw", "warmup_fraction": 0, "schedule": {"kind": "constant"}}
     objective = {"kind": "tvd_plus_plus", "estimator": "sampled"}
-    changes = {"objective": objective, "optimizer": steady}
+    changes = {"objective": objective, "optimizer": STEADY}
     whole = losses(align(align_config(folder, tmp_path / "whole", num_steps=6, **changes)))
     for num_steps in (3, 6):
         config = align_config(folder, tmp_path / "run", num_steps=num_steps, **changes)
@@ -354,21 +370,151 @@ def test_pretraining_text_makes_up_its_part_of_every_step(folder: Path, tmp_path
         align(align_config(folder, tmp_path / "run", target_rounds=rounds, **changes))
     assert seen == [[True] * 3 + [False]] * 3
     missing = data | {"pretraining": str(tmp_path / "nothing.jsonl")}
-    with pytest.raises(PromptError, match=r"directory at .*nothing\.jsonl"):
+    with pytest.raises(PromptError, match=r"no file or directory at .*nothing\.jsonl"):
         align(align_config(folder, tmp_path / "missing", data=missing))
     assert not has_begun(RunDirectory(tmp_path / "missing")), "it is said before the first step"
     with pytest.raises(ConfigError, match=r"0\.1 of batch_size 4 is 0 rows; wanted at least 1"):
         align_config(folder, tmp_path / "x", data=data | {"pretraining_fraction": 0.1})
 
 
-def test_metrics_of_a_run_that_diverges_are_json(
+config = partial(align_config, Path("pair"), Path("run"))
+
+
+# Table 1 of the paper, by hand: who writes the text, and what is compared.
+@pytest.mark.parametrize(
+    ("recipe", "objective", "fixed", "draft", "target"),
+    [
+        ("supervised_kd", ForwardKL(), 1.0, 0.0, 0.0),
+        ("seq_kd", CrossEntropy(), 0.0, 0.0, 1.0),
+        ("imit_kd", ForwardKL(), 0.5, 0.5, 0.0),
+        ("f_distill", TVD(), 0.0, 0.5, 0.5),
+        ("gkd", ForwardKL(), 0.0, 1.0, 0.0),
+    ],
+)
+def test_each_recipe_is_its_row_of_table_1(
+    recipe: str, objective: object, fixed: float, draft: float, target: float
+):
+    made = config(recipe=recipe)
+    assert made.objective == (objective,)
+    lambda_1, lambda_2 = made.fixed_fraction, made.draft_fraction
+    shares = lambda_1, (1 - lambda_1) * lambda_2, (1 - lambda_1) * (1 - lambda_2)
+    assert shares == (fixed, draft, target)
+
+
+def test_what_is_written_out_wins_over_the_recipe():
+    made = config(recipe="gkd", objective={"kind": "jsd", "beta": 0.1}, fixed_fraction=0.25)
+    assert made.objective == (JSD(beta=0.1),)
+    assert (made.fixed_fraction, made.draft_fraction) == (0.25, 1.0)
+
+
+RULE: dict[str, Any] = {"rule": {"rule": "opt", "alpha": 0.2}, "loss": "forward_kl"}
+
+
+def test_an_objective_can_be_written_short():
+    for value in "reverse_kl", {"kind": "reverse_kl"}, ["reverse_kl"], [{"kind": "reverse_kl"}]:
+        assert config(objective=value).objective == (ReverseKL(),)
+    assert config(objective=RULE).objective == (UnderRule(rule=Opt(0.2), loss="forward_kl"),)
+
+
+def test_a_configuration_survives_yaml_with_overrides(tmp_path: Path):
+    made = config(recipe="imit_kd", objective=["tvd", {"kind": "jsd", "beta": 0.3, "weight": 2}])
+    path = tmp_path / "c.yaml"
+    path.write_text(to_yaml(made))
+    assert load_config(AlignConfig, path) == made
+    changed = load_config(AlignConfig, path, ["optimizer.learning_rate=0.5", "data.train=y.txt"])
+    assert changed.optimizer.learning_rate == 0.5
+    assert changed.data.train.path == "y.txt"
+
+
+LENIENT = {"rule": "lenient", "epsilon": 0.5}
+UNIFORM = {"kind": "tvd_plus_plus", "estimator": "uniform"}
+FEW = {"loss_vocabulary": {"frequent": 8}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"objective": {"kind": "jsd", "beta": 0}}, "use forward_kl or reverse_kl"),
+        ({"objective": []}, "objective"),
+        ({"objective": "kl"}, "forward_kl"),
+        ({"recipe": ["gkd"]}, "recipe"),
+        ({"chunk_tokens": 0}, "chunk_tokens"),
+        ({"chunk_tokens": "many"}, "chunk_tokens"),
+        ({"num_steps": None}, "set num_steps or max_seconds"),
+        (
+            {"batch_size": 6, "gradient_accumulation_steps": 4},
+            "is not a multiple of gradient_accumulation_steps 4",
+        ),
+        ({"evaluation": {"sampling": {"repetition_penalty": 1.2}}}, "repetition_penalty must be 1"),
+        ({"finish": {"objective": []}}, r"finish\.objective"),
+        ({"objective": RULE | {"rule": LENIENT}}, "lenient has no target distribution"),
+        ({"objective": UNIFORM, **FEW}, "needs all tokens"),
+        ({"objective": RULE, **FEW}, "needs all tokens"),
+        ({"finish": {"objective": RULE}, **FEW}, "needs all tokens"),
+        ({"shard": ["target"], "fixed_fraction": 0.5}, "a sharded target cannot generate text"),
+        (
+            {"shard": ["target"], "data": {"train": "x.jsonl", "held_out": "y.jsonl"}},
+            "run trajectory on the checkpoints",
+        ),
+    ],
+)
+def test_a_wrong_setting_is_one_line_that_says_what_to_do(changes: dict[str, Any], complaint: str):
+    with pytest.raises(ConfigError, match=complaint):
+        config(**changes)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:User provided device_type of 'cuda'")
+def test_a_draft_learns_the_same_from_a_spread_target(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    bad = StepFigures(loss=math.nan, gradient_norm=math.inf, num_tokens=4, chunk_tokens=256)
-    monkeypatch.setattr(Stepper, "step", lambda *_: bad)
-    with pytest.raises(TrainingError, match="the loss became nan at step 1"):
-        align(align_config(folder, tmp_path / "run"))
-    text = (tmp_path / "run" / "metrics.jsonl").read_text()
-    row = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    assert (row["step"], row["num_tokens"]) == (1, 4)
-    assert not row.keys() & {"loss", "gradient_norm"}
+    plain = align(align_config(folder, tmp_path / "plain", num_steps=3, **held_out(folder)))
+    targets: list[HfModel] = []
+
+    def load_spread(path: Path, **options: Any) -> HfModel:
+        found = load_model(path, **options)
+        hf = spread(found.hf, halves(found.hf), ("cpu", "cuda:1"))
+        targets.append(wrap_model(hf, found.tokenizer))
+        return targets[-1]
+
+    monkeypatch.setitem(_load_target.__globals__, "load_model", load_spread)
+    with NamedDevices():
+        run = align(align_config(folder, tmp_path / "spread", num_steps=3, **held_out(folder)))
+    (target,) = targets
+    assert {str(device_of(weight)) for weight in target.hf.parameters()} == {"cpu", "cuda:1"}
+    assert losses(run) == pytest.approx(losses(plain), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("device", "world_size", "shard", "chosen"),
+    [
+        ("cuda", 1, [], "auto"),  # the device of accelerate's single process
+        ("cpu", 1, [], "cpu"),
+        ("cuda:1", 2, [], "cuda:1"),
+        ("cuda:1", 2, ["target"], "cpu"),
+    ],
+)
+def test_a_single_process_may_spread_its_target(
+    device: str,
+    world_size: int,
+    shard: list[str],
+    chosen: str,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    model, seen = load_model(folder / "target"), list[str]()
+
+    def load(_path: Path, *, dtype: str, device: str) -> HfModel:
+        assert dtype == "bfloat16"
+        seen.append(device)
+        return model
+
+    monkeypatch.setitem(_load_target.__globals__, "load_model", load)
+    run = SimpleNamespace(
+        accelerator=SimpleNamespace(device=torch.device(device)),
+        shard=SimpleNamespace(world_size=world_size),
+    )
+    config = align_config(folder, tmp_path / "run", shard=shard)
+    assert _load_target(config, cast("Any", run), bfloat16=True) is model
+    assert seen == [chosen]

@@ -66,11 +66,6 @@ def test_weight_decay_falls_on_matrices_only_and_frozen_weights_are_left_out(
     assert sum(len(group["params"]) for group in groups) == 3
 
 
-def test_a_model_of_matrices_alone_has_one_group():
-    optimizer = build_optimizer(AdamW(), nn.Linear(3, 4, bias=False).parameters())
-    assert len(optimizer.param_groups) == 1
-
-
 def by_algorithm_4(
     start: list[list[float]], grads: list[list[list[float]]], rate: float
 ) -> list[list[float]]:
@@ -94,9 +89,11 @@ def by_algorithm_4(
 
 
 @pytest.mark.parametrize("size", [1e-12, 1e-6, 1e-2, 1.0])
-def test_ten_steps_of_adafactor_with_the_floor_of_its_paper_are_algorithm_4(size: float):
+@pytest.mark.parametrize("start", [[[0.5, -0.25, 1.0], [0.1, 0.7, -0.4]], [[0.0] * 3] * 2])
+def test_ten_steps_of_adafactor_with_the_floor_of_its_paper_are_algorithm_4(
+    size: float, start: list[list[float]]
+):
     """Gradients that shrink: later updates are smaller than those of a normalised gradient."""
-    start = [[0.5, -0.25, 1.0], [0.1, 0.7, -0.4]]
     pattern = [[[1.0, -2.0, 0.5], [0.3, 0.0, 4.0]], [[0.2, 0.1, -0.1], [0.05, 0.3, 0.2]]]
     grads = [
         [[size * 0.8**step * value for value in row] for row in pattern[step % 2]]
@@ -147,15 +144,3 @@ def test_the_state_of_adafactor_is_restored():
     second.grad = grads[2].clone()
     three.step()
     assert torch.equal(second, whole)
-
-
-def test_the_step_of_adafactor_is_relative_to_the_size_of_the_weight():
-    # Shazeer and Stern 2018, section 8: alpha = max(1e-3, RMS(weight)) * rate. The first update of
-    # a constant gradient has RMS 1: weights of 5 move by 5 * rate, weights of 0 by 1e-3 * rate.
-    weights = [nn.Parameter(torch.full((2, 3), 5.0)), nn.Parameter(torch.zeros(2, 3))]
-    optimizer = build_optimizer(Adafactor(learning_rate=0.01), weights)
-    for weight in weights:
-        weight.grad = torch.ones_like(weight)
-    optimizer.step()
-    assert weights[0].detach() == pytest.approx(torch.full((2, 3), 5.0 - 0.05), rel=1e-5)
-    assert weights[1].detach() == pytest.approx(torch.full((2, 3), -1e-5), rel=1e-4)

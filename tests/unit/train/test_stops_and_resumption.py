@@ -1,10 +1,12 @@
-"""Runs of alignment that were stopped, or have ended, and are started again."""
+"""What stops a run of training, and runs that were stopped or have ended and are started again."""
 
 import json
 import os
 import shutil
 import signal
+import threading
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -16,15 +18,18 @@ from paceline.errors import ConfigError, PromptError, TrainingError, UsageError
 from paceline.records import read_jsonl
 from paceline.train import align
 from paceline.train.checkpoint import read_state
+from paceline.train.loop import LossGuard, StopRequest
+from paceline.train.step import StepFigures
 from support.runs import align_config, held_out, losses, write_corpus
+
+STEADY: dict[str, Any] = {"kind": "adamw", "learning_rate": 3e-3, "warmup_fraction": 0}
+STEADY["schedule"] = {"kind": "constant"}
 
 
 def test_a_finished_run_is_left_alone_and_a_longer_one_goes_on(folder: Path, tmp_path: Path):
     out = tmp_path / "run"
     align(align_config(folder, out, num_steps=3))
     before = (out / "metrics.jsonl").read_bytes(), (out / "result.json").read_bytes()
-    with pytest.raises(ConfigError, match="already holds a run"):
-        align(align_config(folder, out, num_steps=3))
     align(align_config(folder, out, num_steps=3), resume=True)
     assert ((out / "metrics.jsonl").read_bytes(), (out / "result.json").read_bytes()) == before
     align(align_config(folder, out, num_steps=5), resume=True)
@@ -130,15 +135,8 @@ def test_pretraining_text_goes_on_where_it_was(folder: Path, tmp_path: Path):
     """Through several epochs of it, each with a mark, in a run that is stopped twice."""
     texts = [{"text": f"{word} " * 9} for word in ("the cat", "a hat", "one pan", "no inn")]
     known = write_corpus(tmp_path / "known.jsonl", texts)
-    steady = {"kind": "adamw", "learning_rate": 3e-3, "warmup_fraction": 0}
-    changes = {
-        "data": {
-            "train": str(folder / "corpus.jsonl"),
-            "pretraining": str(known),
-            "pretraining_fraction": 0.5,
-        },
-        "optimizer": steady | {"schedule": {"kind": "constant"}},
-    }
+    data = {"train": str(folder / "corpus.jsonl"), "pretraining": str(known)}
+    changes = {"data": data | {"pretraining_fraction": 0.5}, "optimizer": STEADY}
     whole = align(align_config(folder, tmp_path / "whole", num_steps=14, **changes))
     for num_steps in (5, 11, 14):
         run = align(
@@ -186,9 +184,7 @@ def test_a_run_that_goes_on_on_another_day_writes_the_date_of_its_beginning(
     write_corpus(pair / "corpus.jsonl", [{"messages": said}] * 4)
 
     def run(name: str, day: str, num_steps: int = 4) -> list[float]:
-        steady = {"kind": "adamw", "learning_rate": 3e-3, "warmup_fraction": 0}
-        steady |= {"schedule": {"kind": "constant"}}
-        changes = {"num_steps": num_steps, "max_prompt_tokens": 30, "optimizer": steady}
+        changes = {"num_steps": num_steps, "max_prompt_tokens": 30, "optimizer": STEADY}
         config = align_config(pair, tmp_path / name, **changes)
         with begin({"environment": {"began": day}}):
             return losses(align(config, resume=True))
@@ -228,3 +224,108 @@ def test_a_run_that_is_resumed_knows_which_objective_its_recent_losses_are_of(
     assert (
         losses(align(align_config(folder, whole, num_steps=50, **changes), resume=True)) == before
     )
+
+
+SAVED = Path("runs/x/checkpoints/step-00000040")
+
+
+def figures(loss: float = 1.0, norm: float = 1.0) -> StepFigures:
+    return StepFigures(loss=loss, gradient_norm=norm, num_tokens=1, chunk_tokens=256)
+
+
+def settled() -> LossGuard:
+    return LossGuard(10.0, [1.0] * 30)
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_stops_at_once_and_names_step_and_checkpoint(loss: float):
+    said = f"became {loss} at step 41; .* {SAVED}/model; restart from it"
+    with pytest.raises(TrainingError, match=said):
+        settled().check(41, figures(loss), SAVED)
+    with pytest.raises(TrainingError, match="no checkpoint was saved yet"):
+        settled().check(1, figures(loss), None)
+
+
+def test_an_explosion_is_three_steps_above_ten_times_the_median():
+    guard = settled()
+    guard.check(1, figures(10.5), SAVED)
+    assert not guard.calm
+    guard.check(2, figures(1e6), SAVED)
+    with pytest.raises(TrainingError, match="exploded: 11 at step 3, median 1"):
+        guard.check(3, figures(11.0), SAVED)
+
+
+def test_one_strange_batch_is_no_explosion():
+    guard = settled()
+    for step in range(20):
+        guard.check(step, figures(50.0 if step % 3 == 2 else 1.0), SAVED)
+
+
+def test_a_young_run_may_do_what_it_likes():
+    guard = LossGuard(10.0)
+    for step, loss in enumerate([1.0, 100.0, 100.0, 100.0, 100.0]):
+        guard.check(step, figures(loss), None)
+    assert guard.calm
+
+
+def test_the_median_moves_with_the_run():
+    guard = LossGuard(2.0)
+    for step in range(300):
+        guard.check(step, figures(1.01**step), SAVED)
+
+
+@pytest.mark.parametrize("median", [-1e-9, 0.0, 1e-7])
+def test_a_loss_near_zero_does_not_explode_by_rounding(median: float):
+    guard = LossGuard(10.0, [median] * 30)
+    for step in range(20):
+        guard.check(step, figures(2e-6), SAVED)
+        assert guard.calm
+    for step in (21, 22):
+        guard.check(step, figures(0.5), SAVED)
+    with pytest.raises(TrainingError, match=r"exploded: 0\.5 at step 23"):
+        guard.check(23, figures(0.5), SAVED)
+
+
+@pytest.mark.parametrize(("usual", "above"), [(100.0, 1001.0), (0.01, 0.2)])
+def test_a_loss_of_another_objective_is_compared_with_losses_of_its_own(usual: float, above: float):
+    guard = settled()
+    for step in range(1, 31):  # a hundred times the first objective's, or its hundredth
+        guard.check(step, figures(usual), SAVED, phase=1)
+    assert guard.calm
+    assert (guard.phase, list(guard.recent)) == (1, [usual] * 30)
+    for step in (31, 32):
+        guard.check(step, figures(above), SAVED, phase=1)
+    with pytest.raises(TrainingError, match=f"exploded: {above:g} at step 33, median {usual:g}"):
+        guard.check(33, figures(above), SAVED, phase=1)
+
+
+def test_a_gradient_that_is_no_number_three_times_in_a_row_ends_the_run():
+    guard = settled()
+    for norms in ([float("nan"), float("inf"), 1.0], [float("inf")] * 2):
+        for norm in norms:
+            guard.check(1, figures(norm=norm), SAVED)
+    with pytest.raises(TrainingError, match="gradient was not finite in 3 steps, up to step 9"):
+        guard.check(9, figures(norm=float("nan")), SAVED)
+
+
+def test_ctrl_c_is_a_wish_and_the_second_one_an_order():
+    before = signal.getsignal(signal.SIGINT)
+    with StopRequest() as request:
+        signal.raise_signal(signal.SIGINT)
+        assert request.asked
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_outside_the_main_thread_signals_are_left_alone():
+    seen: list[bool] = []
+
+    def work() -> None:
+        with StopRequest() as request:
+            seen.append(request.asked)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [False]

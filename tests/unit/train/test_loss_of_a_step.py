@@ -1,4 +1,4 @@
-"""The number of tokens per chunk follows the memory of a GPU, which the tests only pretend."""
+"""The loss of a step: chunks that fit the memory of a GPU, here a pretended one, and its order."""
 
 import weakref
 from types import SimpleNamespace
@@ -10,12 +10,12 @@ from pydantic import TypeAdapter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from paceline.config import validate
+from paceline.core.divergences import token_weights
 from paceline.core.fused import Head, chunked_loss
-from paceline.errors import ConfigError
-from paceline.train import AlignConfig
-from paceline.train.loss import ChunkLoss, TargetScores, chunk_size
-from paceline.train.objectives import Objective, policies_of, uniforms_of_terms
+from paceline.data.collate import TokenRow, collate
+from paceline.train.loss import ChunkLoss, DraftLoss, StepPlan, TargetScores, chunk_size
+from paceline.train.objectives import ForwardKL, Objective, policies_of, uniforms_of_terms
+from support.models import tiny_model
 
 GIB = 2**30
 VOCABULARY = 128_256
@@ -28,6 +28,8 @@ def chosen(configured: Any = "auto", device: str = "cuda", entries: int = VOCABU
 def test_much_memory_gives_the_largest_chunk_and_little_the_smallest(
     monkeypatch: pytest.MonkeyPatch,
 ):
+    assert chosen(1000) == 1000
+    assert chosen(device="cpu") == 256
     gpu = SimpleNamespace(free=100 * GIB, reserved=0, allocated=0)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (gpu.free, 141 * GIB))
     monkeypatch.setattr("torch.cuda.memory_reserved", lambda _: gpu.reserved)
@@ -41,21 +43,6 @@ def test_much_memory_gives_the_largest_chunk_and_little_the_smallest(
     assert chosen(entries=2 * VOCABULARY) == 1280
     gpu.free, gpu.reserved, gpu.allocated = 10 * GIB, 30 * GIB, 10 * GIB
     assert chosen() == 2560, "what PyTorch's cache holds is free"
-
-
-def test_a_number_and_a_cpu_ask_no_device():
-    assert chosen(1000) == 1000
-    assert chosen(device="cpu") == 256
-
-
-def test_the_setting_is_a_number_or_auto():
-    given: dict[str, Any] = {"target": "t", "draft": "d", "output": "o", "num_steps": 1}
-    given["data"] = {"train": "x"}
-    assert validate(AlignConfig, given).chunk_tokens == "auto"
-    assert validate(AlignConfig, given | {"chunk_tokens": 64}).chunk_tokens == 64
-    for wrong in (0, "many"):
-        with pytest.raises(ConfigError, match="chunk_tokens"):
-            validate(AlignConfig, given | {"chunk_tokens": wrong})
 
 
 class Peak(TorchDispatchMode):
@@ -128,3 +115,46 @@ def test_no_term_needs_more_memory_than_it_is_given(name: str, bfloat16: bool):
     found = bytes_per_entry(terms, bfloat16=bfloat16)
     least = {"token_v3": 44, "jsd": 36, "forward_kl": 20}.get(name, 12)
     assert least < found <= 48.5 * len(terms)  # and the gradient of the head
+
+
+class Events(TorchDispatchMode):
+    """Notes operations whose result has a size that the device alone knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = func.overloadpacket.__name__
+        masks = named == "index" and any(
+            index is not None and index.dtype == torch.bool for index in args[1]
+        )
+        if masks or named in {"nonzero", "masked_select", "_local_scalar_dense"}:
+            self.seen.append("waits")
+        return func(*args, **(kwargs or {}))
+
+
+def test_states_are_fetched_before_anything_waits_for_the_drafts_pass():
+    target, draft = tiny_model(), tiny_model(seed=1)
+    batch = collate([TokenRow([5, 6, 7, 8, 9], 2), TokenRow([40, 41, 42], 1)])
+    with torch.no_grad():
+        hidden_ND = target.hidden(batch)[batch.mask_BT]
+    weights_BT = token_weights(batch.mask_BT, mean="token", total=batch.mask_BT.sum())
+    sizes: dict[str, Any] = {"vocab_size": 61, "bfloat16": False}
+    loss = DraftLoss(draft, target, 3, **sizes, add_up=lambda x: x)
+    events = Events()
+    hook = draft.hf.base_model.layers[-1].register_forward_hook(
+        lambda *_: events.seen.append("pass")
+    )
+
+    def scored() -> tuple[torch.Tensor, None]:
+        events.seen.append("states")
+        return hidden_ND, None
+
+    plan = StepPlan([ForwardKL()])
+    with events:
+        loss(batch, weights_BT, scored, plan, [None])
+    hook.remove()
+    before = events.seen[: events.seen.index("states")]
+    assert before[-1] == "pass"
+    assert "waits" in before
